@@ -24,8 +24,7 @@ from featurestore.errors import (
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import TIMESTAMP
 from featurestore.testing.relation_conformance import SumAndCount, numbered
-from featurestore_connectors.duckdb_delta import DuckDBEngine
-from featurestore_connectors.duckdb_delta.shards import write_shards
+from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
 
 
 @pytest.fixture
@@ -303,9 +302,13 @@ def test_larger_than_memory_works_by_spilling(tmp_path: Path) -> None:
 # -- shards -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("held", [0, 1 << 30])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_failing_shard_ends_the_others_without_a_whole_result(engine: DuckDBEngine, threads: int) -> None:
-    native = engine.database.connection.sql("select range as id, (range % 4)::int as shard from range(2000000)")
+def test_a_failing_shard_ends_the_others_without_a_whole_result(
+    engine: DuckDBEngine, threads: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_HELD_BYTES", held)
+    native = engine.database.connection.sql("select range as id, (range % 40)::int as shard from range(2000000)")
     finished: list[int] = []
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> int:
@@ -317,8 +320,8 @@ def test_a_failing_shard_ends_the_others_without_a_whole_result(engine: DuckDBEn
 
     relation = adopted(engine, native)
     with pytest.raises(ValueError, match="cursed"):
-        write_shards(engine.database, relation, shard="shard", order=["id"], write=write, threads=threads)
-    assert 3 not in finished
+        shards.write_shards(engine.database, relation, shard="shard", order=["id"], write=write, threads=threads)
+    assert 39 not in finished
 
 
 def test_a_failing_source_leaves_no_whole_shard(engine: DuckDBEngine) -> None:

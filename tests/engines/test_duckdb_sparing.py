@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import EngineError
-from featurestore_connectors.duckdb_delta import DuckDBEngine
+from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
 from featurestore_connectors.duckdb_delta.connection import Database
 
 GIB = 1 << 30
@@ -39,7 +39,8 @@ def test_a_limit_that_the_user_chose_stays() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_shards_are_sorted_with_little_memory(threads: int) -> None:
+def test_more_rows_than_are_held_are_sorted_with_little_memory(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_HELD_BYTES", 0)
     engine = DuckDBEngine(threads=threads)
     rows = pa.table({"shard": pa.array([1, 0] * 500, pa.int32()), "n": range(1000)})
     given = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))

@@ -59,7 +59,7 @@ class Database:
         config.setdefault(
             "temp_directory", os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}")
         )
-        self._limit_is_chosen = "memory_limit" in config
+        self.limit_is_chosen = "memory_limit" in config
         self._sparing = 0
         self._sparing_lock = threading.Lock()
         try:
@@ -78,7 +78,7 @@ class Database:
     @contextlib.contextmanager
     def sparing(self, limit: int) -> Iterator[None]:
         """Keep DuckDB below so many bytes while the block runs, unless the user chose a limit; it spills sooner."""
-        if self._limit_is_chosen:
+        if self.limit_is_chosen:
             yield
             return
         with self._sparing_lock:

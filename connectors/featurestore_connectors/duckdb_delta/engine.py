@@ -104,7 +104,7 @@ class DuckDBEngine:
         source = streams.MappedStream(self.database, relation, function, schema)
         with building():
             native = self.database.connection.from_arrow(source)
-        return relations.relation(native, schema, single_use=relation.single_use)
+        return streams.MappedRelation(relations.ENGINE, native, schema, relation.single_use, source)
 
     def aggregate(self, relation: Relation, fold: Fold[State]) -> State:
         return streams.aggregate(self.database, relation, fold, threads=int(getattr(fold, "threads", 1)))

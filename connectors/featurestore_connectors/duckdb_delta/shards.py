@@ -1,25 +1,31 @@
-"""Shards of a training dataset: one sort, then each shard's rows to its writer, two writers at a time."""
+"""Shards of a training dataset: each shard's rows in order to its writer, as many writers at a time as threads.
+
+Rows that fit in memory are sorted shard by shard. More of them DuckDB sorts, which spills.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.engines import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.connection import Database, building
-from featurestore_connectors.duckdb_delta.relations import check_columns, relation
-from featurestore_connectors.duckdb_delta.streams import stream
+from featurestore_connectors.duckdb_delta.held import HeldShards, pieces
+from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow, relation
+from featurestore_connectors.duckdb_delta.streams import batches_of, stream
 
 Result = TypeVar("Result")
 
+# What may be sorted here: each writer holds a shard of it once more.
+_HELD_BYTES = 512 << 20
 # What may wait for writers, over all shards: the reader pauses beyond it.
 _WAITING_BYTES = 256 << 20
 # What the sort may take: more makes it hardly faster, and the process is the user's.
@@ -38,6 +44,51 @@ def write_shards(
 ) -> list[Result]:
     """Call ``write`` for each shard with its rows in order; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
+    whole = all(pat.is_integer(rows.schema.field(name).type) for name in order)
+    if database.limit_is_chosen or not whole:
+        return _sorted_by_duckdb(database, rows, shard=shard, order=order, write=write, threads=threads)
+    held = HeldShards(shard=shard, order=order)
+    batches = batches_of(database, rows)
+    for batch in batches:
+        held.add(batch)
+        if held.size > _HELD_BYTES:
+            all_rows = pa.RecordBatchReader.from_batches(rows.schema, chain(held.drain(), batches))
+            rows = from_arrow(database, all_rows)
+            return _sorted_by_duckdb(database, rows, shard=shard, order=order, write=write, threads=threads)
+    return _held(held, write, threads)
+
+
+def _held(held: HeldShards, write: ShardFunction[Result], threads: int) -> list[Result]:
+    stopped = threading.Event()
+
+    def run(number: int) -> Result:
+        if stopped.is_set():
+            raise _StoppedError
+        try:
+            return write(number, iter([held.take(number)]))
+        except BaseException:
+            stopped.set()
+            raise
+
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
+        try:
+            results = [pool.submit(run, number) for number in held.numbers()]
+            wait(results)
+        except BaseException:
+            stopped.set()
+            raise
+    return _results_of(results)
+
+
+def _sorted_by_duckdb(
+    database: Database,
+    rows: Relation,
+    *,
+    shard: str,
+    order: Sequence[str],
+    write: ShardFunction[Result],
+    threads: int,
+) -> list[Result]:
     with building():
         ordered = rows.native.order(", ".join(f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)))
     batches = stream(database, relation(ordered, rows.schema))
@@ -48,12 +99,8 @@ def write_shards(
 
 
 def _pieces(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut batches where the shard changes."""
     for batch in batches:
-        numbers = np.asarray(batch.column(batch.schema.get_field_index(shard)))
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-        for start, end in pairwise(cuts):
-            yield int(numbers[start]), batch.slice(start, end - start)
+        yield from pieces(batch, shard)
 
 
 def _one_after_another(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
@@ -82,7 +129,7 @@ def _one_after_another(batches: pa.RecordBatchReader, shard: str) -> Iterator[tu
 
 
 class _StoppedError(Exception):
-    """Another shard failed, or the rows did; so that no writer takes what it has for a whole shard."""
+    """Another shard failed, or the rows did: no writer begins, or takes what it has for a whole shard."""
 
 
 class _Waiting:
@@ -157,8 +204,12 @@ def _beside_each_other(
         except BaseException:
             waiting.stop()
             raise
-    errors = [error for error in (result.exception() for result in results) if error is not None]
+    return _results_of(results)
+
+
+def _results_of(written: Sequence[Future[Result]]) -> list[Result]:
+    errors = [error for error in (each.exception() for each in written) if error is not None]
     for error in errors:
         if not isinstance(error, _StoppedError):
             raise error
-    return [result.result() for result in results]
+    return [each.result() for each in written]

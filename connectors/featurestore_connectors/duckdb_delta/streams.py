@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from queue import Queue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -45,12 +46,27 @@ class MappedStream:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return a new stream of the function's results."""
-        batches = failures.guarded(self._results())
+        batches = failures.guarded(self.batches())
         return pa.RecordBatchReader.from_batches(self.schema, batches).__arrow_c_stream__()
 
-    def _results(self) -> Iterator[pa.RecordBatch]:
-        for batch in _batches(self._database, self._relation):
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the function's results."""
+        for batch in batches_of(self._database, self._relation):
             yield cast_batch(self._function(batch), self.schema)
+
+
+@dataclass(frozen=True)
+class MappedRelation(Relation):
+    """What a function makes of the batches of a relation; who wants batches again need not send them through DuckDB."""
+
+    source: MappedStream | None = None
+
+
+def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a relation as batches of its feature types."""
+    if isinstance(relation, MappedRelation) and relation.source is not None:
+        return relation.source.batches()
+    return _batches(database, relation)
 
 
 def aggregate(database: Database, relation: Relation, fold: Fold[State], *, threads: int) -> State:
@@ -59,7 +75,7 @@ def aggregate(database: Database, relation: Relation, fold: Fold[State], *, thre
     With two threads or more each has a state of its own. Which batch goes where depends on nothing but
     its number, so that sums of floats come out the same every time.
     """
-    batches = _batches(database, relation)
+    batches = batches_of(database, relation)
     if threads <= 1:
         state = fold.start()
         for batch in batches:

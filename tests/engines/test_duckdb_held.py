@@ -1,0 +1,66 @@
+"""Rows of shards that fit in memory are sorted there, others by DuckDB: the writers see the same rows in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
+
+ROWS = 20_000
+
+
+def table() -> pa.Table:
+    random = np.random.default_rng(7)
+    word = pa.array([None if each % 11 == 0 else f"w{each}" for each in range(ROWS)])
+    return pa.table(
+        {
+            "shard": pa.array(random.choice([0, 3, 70_000], ROWS), pa.int32()),
+            "first": pa.array(random.integers(-9, 9, ROWS), mask=random.random(ROWS) < 0.1),
+            "second": pa.array(random.permutation(ROWS)),
+            "word": word,
+            "list": pa.FixedSizeListArray.from_arrays(pa.array(random.random(3 * ROWS)), 3),
+            "struct": pa.StructArray.from_arrays([word, pa.array(np.arange(ROWS))], ["w", "n"]),
+        }
+    )
+
+
+def collect(number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Table]:
+    return number, pa.Table.from_batches(list(batches)).combine_chunks()
+
+
+@pytest.mark.parametrize("order", [["second"], ["first", "second"]])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_writers_see_the_same_rows_whether_they_are_held_or_sorted_by_duckdb(
+    order: list[str], mapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    # All are held; some are, until there are too many; the user's limit is DuckDB's to keep.
+    for held, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
+        monkeypatch.setattr(shards, "_HELD_BYTES", held)
+        engine = DuckDBEngine(threads=2, memory_limit=limit)
+        rows = table()
+        given = engine.from_arrow(rows.to_reader(max_chunksize=3000))
+        if mapped:
+            given = engine.map_batches(given, lambda batch: batch, schema=rows.schema)
+        found.append(engine.write_shards(given, shard="shard", order=order, write=collect))
+        engine.close()
+    assert [number for number, _ in found[0]] == [0, 3, 70_000]
+    assert sum(part.num_rows for _, part in found[0]) == ROWS
+    for number, part in found[0]:
+        mine = table().filter(pa.array(np.asarray(table()["shard"]) == number))
+        expected = sorted(mine.to_pylist(), key=lambda row: [(row[name] is not None, row[name] or 0) for name in order])
+        assert part.to_pylist() == expected
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_held_rows_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_sorted_by_duckdb", None)
+    engine = DuckDBEngine()
+    given = engine.map_batches(engine.from_arrow(table().to_reader()), lambda batch: batch, schema=table().schema)
+    assert len(engine.write_shards(given, shard="shard", order=["second"], write=collect)) == 3
+    engine.close()

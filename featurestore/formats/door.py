@@ -104,6 +104,25 @@ class ShardReader(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Plane:
+    """One row of an array: the numbers of a column, or which records have one."""
+
+    column: str
+    presence: bool = False
+
+
+class PlaneReader(Protocol):
+    """Writes columns of records into the rows of arrays."""
+
+    def __call__(self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0) -> None:
+        """Write columns of records (n, record_bytes) into ``array[row, start : start + n]``, one array for each group.
+
+        The arrays are contiguous.
+        """
+        ...
+
+
 class RecordAccess(Protocol):
     """Random access to records of one fixed width: the fastest way into a shard."""
 
@@ -117,16 +136,32 @@ class RecordAccess(Protocol):
         ...
 
     def decode(
-        self, records: npt.NDArray[Any], columns: Sequence[str], *, out: Mapping[str, npt.NDArray[Any]] | None = None
+        self, records: npt.NDArray[Any], columns: Sequence[str]
     ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Return ``{column: (values, present)}`` for records of shape (n, record_bytes); present is None without nulls.
 
         Values have the shape (n, *shape of the column). Booleans, integers and floats have the feature's own numpy
         type; dates are int64 days and timestamps int64 microseconds since 1970 in UTC; strings, binaries and decimals
         (their text) are object arrays of bytes. Where a value is absent stand zeros or empty bytes.
+        """
+        ...
 
-        ``out`` may give arrays of shape (n,) and the right type for columns that hold one number a row: their values
-        are written there, and these arrays returned.
+    def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
+        """Return which records have a value of a column, None for columns without nulls."""
+        ...
+
+    def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
+        """Return strings, binaries or decimals as numpy's bytes of one width, ``S``; empty where there is no value.
+
+        None where they cannot be held so: numpy drops zeros at the end.
+        """
+        ...
+
+    def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
+        """Return what writes columns of one number a record into arrays, as fast as the layout allows.
+
+        A group is the rows of one array: columns of one numpy type (that of ``decode``), presence in arrays of
+        booleans; rows of None are left alone.
         """
         ...
 

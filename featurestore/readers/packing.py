@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from featurestore.formats import Plane
 from featurestore.readers.blocks import Arrays
-from featurestore.readers.memory import Memory
 from featurestore.readers.selection import PRESENT, SAMPLE_WEIGHT, SelectedColumn
 
 
@@ -60,15 +60,22 @@ class Packing:
         together = {name for names in self.groups.values() for name in names}
         return [name for name in self.outputs if name not in together]
 
-    def allocate(self, rows: int, memory: Memory) -> tuple[list[npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
-        """Return one array for each group, and each output's part of them, of shape (rows,)."""
-        arrays = [memory.borrow((len(names), rows), dtype, purpose=dtype) for dtype, names in self.groups.items()]
-        parts = {
-            name: part
-            for array, names in zip(arrays, self.groups.values(), strict=True)
-            for name, part in zip(names, array, strict=True)
+    @cached_property
+    def planes(self) -> list[list[Plane | None]]:
+        """What is read from files into the rows of the groups' arrays; weights are not."""
+        values = {column.name: Plane(column.name) for column in self.columns}
+        presence = {
+            column.name + PRESENT: Plane(column.name, presence=True) for column in self.columns if column.masked
         }
-        return arrays, parts
+        return [[(presence | values).get(name) for name in names] for names in self.groups.values()]
+
+    def parts(self, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
+        """Return the outputs that the rows of the groups' arrays are."""
+        return {
+            name: row
+            for names, array in zip(self.groups.values(), arrays, strict=True)
+            for name, row in zip(names, array, strict=True)
+        }
 
     def crossing(self, packed: list[npt.NDArray[Any]], rest: Arrays) -> list[npt.NDArray[Any]]:
         """Return what crosses: groups as (columns, steps, batch), then the other outputs as (steps, batch, ...)."""

@@ -1,8 +1,12 @@
-"""Layouts with records of fixed width: rows are gathered from memory maps in any order and decoded together."""
+"""Layouts with records of fixed width: rows are gathered from memory maps in any order and decoded together.
+
+Numbers go straight into the rows of a few arrays, one for each type, some megabytes of records at a time.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -10,15 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.formats import RecordAccess
-from featurestore.readers.blocks import Arrays, Share, Stretch, finish, named
+from featurestore.formats import PlaneReader, RecordAccess
+from featurestore.readers.blocks import Arrays, Share, Stretch, finish
 from featurestore.readers.memory import Memory
 from featurestore.readers.order import PADDING, Rows
 from featurestore.readers.packing import Packing
-from featurestore.readers.selection import PRESENT, SAMPLE_WEIGHT, SelectedColumn
+from featurestore.readers.selection import SAMPLE_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
 
 _WINDOWS_KEPT = 3
+# Records gathered at once: enough to go through the shards one by one, few enough for a core's cache.
+_GATHERED_BYTES = 4 * 1024 * 1024
+_GATHERED_ROWS = 2048
+
+Records = npt.NDArray[np.uint8]
+ReadAlone = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
 
 
 @dataclass
@@ -31,58 +41,96 @@ class RecordBlocks:
     _windows: OrderedDict[tuple[int, int, int, int], Rows] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
     _memory: Memory = field(default_factory=Memory)
+    _plane_readers: dict[bool, PlaneReader] = field(default_factory=dict)
 
     def read(self, stretch: Stretch) -> Arrays:
         """Return the columns as (steps * batch, ...)."""
-        records, padding = self._records(stretch)
-        decoded = self.access.decode(records, [column.name for column in self.columns])
-        result = named(self.columns, {column.name: finish(column, decoded[column.name]) for column in self.columns})
-        if padding is not None:
-            result = {name: _cleared(array, padding) for name, array in result.items()}
-        if stretch.weighted:
-            result[SAMPLE_WEIGHT] = _cleared(np.ones(len(records), dtype=np.float32), padding)
-        return result
+        batch = stretch.share.epoch.order.worker_batch(stretch.share.workers)
+        packing = Packing(self.columns, stretch.weighted, batch)
+        arrays, alone = self._read(stretch, packing, self._decoded)
+        found = packing.parts(arrays) | alone
+        return {name: found[name] for name in packing.outputs}
 
     def read_packed(self, stretch: Stretch, packing: Packing) -> list[npt.NDArray[Any]]:
-        """Return the same as the arrays of a packing."""
-        records, padding = self._records(stretch)
-        packed, parts = packing.allocate(len(records), self._memory)
-        decoded = self.access.decode(records, [column.name for column in self.columns], out=parts)
-        rest: Arrays = {}
-        for column in self.columns:
-            values, present = finish(column, decoded[column.name], in_place=column.name in parts)
-            if column.name not in parts:
-                rest[column.name] = _cleared(values, padding)
-            if column.masked:
-                parts[column.name + PRESENT][:] = True if present is None else present
-        if packing.weighted:
-            parts[SAMPLE_WEIGHT][:] = 1
-        if padding is not None:
-            for part in parts.values():
-                part[padding] = 0
-        return packing.crossing(packed, rest)
+        """Return the same as the arrays of a packing; texts of one width where that tells all of them apart."""
+        return packing.crossing(*self._read(stretch, packing, self._padded))
 
-    def _records(self, stretch: Stretch) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_] | None]:
-        """Return the records and which rows are padding (None: no row is); padding holds some record."""
+    def _read(self, stretch: Stretch, packing: Packing, read_alone: ReadAlone) -> tuple[list[npt.NDArray[Any]], Arrays]:
+        """Return the arrays of the groups of a packing, of shape (outputs, rows), and the other outputs."""
         if not stretch.share.epoch.order.shuffle:
-            return self._in_canonical_order(stretch)
+            parts = self.files.slices(*stretch.canonical_ranges())
+            real = slice(0, sum(len(part) for part in parts))  # padding stands at the end of the last step
+            return self._decode(parts, real, packing, read_alone, rows=_rows(stretch))
+        # Rows are read in the order in which they lie in the files, and put in their own order when they are small.
         places = self._places(stretch)
-        padding = places == PADDING
-        shape = len(places), self.access.record_bytes
-        records = self._memory.borrow(shape, np.dtype(np.uint8), purpose="records")
-        self.files.records(np.maximum(places, 0), out=records)
-        return records, padding if padding.any() else None
+        order = np.argsort(places)
+        padded = int(np.searchsorted(places[order], PADDING, side="right"))
+        records = self._gathered(places[order[padded:]])
+        found, alone = self._decode(records, slice(padded, len(places)), packing, read_alone, rows=len(places))
+        wanted = np.empty_like(order)
+        wanted[order] = np.arange(len(order))
+        arrays = self._borrow(packing, len(places))
+        for array, target in zip(found, arrays, strict=True):
+            np.take(array, wanted, axis=1, out=target, mode="clip")
+        return arrays, {name: values[wanted] for name, values in alone.items()}
 
-    def _in_canonical_order(self, stretch: Stretch) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_] | None]:
-        count = stretch.steps * stretch.share.epoch.order.worker_batch(stretch.share.workers)
-        parts = self.files.slices(*stretch.canonical_ranges())
-        real = sum(len(part) for part in parts)
-        if real == count:
-            return parts[0] if len(parts) == 1 else np.concatenate(parts), None
-        # Padding stands at the end of the last step, which is the last part.
-        filler = self.files.slices(np.array([0]), np.array([1]))[0]
-        records = np.concatenate([*parts, np.repeat(filler, count - real, axis=0)])
-        return records, np.arange(count) >= real
+    def _decode(
+        self, pieces: Iterable[Records], real: slice, packing: Packing, read_alone: ReadAlone, *, rows: int
+    ) -> tuple[list[npt.NDArray[Any]], Arrays]:
+        """Return what records hold in the rows ``real``, padding in the others."""
+        arrays = self._borrow(packing, rows)
+        numbers = packing.parts(arrays)
+        if packing.weighted:
+            numbers[SAMPLE_WEIGHT][:] = 1
+        alone: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in packing.alone}
+        read_planes, start = self._plane_reader(packing), real.start
+        for records in pieces:
+            here = slice(start, start + len(records))
+            read_planes(records, arrays, start)
+            for column in self.columns:
+                if column.name in alone:
+                    alone[column.name].append(read_alone(records, column))
+                elif not column.masked:
+                    # Filled in place; nulls that the manifest knows nothing of are refused.
+                    present = self.access.present(records, column.name)
+                    finish(column, (numbers[column.name][here], present), in_place=True)
+            start = here.stop
+        for array in arrays:
+            array[:, : real.start] = 0
+            array[:, real.stop :] = 0
+        columns = {column.name: column for column in self.columns}
+        return arrays, {name: _joined(parts, columns[name], real, rows=rows) for name, parts in alone.items()}
+
+    def _borrow(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
+        return [self._memory.borrow((len(names), rows), kind, purpose=kind) for kind, names in packing.groups.items()]
+
+    def _decoded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
+        """Return a column that holds more than a number."""
+        return finish(column, self.access.decode(records, [column.name])[column.name])[0]
+
+    def _padded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
+        """Return the same; of texts numpy's bytes, which cross at half the cost of objects."""
+        if column.dtype == object and not column.shape and column.fill is None:
+            texts = self.access.padded_texts(records, column.name)
+            if texts is not None:
+                return finish(column, (texts, self.access.present(records, column.name)))[0]
+        return self._decoded(records, column)
+
+    def _plane_reader(self, packing: Packing) -> PlaneReader:
+        known = self._plane_readers.get(packing.weighted)
+        if known is None:
+            known = self._plane_readers[packing.weighted] = self.access.plane_reader(packing.planes)
+        return known
+
+    def _gathered(self, places: Rows) -> Iterator[Records]:
+        """Yield the records at places; those that come overwrite those that went."""
+        step = max(_GATHERED_ROWS, _GATHERED_BYTES // self.access.record_bytes)
+        shape = min(step, len(places)), self.access.record_bytes
+        records = self._memory.borrow(shape, np.dtype(np.uint8), purpose="records")
+        for start in range(0, len(places), step):
+            some = places[start : start + step]
+            self.files.records(some, out=records[: len(some)])
+            yield records[: len(some)]
 
     def _places(self, stretch: Stretch) -> Rows:
         """Return the places of the rows of a stretch in reading order."""
@@ -121,9 +169,18 @@ class RecordBlocks:
         return result
 
 
-def _cleared(array: npt.NDArray[Any], padding: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
-    if padding is None:
-        return array
-    cleared = array.copy()
-    cleared[padding] = b"" if array.dtype == object else array.dtype.type(0)
-    return cleared
+def _rows(stretch: Stretch) -> int:
+    return stretch.steps * stretch.share.epoch.order.worker_batch(stretch.share.workers)
+
+
+def _joined(parts: list[npt.NDArray[Any]], column: SelectedColumn, real: slice, *, rows: int) -> npt.NDArray[Any]:
+    """Return parts as one array: of objects, if any of them is; zeros or empty texts are in the rows of padding."""
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part.astype(object) for part in parts]
+    if real == slice(0, rows):
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    kind = parts[0].dtype if parts else column.dtype
+    result = np.full((rows, *column.shape), b"" if kind.kind in "OS" else 0, dtype=kind)
+    if parts:
+        result[real] = np.concatenate(parts)
+    return result

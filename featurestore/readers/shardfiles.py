@@ -54,24 +54,14 @@ class ShardFiles:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def records(self, places: Rows, *, out: npt.NDArray[np.uint8]) -> None:
-        """Copy the records at places into ``out``, (n, record bytes)."""
-        shards = places >> PLACE_BITS
-        offsets = places & ((1 << PLACE_BITS) - 1)
-        if len(self.split.shards) < 2**16:
-            shards = shards.astype(np.uint16)  # sorted by radix
-        order = np.argsort(shards, kind="stable")
-        grouped = shards[order]
-        edges = [0, *(np.flatnonzero(grouped[1:] != grouped[:-1]) + 1).tolist(), len(order)]
-        # Records move as items of their width and through one buffer: new memory for each shard costs as much as they.
-        item = f"V{out.shape[1]}"
-        buffer = np.empty((max(end - begin for begin, end in pairwise(edges)), out.shape[1]), dtype=np.uint8)
+        """Copy the records at ascending places into ``out``, (n, record bytes)."""
+        shards, offsets = places >> PLACE_BITS, places & ((1 << PLACE_BITS) - 1)
+        edges = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), len(places)]
         for begin, end in pairwise(edges):
             if begin < end:
-                mine = order[begin:end]
-                some = buffer[: end - begin]
-                # "clip" writes into the buffer at once; no place is beyond its shard, whose rows were counted.
-                np.take(self._map(int(grouped[begin])), offsets[mine], axis=0, out=some, mode="clip")
-                out.view(item)[mine, 0] = some.view(item)[:, 0]
+                # "clip" writes into ``out`` at once; no place is beyond its shard, whose rows were counted.
+                mine = offsets[begin:end]
+                np.take(self._map(int(shards[begin])), mine, axis=0, out=out[begin:end], mode="clip")
 
     def slices(self, starts: Rows, stops: Rows) -> list[npt.NDArray[np.uint8]]:
         """Return the records of ranges as parts of the shards' memory maps."""

@@ -24,7 +24,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument, UnsupportedType
-from featurestore.formats import ColumnProfile, DatasetFormat, Layout, NarrowProfile, WrittenFile, WrittenShard
+from featurestore.formats import (
+    ColumnProfile,
+    DatasetFormat,
+    Layout,
+    NarrowProfile,
+    Plane,
+    WrittenFile,
+    WrittenShard,
+)
 from featurestore.testing.format_cases import (
     EVERY_TYPE,
     REQUIRED,
@@ -286,6 +294,57 @@ class FormatConformance:
             if pa.types.is_decimal(column.type):
                 continue
             assert values[there].tolist() == column.drop_null().to_pylist()
+
+    def test_records_go_into_planes_as_they_decode(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+        table = example_table([kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)])
+        layout = layout_of(dataset_format, table)
+        access = dataset_format.record_access(layout)
+        if access is None:
+            return
+        path, _ = write(dataset_format, tmp_path, table, layout)
+        records = access.records(path)[20:]
+        decoded = access.decode(records, table.schema.names)
+        numbers = {name: values for name, (values, _) in decoded.items() if values.dtype != object}
+        for kind in {values.dtype for values in numbers.values()}:
+            names = [name for name, values in numbers.items() if values.dtype == kind]
+            array = np.full((len(names) + 1, len(records) + 7), 1, kind)
+            access.plane_reader([[*map(Plane, names), None]])(records, [array], 5)
+            for row, name in zip(array, names, strict=False):
+                assert row[5:-2].tobytes() == numbers[name].tobytes(), name
+            assert (array[-1] == 1).all()
+            assert (array[:, :5] == 1).all()
+            assert (array[:, -2:] == 1).all()
+        there = np.zeros((len(decoded), len(records)), np.bool_)
+        access.plane_reader([[Plane(name, presence=True) for name in decoded]])(records, [there])
+        for row, (name, (_, present)) in zip(there, decoded.items(), strict=True):
+            found = access.present(records, name)
+            assert (row == (True if present is None else present)).all()
+            assert row.all() if found is None else (row == found).all()
+
+    def test_padded_texts_are_the_texts_or_nothing(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+        texts: dict[str, list[str | None]] = {
+            "same": ["ab", "cd", "ef"],
+            "longer": ["", "a", "bcd"],
+            "null": ["ab", None, "cd"],
+            "absent": ["abc", None, ""],
+            "zero": ["ab", "a\0", "cd"],
+            "zeros": ["", "abc\0", "\0"],
+            "inside": ["a\0b", "c", "def"],
+        }
+        table = pa.table(texts)
+        layout = layout_of(dataset_format, table)
+        access = dataset_format.record_access(layout)
+        if access is None:
+            return
+        path, _ = write(dataset_format, tmp_path, table, layout)
+        records = access.records(path)
+        for name, values in texts.items():
+            found = access.padded_texts(records, name)
+            if any((value or "").endswith("\0") for value in values):
+                assert found is None, name
+            else:
+                assert found is not None, name
+                assert found.tolist() == [(value or "").encode() for value in values]
 
 
 def check_file(directory: Path, file: WrittenFile) -> None:

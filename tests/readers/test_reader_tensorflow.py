@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from featurestore.readers import Reader
+from featurestore.readers.reader import open_reader
 from featurestore.readers.selection import SAMPLE_WEIGHT
 from tests.readers.conftest import Example
+from tests.readers.datasets import make_dataset
 from tests.readers.test_reader_contract import open_example
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -65,6 +69,22 @@ def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(example_with_null
     for nulls in ("mask", fills):
         reader = open_example(example_with_nulls, nulls=nulls, remainder=remainder)
         assert_same(reader.tf_dataset(), as_elements(reader, reader.batches()))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_bytes_that_end_with_zeros_keep_them(tmp_path: Path, shuffle: bool) -> None:
+    values = [f"v{number:03d}".encode() + b"\0" * (number >= 50) for number in range(90)]
+    same = [bytes([number, 0, number % 3]) for number in range(90)]
+    table = pa.table({"longer": values, "same": same, "label": range(90)})
+    manifest = make_dataset(tmp_path, table, labels=["label"])
+    assert manifest.layout["kind"] == "fixed"
+    reader = open_reader(
+        str(tmp_path), manifest, split="train", global_batch_size=8, shuffle=shuffle, remainder="pad", lanes=4
+    )
+    expected = as_elements(reader, reader.batches())
+    rows = [row for batch in reader.batches() for row in zip(batch["longer"], batch["same"], strict=True)]
+    assert sorted(rows) == sorted([*zip(values, same, strict=True), *[(b"", b"")] * 6])
+    assert_same(reader.tf_dataset(), expected)
 
 
 def test_shapes_are_static_and_nothing_shards_again(example: Example) -> None:

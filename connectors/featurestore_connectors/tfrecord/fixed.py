@@ -6,7 +6,7 @@ values (and of the keys that nulls mask) and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -160,43 +160,71 @@ def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
     """Return integers and floats in the features' numpy types, shape (n,) for scalars, (n, items) for lists."""
-    scalars = [slot for slot in slots if slot.field.column.wire == INT64 and not slot.field.column.shape]
-    words = wire.read_columns(records, [(slot.offset, slot.field.width) for slot in scalars])
-    found = dict(zip((slot.offset for slot in scalars), words, strict=True))
-    result = []
-    for slot in slots:
-        column, width = slot.field.column, slot.field.width
-        if slot.offset in found:
-            result.append(from_integers(found[slot.offset], column.leaf))
-            continue
-        part = records[:, slot.offset : slot.offset + width * column.items]
-        if column.wire == INT64:
-            several = wire.read_varints(part.reshape(len(records), column.items, width), width=width)
-            result.append(from_integers(several, column.leaf))
-            continue
-        numbers = part.view(f"V{4 * column.items}")[:, 0].copy().view("<f4").reshape(len(records), *column.shape or ())
-        result.append(numbers.astype(numpy_type(column.leaf), copy=False))
-    return result
+    scalars = [slot for slot in slots if planes.is_number(slot)]
+    found = iter(planes.read_numbers(records, scalars))
+    return [next(found) if planes.is_number(slot) else _read_list(records, slot) for slot in slots]
+
+
+def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
+    column, width = slot.field.column, slot.field.width
+    part = records[:, slot.offset : slot.offset + width * column.items]
+    if column.wire == INT64:
+        several = wire.read_varints(part.reshape(len(records), column.items, width), width=width)
+        return from_integers(several, column.leaf)
+    numbers = part.view(f"V{4 * column.items}")[:, 0].copy().view("<f4").reshape(len(records), *column.shape or ())
+    return numbers.astype(numpy_type(column.leaf), copy=False)
 
 
 def read_bytes(records: Records, slot: Slot) -> pa.Array:
     """Return strings or binaries as a binary array, empty where null."""
     width, rows = slot.field.width, len(records)
     if slot.entry is None:
-        data = np.empty((rows, width), np.uint8)
-        if width:
-            data.view(f"V{width}")[...] = records[:, slot.offset : slot.offset + width].view(f"V{width}")
-        valid = read_present(records, slot)
+        data, valid = _constant_bytes(records, slot), read_present(records, slot)
         lengths = np.full(rows, width) if valid is None else np.where(valid, width, 0)
         return _binary(lengths, data if valid is None else data[valid])
-    start, size = slot.entry_offset + slot.entry.lengths[-1][0], slot.entry.length_width
-    lengths = wire.read_varints(records[:, start : start + size], width=size).view(np.int64)
+    lengths = _lengths(records, slot)
     step, pieces = max(1, BYTES_AT_ONCE // max(width, 1)), []
     for first in range(0, rows, step):
         part = lengths[first : first + step]
         region = records[first : first + step, slot.offset : slot.offset + width]
         pieces.append(region[np.arange(width) < part[:, None]])
     return _binary(lengths, np.concatenate(pieces) if pieces else np.zeros(0, np.uint8))
+
+
+def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
+    """Return strings or binaries as numpy's bytes of one width, empty where null; None where they hold too little.
+
+    numpy takes zeros at the end for padding, so that it cannot hold values that end with one.
+    """
+    width = slot.field.width
+    if width == 0:
+        return None
+    data = _constant_bytes(records, slot)
+    if slot.entry is None:
+        valid = read_present(records, slot)
+        lost = data[:, -1] == 0 if valid is None else (data[:, -1] == 0) & valid
+    else:
+        lengths = _lengths(records, slot)
+        data[np.arange(width) >= lengths[:, None]] = 0
+        lost = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
+    return None if lost.any() else data.view(f"S{width}")[:, 0]
+
+
+def _constant_bytes(records: Records, slot: Slot) -> Records:
+    """Return the bytes where a string stands, and what fills it up."""
+    width = slot.field.width
+    data = np.empty((len(records), width), np.uint8)
+    if width:
+        data.view(f"V{width}")[...] = records[:, slot.offset : slot.offset + width].view(f"V{width}")
+    return data
+
+
+def _lengths(records: Records, slot: Slot) -> npt.NDArray[np.int64]:
+    """Return the lengths of strings of different lengths."""
+    if slot.entry is None:
+        raise TypeError("strings of one length keep none")
+    start, size = slot.entry_offset + slot.entry.lengths[-1][0], slot.entry.length_width
+    return wire.read_varints(records[:, start : start + size], width=size).view(np.int64)
 
 
 def _binary(lengths: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.Array:
@@ -229,25 +257,14 @@ def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
 Decoded = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 
 
-def decode(
-    records: Records, template: Template, columns: Sequence[str], *, out: Mapping[str, npt.NDArray[Any]] | None = None
-) -> dict[str, Decoded]:
+def decode(records: Records, template: Template, columns: Sequence[str]) -> dict[str, Decoded]:
     """Return ``{column: (values, present)}`` as ``RecordAccess.decode`` promises."""
     slots = [template.slot(name) for name in columns]
-    scalars = [slot for slot in slots if planes.is_number(slot)]
-    places = dict(out or {})
-    for slot in scalars:
-        if slot.field.column.name not in places:
-            places[slot.field.column.name] = np.empty(len(records), planes.number_type(slot))
-    planes.write_numbers(records, scalars, places)
-    lists = [slot for slot in slots if slot.field.column.wire != BYTES and slot.field.column.shape]
-    numbers = iter(read_numbers(records, lists))
+    numbers = iter(read_numbers(records, [slot for slot in slots if slot.field.column.wire != BYTES]))
     result: dict[str, Decoded] = {}
     for name, slot in zip(columns, slots, strict=True):
-        if planes.is_number(slot):
-            values: npt.NDArray[Any] = places[name]
-        elif slot.field.column.wire == BYTES:
-            values = read_bytes(records, slot).to_numpy(zero_copy_only=False)
+        if slot.field.column.wire == BYTES:
+            values: npt.NDArray[Any] = read_bytes(records, slot).to_numpy(zero_copy_only=False)
         else:
             values = next(numbers).reshape(len(records), *slot.field.column.shape or ())
         result[name] = values, read_present(records, slot)

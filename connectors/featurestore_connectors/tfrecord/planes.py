@@ -1,22 +1,30 @@
-"""Decoding of scalar numbers straight into the arrays where they belong, some thousand records at a time."""
+"""Numbers out of records: columns become the rows of arrays, many columns in one move.
+
+numpy copies structures field by field, some hundred records at a time, with no Python call for a column. A record is
+such a structure; so is what stands at one place of all rows of an array: its fields lie a row apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
+from featurestore.formats import Plane
 from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.columns import BYTES, FLOAT
-from featurestore_connectors.tfrecord.template import Slot
+from featurestore_connectors.tfrecord.template import Slot, Template
 
-# Each column is a walk over the block, a page or more to a step. Measured: with 2,048 steps the processor still knows
-# where all pages are; with more of them a walk takes twice as long.
+# Measured: fewer records pay numpy's calls too often, more of them leave the core's cache between two moves.
 ROWS_AT_ONCE = 2048
+
+Records = npt.NDArray[np.uint8]
 
 
 def is_number(slot: Slot) -> bool:
@@ -30,19 +38,166 @@ def number_type(slot: Slot) -> np.dtype[Any]:
     return np.dtype(np.int64) if pat.is_date(leaf) or pat.is_timestamp(leaf) else numpy_type(leaf)
 
 
-def write_numbers(records: npt.NDArray[np.uint8], slots: Sequence[Slot], out: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write columns of numbers into the arrays ``out[name]`` of shape (records,)."""
-    floats = [slot for slot in slots if slot.field.column.wire == FLOAT]
-    integers = [slot for slot in slots if slot.field.column.wire != FLOAT]
-    places = [(slot.offset, slot.field.width) for slot in integers]
-    for start in range(0, len(records), ROWS_AT_ONCE):
-        some = slice(start, start + ROWS_AT_ONCE)
-        block = records[some]
-        for slot in floats:
-            out[slot.field.column.name][some] = block[:, slot.offset : slot.offset + 4].view("<f4")[:, 0]
-        for slot, words in zip(integers, wire.read_columns(block, places), strict=True):
-            target = out[slot.field.column.name][some]
-            if pat.is_boolean(slot.field.column.leaf):
-                np.not_equal(words, 0, out=target)
-            else:
-                target[:] = words.view(np.int64) if words.dtype == np.uint64 else words
+@dataclass(frozen=True)
+class _Fields:
+    """Values of one type at some offsets of every record, and the rows of an array that they go to."""
+
+    kind: str
+    offsets: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    @property
+    def index(self) -> Any:
+        """The rows, as numpy likes them best."""
+        first, last = self.rows[0], self.rows[-1]
+        return slice(first, last + 1) if self.rows == tuple(range(first, last + 1)) else np.array(self.rows)
+
+    def move(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
+        """Copy the values into ``target[rows, start : start + n]``; ``target`` is contiguous."""
+        size = target.dtype.itemsize
+        across = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
+        place: npt.NDArray[Any] = np.ndarray((len(records),), across, buffer=target, offset=start * size, strides=(size,))
+        place[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
+
+    def take(self, records: Records) -> npt.NDArray[Any]:
+        """Return the values in an array of their own, a row for each offset."""
+        found = np.empty((len(self.offsets), len(records)), self.kind)
+        _Fields(self.kind, self.offsets, tuple(range(len(self.offsets)))).move(records, found)
+        return found
+
+
+@lru_cache(maxsize=256)
+def _structure(kind: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
+    item = np.dtype(kind)
+    names = [f"f{number}" for number in range(len(offsets))]
+    size = max(offsets) + item.itemsize if size is None else size
+    return np.dtype({"names": names, "formats": [item] * len(offsets), "offsets": list(offsets), "itemsize": size})
+
+
+class _Part(Protocol):
+    """Some rows of an array, which are written together."""
+
+    def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Floats:
+    """Columns of floats."""
+
+    fields: _Fields
+
+    def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
+        if target.dtype == np.float32:
+            self.fields.move(records, target, start)
+        else:
+            target[self.fields.index, start : start + len(records)] = self.fields.take(records)
+
+
+@dataclass(frozen=True)
+class _Varints:
+    """Columns of varints that are read in words of one size; ``beyond`` are the places of ninth and tenth bytes."""
+
+    fields: _Fields
+    widths: tuple[int, ...]
+    beyond: tuple[tuple[int, int, int], ...]
+
+    def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
+        words = self.fields.take(records)
+        masks = np.array([0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in self.widths], np.uint64)
+        words &= masks.astype(words.dtype)[:, None]
+        wire.join(words, width=max(self.widths))
+        for row, offset, place in self.beyond:
+            bits = records[:, offset + place] & np.uint8(0x7F if place == 8 else 1)
+            words[row] |= bits.astype(np.uint64) << np.uint64(7 * place)
+        found = target[:, start : start + len(records)]
+        if target.dtype == np.bool_:
+            found[self.fields.index] = words != 0
+        else:  # from unsigned to signed of one size numpy converts one by one, and slowly
+            found[self.fields.index] = words.view(np.int64) if words.dtype == np.uint64 else words
+
+
+@dataclass(frozen=True)
+class _Presence:
+    """Which records have a value, by the first byte of the columns' keys."""
+
+    fields: _Fields
+
+    def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
+        target[self.fields.index, start : start + len(records)] = self.fields.take(records) != wire.MASKED
+
+
+@dataclass(frozen=True)
+class _Everywhere:
+    """Presence of columns that have a value in every record."""
+
+    rows: tuple[int, ...]
+
+    def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
+        target[list(self.rows), start : start + len(records)] = True
+
+
+class PlaneReader:
+    """Writes numbers of records into arrays (``formats.PlaneReader``)."""
+
+    def __init__(self, template: Template, groups: Sequence[Sequence[Plane | None]]) -> None:
+        self._parts = [
+            _parts([(row, template.slot(plane.column), plane.presence) for row, plane in enumerate(planes) if plane])
+            for planes in groups
+        ]
+
+    def __call__(self, records: Records, arrays: Sequence[npt.NDArray[Any]], start: int = 0) -> None:
+        _write(records, list(zip(arrays, self._parts, strict=True)), start)
+
+
+def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
+    """Return columns of numbers, each of shape (records,)."""
+    kinds = [number_type(slot) for slot in slots]
+    places: dict[np.dtype[Any], list[int]] = {}
+    for at, kind in enumerate(kinds):
+        places.setdefault(kind, []).append(at)
+    arrays = {kind: np.empty((len(mine), len(records)), kind) for kind, mine in places.items()}
+    parts = [_parts([(row, slots[at], False) for row, at in enumerate(mine)]) for mine in places.values()]
+    _write(records, list(zip(arrays.values(), parts, strict=True)))
+    return [arrays[kind][places[kind].index(at)] for at, kind in enumerate(kinds)]
+
+
+def _write(records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[_Part]]], start: int = 0) -> None:
+    for first in range(0, len(records), ROWS_AT_ONCE):
+        block = records[first : first + ROWS_AT_ONCE]
+        for array, parts in targets:
+            for part in parts:
+                part.write(block, array, start + first)
+
+
+def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
+    """Return what writes (row, column, whether its presence is meant)."""
+    result: list[_Part] = []
+    keys = [(row, slot.key_offset) for row, slot, presence in wanted if presence and slot.field.nullable]
+    if keys:
+        result.append(_Presence(_fields("u1", keys)))
+    always = tuple(row for row, slot, presence in wanted if presence and not slot.field.nullable)
+    if always:
+        result.append(_Everywhere(always))
+    values = [(row, slot) for row, slot, presence in wanted if not presence]
+    floats = [(row, slot.offset) for row, slot in values if slot.field.column.wire == FLOAT]
+    if floats:
+        result.append(_Floats(_fields("<f4", floats)))
+    integers = [(row, slot) for row, slot in values if slot.field.column.wire != FLOAT]
+    for size in (1, 2, 4, 8):  # behind the last varint of a record there are as many bytes as the largest word needs
+        mine = [(row, slot) for row, slot in integers if size // 2 < min(slot.field.width, 8) <= size]
+        if mine:
+            result.append(_varints(size, mine))
+    return result
+
+
+def _varints(size: int, columns: Sequence[tuple[int, Slot]]) -> _Varints:
+    beyond = tuple(
+        (number, slot.offset, place) for number, (_, slot) in enumerate(columns) for place in range(8, slot.field.width)
+    )
+    widths = tuple(min(slot.field.width, size) for _, slot in columns)
+    return _Varints(_fields(f"<u{size}", [(row, slot.offset) for row, slot in columns]), widths, beyond)
+
+
+def _fields(kind: str, places: Sequence[tuple[int, int]]) -> _Fields:
+    rows, offsets = zip(*places, strict=True)
+    return _Fields(kind, offsets, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
+from featurestore.formats import Plane
 from featurestore_connectors.tfrecord import fixed
 from featurestore_connectors.tfrecord.layout import RecordLayout
+from featurestore_connectors.tfrecord.planes import PlaneReader
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, Span
 
 
@@ -120,9 +122,18 @@ class FixedAccess:
         return map_records(path, record_bytes=self.record_bytes)
 
     def decode(
-        self, records: npt.NDArray[Any], columns: Sequence[str], *, out: Mapping[str, npt.NDArray[Any]] | None = None
+        self, records: npt.NDArray[Any], columns: Sequence[str]
     ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
-        return fixed.decode(records, self._layout.template, columns, out=out)
+        return fixed.decode(records, self._layout.template, columns)
+
+    def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bool_] | None:
+        return fixed.read_present(records, self._layout.template.slot(column))
+
+    def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bytes_] | None:
+        return fixed.read_padded(records, self._layout.template.slot(column))
+
+    def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
+        return PlaneReader(self._layout.template, groups)
 
     def tensorflow_decode(self, records: Any, columns: Sequence[str]) -> dict[str, tuple[Any, Any | None]]:
         from featurestore_connectors.tfrecord.tensorflow_decode import decode_tensors

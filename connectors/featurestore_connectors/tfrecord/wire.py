@@ -6,7 +6,6 @@ https://protobuf.dev/programming-guides/encoding says what a varint and a tag ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,10 @@ BYTES_LIST = 0x0A  # Feature.bytes_list: field 1
 FILLER = 0x7A  # field 15 of Example, which no parser knows and every parser skips
 MASKED = 0x01  # stands for the first character of a key: nobody asks for such a name
 MAX_VARINT = 10
-WORDS_AT_ONCE = 1 << 20  # bytes, to stay in a core's cache
 
 _U64 = np.dtype("<u8")
 _CONTINUED = 0x8080808080808080
 _MOVES = ((28, 4), (14, 2), (7, 1))
-_WORDS: tuple[tuple[int, Any], ...] = ((1, np.uint8), (2, np.uint16), (4, np.uint32), (8, np.uint64))
 
 
 def varint(value: int, *, width: int | None = None) -> bytes:
@@ -150,36 +147,6 @@ def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint
         result |= (source[..., 8] & np.uint8(0x7F)).astype(_U64) << np.uint64(56)
     if width > 9:
         result |= (source[..., 9] & np.uint8(1)).astype(_U64) << np.uint64(63)
-    return result
-
-
-def read_columns(records: npt.NDArray[np.uint8], places: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
-    """Return the integers of several columns of varints, given as (offset, width), from records of shape (n, bytes).
-
-    Columns of like width are decoded together: for the few thousand rows of a block numpy's calls cost more than
-    their work. A word of 1, 2, 4 or 8 bytes is read for each, so behind the last column there must be 3 bytes more.
-    """
-    result: list[Any] = [np.zeros(0, np.uint64)] * len(places)
-    if len(records) == 0:
-        return result
-    for size, kind in _WORDS:
-        mine = [at for at, (_, width) in enumerate(places) if size // 2 < min(width, 8) <= size]
-        step = max(1, WORDS_AT_ONCE // max(1, len(records) * size))
-        for first in range(0, len(mine), step):
-            some = mine[first : first + step]
-            words = np.empty((len(some), len(records)), kind)
-            for row, at in zip(words, some, strict=True):
-                offset = places[at][0]
-                _pieces(row[:, None].view(np.uint8), size)[...] = _pieces(records[:, offset : offset + size], size)
-            widths = [min(places[at][1], size) for at in some]
-            masks = np.array([0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in widths], np.uint64).astype(kind)
-            np.bitwise_and(words, masks[:, None], out=words)
-            for at, row in zip(some, join(words, width=max(widths)), strict=True):
-                result[at] = row
-    for at, (offset, width) in enumerate(places):
-        for place in range(8, width):
-            bits = records[:, offset + place] & np.uint8(0x7F if place == 8 else 1)
-            result[at] |= bits.astype(_U64) << np.uint64(7 * place)
     return result
 
 

@@ -19,6 +19,7 @@ from featurestore.model.statistics import PROBABILITIES
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.moments import CoMoments, weighted_co_moments
+from featurestore.statistics.sorting import ascending
 from featurestore.statistics.values import Bools, Values, measured_values
 
 # Columns of up to so many values keep them all, which makes drift of categories exact.
@@ -64,20 +65,21 @@ def distribution_of(
 def _measured(
     column: CountedColumn, values: Values, weights: NDArray[np.int64], *, low: Any, high: Any
 ) -> Distribution:
-    held = weights if values.present is None else weights[values.present]
-    order = np.argsort(values.finite)
-    ordered, copies = values.finite[order], held[order]
+    order, ordered = ascending(values.finite)
     if not len(ordered):
         return Distribution(0, 0, 0, (), True, ranks=(np.empty(0), values.present))
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    unique, counts = ordered[first], np.add.reduceat(copies, first)
+    runs = np.diff(first, append=len(ordered))
+    unique = ordered[first]
+    held = weights if values.present is None else weights[values.present]
+    counts = runs if (held == 1).all() else np.add.reduceat(held[order], first)
     ends = np.cumsum(counts)
     edges = _edges(column, low, high)
     ranks = None
     if column.kind != "time":
-        of_run = np.repeat(ends - (counts - 1) / 2.0, np.diff(np.append(first, len(ordered))))
         by_row = np.empty(len(ordered))
-        by_row[order] = of_run
+        middles = ends - (counts - 1) / 2.0
+        by_row[order] = middles if len(unique) == len(ordered) else np.repeat(middles, runs)
         ranks = (by_row, values.present)
     top, complete = _top(unique, counts)
     return Distribution(
@@ -88,7 +90,7 @@ def _measured(
         top_complete=complete,
         quantiles=_quantiles(unique, ends),
         edges=edges,
-        bins=None if edges is None else _bins(unique, counts, edges),
+        bins=None if edges is None else _bins(unique, ends, edges),
         ranks=ranks,
     )
 
@@ -121,7 +123,13 @@ def _top_texts(values: pa.Array, counts: NDArray[np.int64]) -> tuple[tuple[tuple
 def _top(unique: NDArray[Any], counts: NDArray[np.int64]) -> tuple[list[tuple[Any, int]], bool]:
     """Return the most frequent values, all of them when they are few; values seen once only say nothing."""
     few = len(unique) <= MOST_TOP
-    chosen = np.arange(len(unique)) if few else np.flatnonzero(counts >= max(2, np.partition(counts, -_TOP)[-_TOP]))
+    if few:
+        chosen = np.arange(len(unique))
+    else:
+        several = np.flatnonzero(counts > 1)
+        chosen = (
+            several if len(several) <= _TOP else several[counts[several] >= np.partition(counts[several], -_TOP)[-_TOP]]
+        )
     # Stable: equal counts stay in the order of their values.
     chosen = chosen[np.argsort(-counts[chosen], kind="stable")][: MOST_TOP if few else _TOP]
     return [(unique[index], int(counts[index])) for index in chosen], few
@@ -154,9 +162,12 @@ def _edges(column: CountedColumn, low: Any, high: Any) -> tuple[float, ...] | No
     return tuple(each.item() for each in edges) if np.all(np.diff(edges) > 0) else None
 
 
-def _bins(unique: NDArray[Any], counts: NDArray[np.int64], edges: tuple[float, ...]) -> NDArray[np.int64]:
-    bins, _ = np.histogram(unique.astype(np.float64), bins=np.array(edges), weights=counts)
-    return np.asarray(np.rint(bins), dtype=np.int64)
+def _bins(unique: NDArray[Any], ends: NDArray[np.int64], edges: tuple[float, ...]) -> NDArray[np.int64]:
+    """Return the rows in each bin [left, right), of the last one with its right edge, as numpy's histogram does."""
+    values = unique.astype(np.float64)
+    places = np.searchsorted(values, edges)
+    places[-1] = np.searchsorted(values, edges[-1], side="right")
+    return np.diff(np.where(places > 0, ends[places - 1], 0))
 
 
 def rank_correlations(ranked: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]) -> Floats:

@@ -7,6 +7,8 @@ Below the limit nothing is left out and the sample is the table.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -153,8 +155,11 @@ def _take(parts: list[pa.RecordBatch], kept: NDArray[np.int64]) -> pa.RecordBatc
     """Return rows by their number over all parts; whole arrays are joined first, chunked takes are slow."""
     schema = parts[0].schema
     indices = pa.array(kept)
-    arrays = []
-    for index in range(len(schema)):
+
+    def taken(index: int) -> pa.Array:
         chunks = [part.column(index) for part in parts]
-        arrays.append((chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)).take(indices))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return (chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)).take(indices)
+
+    # A pool for each call: one that stays would not survive the fork of a worker.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return pa.RecordBatch.from_arrays(list(pool.map(taken, range(len(schema)))), schema=schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -50,8 +51,8 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
         bounds = state.counts[column.name]
         return distribution_of(column, rows.column(column.name), weights, low=bounds.minimum, high=bounds.maximum)
 
-    # Sorting releases the GIL.
-    with ThreadPoolExecutor() as pool:
+    # Sorting releases the GIL; more columns at a time than cores would only need more memory.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = dict(zip((each.name for each in state.columns), pool.map(distribution, state.columns), strict=True))
     ranked = {name: ranks for name in correlated if (one := found[name]) and (ranks := one.ranks) is not None}
     return Statistics(

@@ -1,0 +1,61 @@
+"""Sorting values together with their places gives numpy's order; counting sorted values gives numpy's histogram."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from featurestore.statistics.distribution import _bins
+from featurestore.statistics.sorting import _short_words, ascending
+
+FINITE = {"allow_nan": False, "allow_infinity": False}
+VALUES = st.one_of(
+    arrays(np.float64, st.integers(0, 60), elements=st.floats(**FINITE)),
+    arrays(np.float64, st.integers(0, 60), elements=st.floats(width=32, **FINITE)),
+    arrays(np.float64, st.integers(0, 60), elements=st.sampled_from([0.0, -0.0, 1.5, -1.5])),
+    *(
+        arrays(kind, st.integers(0, 60))
+        for kind in (np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64)
+    ),
+    arrays(np.int64, st.integers(0, 60), elements=st.integers(-(2**40), 2**40)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_values_come_in_numpys_order_with_the_places_they_had(values: Any) -> None:
+    order, ordered = ascending(values)
+    assert sorted(order.tolist()) == list(range(len(values)))
+    assert ordered.dtype == values.dtype
+    assert np.array_equal(values[order], ordered)
+    assert np.array_equal(ordered, np.sort(values))
+
+
+@pytest.mark.parametrize(
+    ("values", "short"),
+    [
+        (np.array([-1, 2**40]), True),
+        (np.array([np.iinfo(np.int64).min, np.iinfo(np.int64).max]), False),
+        (np.array([2**63, 2**63 + 5], np.uint64), True),
+        (np.array([0.5, -0.25, 2.0**100]), True),
+        (np.array([0.1]), False),
+        (np.array([1e300]), False),
+    ],
+)
+def test_words_are_made_where_no_bit_is_lost(values: Any, short: bool) -> None:
+    assert (_short_words(values, 64 - 20) is not None) == short
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-40, 40), st.integers(1, 5)), min_size=1, unique_by=lambda each: each[0]))
+def test_bins_are_those_of_numpy(found: list[tuple[int, int]]) -> None:
+    found.sort()
+    unique, counts = (np.array(each) for each in zip(*found, strict=True))
+    edges = tuple(np.linspace(-40.0, 40.0, 31))
+    expected, _ = np.histogram(unique.astype(np.float64), bins=np.array(edges), weights=counts)
+    assert _bins(unique, np.cumsum(counts), edges).tolist() == expected.tolist()

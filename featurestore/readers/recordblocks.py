@@ -23,9 +23,8 @@ from featurestore.readers.selection import SAMPLE_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
 
 _WINDOWS_KEPT = 3
-# Records gathered at once: enough to go through the shards one by one, few enough for a core's cache.
-_GATHERED_BYTES = 4 * 1024 * 1024
-_GATHERED_ROWS = 2048
+# Records gathered at once: enough to go through the shards one by one.
+_GATHERED_BYTES = 16 * 1024 * 1024
 
 Records = npt.NDArray[np.uint8]
 ReadAlone = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
@@ -124,7 +123,7 @@ class RecordBlocks:
 
     def _gathered(self, places: Rows) -> Iterator[Records]:
         """Yield the records at places; those that come overwrite those that went."""
-        step = max(_GATHERED_ROWS, _GATHERED_BYTES // self.access.record_bytes)
+        step = max(1, _GATHERED_BYTES // self.access.record_bytes)
         shape = min(step, len(places)), self.access.record_bytes
         records = self._memory.borrow(shape, np.dtype(np.uint8), purpose="records")
         for start in range(0, len(places), step):

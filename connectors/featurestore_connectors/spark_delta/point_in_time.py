@@ -3,7 +3,7 @@
 The rule (docs/point-in-time.md): of the rows with equal keys whose event time, and created time where the group
 declares it, are at or before the label's time, the greatest by (event time, created time, tie hash). Rows enter the
 stream of their key at the time from which they are eligible, the later of their two times; so at each label the
-greatest row seen until then is the answer. Groups that are joined on the same columns share one shuffle and sort.
+greatest row seen until then is the answer. Groups that are joined on the same columns share one shuffle.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _TIE = "__fs_tie"
+_PART = "part"
 _SIGN = np.uint64(1 << 63)
 _DAY = 86_400_000_000
 
@@ -122,12 +123,16 @@ class _Right:
         """The column that holds the row found."""
         return f"w{self.number}"
 
+    @property
+    def last_is_greatest(self) -> bool:
+        """Whether the row that became eligible last is the answer: only its time orders the rows of a key."""
+        return self.is_timed and self.is_unique and self.join.created_time is None
+
     def greatest(self, until: Any) -> Any:
-        """Return the greatest row of a window: the last one where only the time of becoming eligible orders them."""
+        """Return the greatest row of a window."""
         from pyspark.sql import functions as F
 
-        ordered = self.is_unique and self.join.created_time is None
-        best = F.last(self.best, ignorenulls=True) if ordered else F.max(self.best)
+        best = F.last(self.best, ignorenulls=True) if self.last_is_greatest else F.max(self.best)
         return best.over(until).alias(self.best)
 
     def rows(self, engine: Engine) -> Any:
@@ -145,12 +150,13 @@ class _Right:
             known.append(since <= moment(self.plan.fixed_time))
         for condition in known:
             frame = frame.where(condition)
-        order = [*([event.alias("event")] if event is not None else [])]
+        held = event is not None and not (self.last_is_greatest and self.join.ttl is None)
+        order = [event.alias("event")] if held else []
         order += [created.alias("created")] if created is not None else []
         order += [] if self.is_unique else [column(_TIE).alias("tie")]
         values = [column(output.column).alias(f"o{index}") for index, output in enumerate(self.join.outputs)]
-        # The flag tells a row of nulls from no row, and fills the struct of a join without outputs.
-        row = F.struct(*order, *values, F.lit(True).alias("found"))
+        # A struct of nulls is no null, so it tells a row of nulls from no row; but it cannot be empty.
+        row = F.struct(*(order + values or [F.lit(True).alias("found")]))
         keys = [
             _comparable(column(key), schema.field(key).type, self.plan.left_schema.field(left).type).alias(name)
             for name, (left, key) in zip(self.keys, self.join.on, strict=True)
@@ -199,10 +205,24 @@ def _join_as_of(frame: Any, sides: list[_Right], left: _Left, rows: list[Any]) -
     merged = frame.select(*keys, *stream(at=left.time, is_label=True, row=None))
     for side, given in zip(sides, rows, strict=True):
         merged = merged.union(given.select(*side.keys, *stream(at=F.col("since"), is_label=False, row=side)))
-    until = Window.partitionBy(*first.keys).orderBy("at", "is_label").rowsBetween(Window.unboundedPreceding, 0)
+    until = Window.partitionBy(_PART, *first.keys).orderBy("at", "is_label").rowsBetween(Window.unboundedPreceding, 0)
     best = [side.greatest(until) for side in sides]
-    answered = merged.select("is_label", "label", *best).where("is_label")
+    answered = _almost_sorted(merged, first.keys).select("is_label", "label", *best).where("is_label")
     return answered.select("label.*", *types)
+
+
+def _almost_sorted(merged: Any, keys: list[str]) -> Any:
+    """Return the stream shuffled by the hash of its keys and sorted by that hash and the second, one integer.
+
+    Spark sorts by one integer without comparing rows. The window's sort by all keys and times, which compares rows all
+    over memory, then finds them almost in order. Seconds before 1970 and after 2106 come in another order here, which
+    costs time and changes no answer.
+    """
+    from pyspark.sql import functions as F
+
+    second = F.unix_seconds("at").bitwiseAND(F.lit(0xFFFFFFFF))
+    hashed = merged.withColumn(_PART, F.hash(*keys)).repartition(_PART)
+    return hashed.sortWithinPartitions(F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second))
 
 
 def _join_on_key(frame: Any, side: _Right, left: _Left, rows: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_nece
     assert {name: "window" in plan for name, plan in plans.items()} == {"plain": False, "tied": True, "late": True}
 
 
-def test_spark_sorts_once_for_groups_of_one_key_and_joins_no_ranges(spark_world: World) -> None:
+def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(spark_world: World) -> None:
     for name in ("a", "b"):
         world = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], f"{name}x": [1.0, 2.0]}
         spark_world.group(name, world, primary_key=("k",), event_time="t", created_time="c", unique=True)
@@ -75,11 +75,37 @@ def test_spark_sorts_once_for_groups_of_one_key_and_joins_no_ranges(spark_world:
     )
     labels = labels_of(k=[1, 2], place=["p", "q"], at=[at(1), at(3)])
     both = physical_plan(spark_world, ["a.ax", "b.bx"], labels)
-    assert (count(both, "Window"), count(both, "Union")) == (1, 1)
+    assert (count(both, "Window"), count(both, "Union"), plan_shuffles(both)) == (1, 1, 1)
     other = physical_plan(spark_world, ["a.ax", "b.bx", "d.y"], labels)
-    assert (count(other, "Window"), count(other, "Union")) == (2, 2)
+    assert (count(other, "Window"), count(other, "Union"), plan_shuffles(other)) == (2, 2, 2)
     for plan in (both, other):
         assert not any(join in plan for join in RANGE_JOINS)
+
+
+def plan_shuffles(plan: str) -> int:
+    """Count the shuffles by key; labels in memory are put in order by one more."""
+    return len(re.findall(r"Arguments: hashpartitioning\(", plan))
+
+
+def test_spark_sorts_by_one_integer_before_it_compares_rows(spark_world: World) -> None:
+    rows = {"k": ["a", "b"], "t": [at(0), at(1)], "x": [1.0, 2.0]}
+    spark_world.group("w", rows, primary_key=("k",), event_time="t", unique=True)
+    plan = physical_plan(spark_world, ["w.x"], labels_of(k=["a"], at=[at(3)]))
+    below = re.search(r"\) Sort\nInput [^\n]*\nArguments: \[([^\]]*)\]", plan)
+    assert below is not None
+    assert below[1].count("ASC") == 1
+    assert "unix_seconds" in below[1]
+
+
+def test_spark_finds_rows_of_any_century(spark_world: World) -> None:
+    """Seconds that do not fit into the integer by which rows are sorted first change no answer."""
+    years = [1800, 1901, 1969, 1970, 2024, 2106, 2107, 2300]
+    moments = [datetime(year, 6, 1, tzinfo=UTC) for year in years]
+    rows = {"k": [1] * len(years), "t": moments, "year": years}
+    spark_world.group("w", rows, primary_key=("k",), event_time="t", unique=True)
+    asked = [moment + timedelta(days=delta) for moment in moments for delta in (-1, 0, 1)]
+    found = spark_world.check(["w.year"], labels_of(k=[1] * len(asked), at=asked))
+    assert [row["year"] for row in found][:4] == [None, 1800, 1800, 1800]
 
 
 @pytest.mark.parametrize("engine_kind", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])

@@ -253,18 +253,22 @@ class _RightSide:
         rows = self._rows(self.source)
         if self.is_unique:
             return rows
-        same = " AND ".join(f"s.{place} IS NOT DISTINCT FROM t.{place}" for place in self.places)
         torn = self._rows(self.torn, more=f", {quote(_TIE)} AS tie")
-        greatest = _first(torn, self.places, ["tie DESC"])
+        greatest = _first("SELECT * FROM torn", self.places, ["tie DESC"])
+        mine = ", ".join(f"s.{place}" for place in self.places)
         return (
-            f"SELECT s.* FROM ({rows}) s ANTI JOIN ({self._shared()}) t ON {same} "
+            f"WITH torn AS MATERIALIZED ({torn}) SELECT s.* FROM ({rows}) s "
+            f"ANTI JOIN (SELECT hash({', '.join(self.places)}) AS place FROM torn) t ON hash({mine}) = t.place "
             f"UNION ALL SELECT * EXCLUDE (tie) FROM ({greatest})"
         )
 
-    def _shared(self, *, every_key: bool = False) -> str:
-        places = ", ".join(self.places)
-        rows = self._rows(self.source, every_key=every_key)
-        return f"SELECT {places} FROM ({rows}) GROUP BY {places} HAVING count(*) > 1"
+    def _shared(self) -> str:
+        """Return the query of DuckDB's hashes of keys and times that rows share: less to hold than keys and times.
+
+        Rows that share no more than such a hash are only looked at once more.
+        """
+        rows = self._rows(self.source, every_key=True)
+        return f"SELECT hash({', '.join(self.places)}) AS place FROM ({rows}) GROUP BY place HAVING count(*) > 1"
 
     def _known(self, rows: str) -> str:
         """Return for each label's number the row that was the greatest of its key, of those known at its time.
@@ -298,11 +302,11 @@ class _RightSide:
     def _hashed(self, engine: Engine, everything: Relation, needed: list[str]) -> Relation:
         """Return the rows that share keys and times with others, with their hashes; only these are hashed."""
         schema = self.join.source.spec.schema
-        on = " AND ".join(
-            f"{value} IS NOT DISTINCT FROM t.{place}" for place, value in zip(self.places, self._values(), strict=True)
+        place = f"hash({', '.join(self._values())})"
+        shared = self._shared()
+        query = (
+            f"SELECT {names(schema.names, table='s')} FROM {self.source} s SEMI JOIN ({shared}) t ON {place} = t.place"
         )
-        shared = self._shared(every_key=True)
-        query = f"SELECT {names(schema.names, table='s')} FROM {self.source} s SEMI JOIN ({shared}) t ON {on}"
         tied = replace(engine.sql(query, tables={self.source: everything}, parameters={}), schema=schema)
         fields = (schema.field(name) for name in needed)
         hashed = pa.schema([*(field.with_type(_plain(field.type)) for field in fields), pa.field(_TIE, pa.int64())])

@@ -269,14 +269,14 @@ count(reader.tf_dataset(worker=worker, workers=workers).take(20))
 print("ready", flush=True)
 sys.stdin.readline()
 processor, start = time.process_time(), time.perf_counter()
-rows = count(reader.tf_dataset(4, worker=worker, workers=workers)) * 1024 // workers
+rows = count(reader.tf_dataset(8, worker=worker, workers=workers)) * 1024 // workers
 elapsed, used = time.perf_counter() - start, time.process_time() - processor
 print(rows / elapsed, rows / used, flush=True)
 """
 
 
 def workers(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
-    """Rows/s of one worker on one core, and of two workers on a core each, over four epochs of one dataset."""
+    """Rows/s of one worker on one core, and of two workers on a core each, over eight epochs of one dataset."""
     td = make(folder / "workers", rows, 25, "tfrecord")
     cores = sorted(os.sched_getaffinity(0))[:2]
 

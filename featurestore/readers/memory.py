@@ -6,6 +6,7 @@ keeps arrays for as long as its tensors live.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import finalize
 
@@ -22,19 +23,27 @@ class Memory:
     def __init__(self) -> None:
         self._free: dict[Any, list[npt.NDArray[np.uint8]]] = {}
 
-    def borrow(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, purpose: Any) -> npt.NDArray[Any]:
-        """Return an array of no particular content that begins at a multiple of ``ALIGNED`` bytes.
+    def borrow(
+        self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], *, purpose: Any
+    ) -> list[npt.NDArray[Any]]:
+        """Return arrays of these shapes and types, of no particular content, each at a multiple of ``ALIGNED`` bytes.
 
-        >>> Memory().borrow((2, 3), np.dtype(np.float32), purpose="doctest").ctypes.data % 64
+        They share one piece of memory, which comes back when the last of them is gone.
+
+        >>> Memory().borrow([((2, 3), np.dtype(np.float32))], purpose="doctest")[0].ctypes.data % 64
         0
         """
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        block = self._find(size + ALIGNED, purpose)
+        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in arrays]
+        places = [0, *np.cumsum([-(-size // ALIGNED) * ALIGNED for size in sizes]).tolist()]
+        block = self._find(places[-1] + ALIGNED, purpose)
         # Every view of an array refers to the one that is no view of another array: this one.
         lease = np.frombuffer(block.data, dtype=np.uint8)
         finalize(lease, self._take_back, purpose, block).atexit = False
         start = -lease.ctypes.data % ALIGNED
-        return lease[start : start + size].view(dtype).reshape(shape)
+        return [
+            lease[start + place : start + place + size].view(dtype).reshape(shape)
+            for place, size, (shape, dtype) in zip(places, sizes, arrays, strict=False)
+        ]
 
     def _find(self, size: int, purpose: Any) -> npt.NDArray[np.uint8]:
         free = self._free.setdefault(purpose, [])

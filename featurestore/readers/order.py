@@ -6,8 +6,11 @@ vectors that freeze them are in docs/reader-order.md: a change here is a new ord
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -24,6 +27,7 @@ Remainder = Literal["drop", "pad"]
 Rows = npt.NDArray[np.int64]
 
 _BLOCKS, _WINDOWS = tag(101), tag(102)
+_PERMUTED_ROWS = 1 << 14  # at once: more of them leave the core's cache, and new memory costs more than they
 
 
 def default_lanes(global_batch_size: int) -> int:
@@ -219,6 +223,16 @@ class EpochOrder:
         low, high = self._window_bounds(lane, window)
         return permutation(high - low, self._key(_WINDOWS, lane, window))
 
+    def window_permutations(self, lanes: Sequence[int], window: int) -> Iterator[Rows]:
+        """Yield the same for several lanes; neighbours whose windows are equally large are permuted together."""
+        bounds = [self._window_bounds(lane, window) for lane in lanes]
+        sized = zip(lanes, (high - low for low, high in bounds), strict=True)
+        for size, group in groupby(sized, key=itemgetter(1)):
+            keys = [self._key(_WINDOWS, lane, window) for lane, _ in group]
+            together = max(1, _PERMUTED_ROWS // max(1, size))
+            for first in range(0, len(keys), together):
+                yield from permutations(size, keys[first : first + together])
+
     def window_ranges(self, lane: int, window: int) -> tuple[Rows, Rows]:
         """Return the ranges ``[start, stop)`` of canonical rows that make up a window before it is permuted."""
         low, high = self._window_bounds(lane, window)
@@ -300,17 +314,27 @@ def permutation(size: int, key: int) -> Rows:
     >>> sorted(permutation(5, 1).tolist())
     [0, 1, 2, 3, 4]
     """
+    return permutations(size, [key])[0]
+
+
+def permutations(size: int, wanted: Sequence[int]) -> Rows:
+    """Return ``permutation(size, key)`` for each of the keys, as rows of one array."""
     index = np.arange(1, size + 1, dtype=np.uint64)
-    keys: Words = mix_all(index * np.uint64(GOLDEN) + np.uint64(key))
+    starts = np.array(wanted, dtype=np.uint64)[:, None]
+    steps = index * np.uint64(GOLDEN)
     # The mixer is a bijection, so no two keys are equal: sorting keys with the index in their low bits gives the same
     # order several times faster than argsort, unless two keys agree in all higher bits.
-    bits = max(1, int(size).bit_length())
-    low = np.uint64((1 << bits) - 1)
-    packed = np.sort((keys & ~low) | (index - np.uint64(1)))
-    high = packed >> np.uint64(bits)
-    if (high[1:] == high[:-1]).any():
-        return np.argsort(keys, kind="stable")
-    return (packed & low).astype(np.int64)
+    low = np.uint64((1 << max(1, int(size).bit_length())) - 1)
+    packed: Words = mix_all((steps + starts).reshape(-1)).reshape(len(wanted), size)
+    packed &= ~low
+    packed |= index - np.uint64(1)
+    packed.sort(axis=1)
+    agree = ((packed[:, 1:] ^ packed[:, :-1]) <= low).any(axis=1)
+    packed &= low
+    result: Rows = packed.view(np.int64)
+    for row in np.flatnonzero(agree):
+        result[row] = np.argsort(mix_all(steps + starts[row]), kind="stable")
+    return result
 
 
 def _numbers(values: list[int], *, shown: int = 24) -> str:

@@ -24,7 +24,7 @@ from featurestore.readers.shardfiles import ShardFiles
 
 _WINDOWS_KEPT = 3
 # Records gathered at once: enough to go through the shards one by one.
-_GATHERED_BYTES = 16 * 1024 * 1024
+_GATHERED_BYTES = 8 * 1024 * 1024
 
 Records = npt.NDArray[np.uint8]
 ReadAlone = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
@@ -101,7 +101,9 @@ class RecordBlocks:
         return arrays, {name: _joined(parts, columns[name], real, rows=rows) for name, parts in alone.items()}
 
     def _borrow(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
-        return [self._memory.borrow((len(names), rows), kind, purpose=kind) for kind, names in packing.groups.items()]
+        """Return memory for the groups of a packing, of shape (outputs, rows)."""
+        shapes = [(len(names), rows) for names in packing.groups.values()]
+        return self._memory.borrow(list(zip(shapes, packing.groups, strict=True)), purpose="columns")
 
     def _decoded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
         """Return a column that holds more than a number."""
@@ -125,7 +127,7 @@ class RecordBlocks:
         """Yield the records at places; those that come overwrite those that went."""
         step = max(1, _GATHERED_BYTES // self.access.record_bytes)
         shape = min(step, len(places)), self.access.record_bytes
-        records = self._memory.borrow(shape, np.dtype(np.uint8), purpose="records")
+        records = self._memory.borrow([(shape, np.dtype(np.uint8))], purpose="records")[0]
         for start in range(0, len(places), step):
             some = places[start : start + step]
             self.files.records(some, out=records[: len(some)])
@@ -161,10 +163,10 @@ class RecordBlocks:
     def _make_window(self, share: Share, lanes: range, window: int) -> Rows:
         epoch = share.epoch
         result = np.full((len(lanes), epoch.order.window_rows), PADDING, dtype=np.int64)
-        for index, lane in enumerate(lanes):
-            if window < epoch.windows(lane):
-                places = self.files.places(*epoch.window_ranges(lane, window))
-                np.take(places, epoch.window_permutation(lane, window), out=result[index, : len(places)])
+        alive = [lane for lane in lanes if window < epoch.windows(lane)]
+        for lane, order in zip(alive, epoch.window_permutations(alive, window), strict=True):
+            places = self.files.places(*epoch.window_ranges(lane, window))
+            np.take(places, order, out=result[lane - lanes.start, : len(places)], mode="clip")
         return result
 
 

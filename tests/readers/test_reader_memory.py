@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
@@ -21,18 +22,35 @@ COLUMNS = 10
 
 def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
     memory = Memory()
-    first = memory.borrow((4, 8), np.dtype(np.float32), purpose="x")
+
+    def borrow(purpose: str) -> npt.NDArray[np.float32]:
+        return memory.borrow([((4, 8), np.dtype(np.float32))], purpose=purpose)[0]
+
+    first = borrow("x")
     place = first.ctypes.data
     part = first.reshape(8, 4)[2:, 1].view(np.int32)[::2]
     del first
-    second = memory.borrow((4, 8), np.dtype(np.float32), purpose="x")
+    second = borrow("x")
     assert second.ctypes.data != place
     assert not np.shares_memory(part, second)
     del part
-    third = memory.borrow((4, 8), np.dtype(np.float32), purpose="x")
+    third = borrow("x")
     assert third.ctypes.data == place
-    other = memory.borrow((4, 8), np.dtype(np.float32), purpose="y")
+    other = borrow("y")
     assert other.ctypes.data not in (place, second.ctypes.data)
+
+
+def test_arrays_that_are_lent_together_come_back_together() -> None:
+    memory, wanted = Memory(), [((3, 5), np.dtype(np.float64)), ((7,), np.dtype(np.bool_)), ((0, 4), np.dtype(np.int8))]
+    large, small, none = memory.borrow(wanted, purpose="x")
+    assert [(each.shape, each.dtype) for each in (large, small, none)] == wanted
+    assert not np.shares_memory(large, small)
+    assert large.ctypes.data % 64 == small.ctypes.data % 64 == 0
+    place = large.ctypes.data
+    del large, none
+    assert memory.borrow(wanted, purpose="x")[0].ctypes.data != place
+    del small
+    assert memory.borrow(wanted, purpose="x")[0].ctypes.data == place
 
 
 @pytest.mark.tensorflow

@@ -58,7 +58,8 @@ class _Fields:
         """Copy the values into ``target[rows, start : start + n]``; ``target`` is contiguous."""
         size = target.dtype.itemsize
         across = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
-        place: npt.NDArray[Any] = np.ndarray((len(records),), across, buffer=target, offset=start * size, strides=(size,))
+        shape, offset = (len(records),), start * size
+        place: npt.NDArray[Any] = np.ndarray(shape, across, buffer=target, offset=offset, strides=(size,))
         place[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
 
     def take(self, records: Records) -> npt.NDArray[Any]:

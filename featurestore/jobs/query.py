@@ -25,6 +25,7 @@ import pyarrow.types as pat
 from featurestore import sql
 from featurestore.engines import Engine, Relation, TimeRange
 from featurestore.hashing import row_hash
+from featurestore.model.arrow_rows import rows_at
 from featurestore.model.job import JobSpec
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
@@ -184,7 +185,9 @@ class PartsFold:
         """Add the rows of a batch to the ranges in which they lie."""
         fold = DigestFold()
         pairs = zip(state, self.ranges, strict=True)
-        return [fold.add(digest, batch.filter(_inside(batch, wanted))) for digest, wanted in pairs]
+        return [
+            fold.add(digest, rows_at(batch, pc.indices_nonzero(_inside(batch, wanted)))) for digest, wanted in pairs
+        ]
 
     def merge(self, left: list[Digest], right: list[Digest]) -> list[Digest]:
         """Return the digests of both."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from featurestore.model.arrow_rows import values_at
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import lengths_of
 
@@ -158,7 +159,7 @@ def _take(parts: list[pa.RecordBatch], kept: NDArray[np.int64]) -> pa.RecordBatc
 
     def taken(index: int) -> pa.Array:
         chunks = [part.column(index) for part in parts]
-        return (chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)).take(indices)
+        return values_at(chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks), indices)
 
     # A pool for each call: one that stays would not survive the fork of a worker.
     with ThreadPoolExecutor(os.cpu_count()) as pool:

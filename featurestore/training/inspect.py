@@ -12,6 +12,7 @@ import pyarrow as pa
 from featurestore import files
 from featurestore.engines import Relation
 from featurestore.errors import InvalidArgument
+from featurestore.model.arrow_rows import rows_at
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import Manifest
 from featurestore.model.validation import ValidationReport
@@ -151,7 +152,7 @@ class SplitStatisticsFold:
         for split, fold in enumerate(self.statistics):
             mine = np.flatnonzero(split_of == split)
             if len(mine):
-                part = batch if len(mine) == batch.num_rows else batch.take(pa.array(mine))
+                part = batch if len(mine) == batch.num_rows else rows_at(batch, mine)
                 state[split] = fold.add(state.get(split) or fold.start(), part)
         return state
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from featurestore.formats import DatasetFormat, Layout, WrittenShard
 from featurestore.hashing import canonical_bytes
+from featurestore.model.arrow_rows import rows_at
 from featurestore.model.types import is_nested
 from featurestore.training.cuts import GROUP, HASH, SHARD, Cut, columns_of, from_sortable
 
@@ -237,9 +238,9 @@ def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.Re
     if not same.any():
         return batch
     tied = np.flatnonzero(np.r_[same, False] | np.r_[False, same])
-    subset = batch.take(pa.array(tied))
+    subset = rows_at(batch, tied)
     ties = pa.table({"hash": pa.array(hashes[tied]), "bytes": canonical_bytes(subset, columns=list(columns))})
     order = pc.sort_indices(ties, sort_keys=[("hash", "ascending"), ("bytes", "ascending")]).to_numpy()
     index = np.arange(len(hashes))
     index[tied] = tied[order]
-    return batch.take(pa.array(index))
+    return rows_at(batch, index)

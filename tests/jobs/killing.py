@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -34,8 +35,9 @@ def start(target: Any, *arguments: Any) -> BaseProcess:
 
 
 def kill(process: BaseProcess) -> None:
-    if process.is_alive():
-        os.kill(process.pid or 0, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may end between the two
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from featurestore.model.arrow_rows import rows_at, values_at
 
 _MOST_RADIX = 2**16
 
@@ -37,7 +38,7 @@ class HeldShards:
         schema = parts[0].schema
         places = pa.array(_places([_column(parts, schema.get_field_index(name)) for name in self._order]))
         # Column by column, so that no more than one of them is there three times.
-        arrays = [_column(parts, index).take(places) for index in range(len(schema))]
+        arrays = [values_at(_column(parts, index), places) for index in range(len(schema))]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
@@ -67,7 +68,7 @@ def _parted(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
         return batch
     # Of 16 bits numpy sorts by radix.
     short = numbers.astype(np.uint16) if highest < _MOST_RADIX else numbers
-    return batch.take(pa.array(np.argsort(short, kind="stable")))
+    return rows_at(batch, np.argsort(short, kind="stable"))
 
 
 def _column(parts: Sequence[pa.RecordBatch], index: int) -> pa.Array:
@@ -78,7 +79,5 @@ def _places(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     """Return which row comes where, ascending by whole numbers, nulls first."""
     if len(keys) == 1 and not keys[0].null_count:
         return np.argsort(keys[0].to_numpy())
-    names = [str(number) for number in range(len(keys))]
-    sort_keys = [(name, "ascending") for name in names]
-    found = pc.sort_indices(pa.table(list(keys), names), sort_keys=sort_keys, null_placement="at_start")
-    return np.asarray(found.to_numpy()).astype(np.int64)
+    columns = [side for key in keys for side in (np.asarray(key.is_valid()), np.asarray(key.fill_null(0)))]
+    return np.lexsort(columns[::-1])

@@ -1,0 +1,34 @@
+"""Rows by their numbers, from whole arrays and from slices of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore.model.arrow_rows import rows_at, values_at
+
+PIXELS = np.random.default_rng(0).integers(0, 255, (40, 3, 4))
+LISTS = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pa.array(PIXELS.reshape(-1)), 4), 3)
+PLACES = np.random.default_rng(1).permutation(20)
+ARRAYS = {
+    "numbers": pa.array(range(40)),
+    "vectors": LISTS.flatten().slice(0, 40),
+    "images": LISTS,
+    "structs": pa.StructArray.from_arrays([LISTS], ["image"]),
+    "nulls": pa.array([None if number % 3 == 0 else row.tolist() for number, row in enumerate(PIXELS)], LISTS.type),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("start", [0, 7, 20])
+def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
+    values = ARRAYS[name].to_pylist()
+    expected = [values[start + place] for place in PLACES]
+    part = ARRAYS[name].slice(start, 20)
+    assert values_at(part, PLACES).to_pylist() == expected
+    assert values_at(part, pa.array(PLACES)).to_pylist() == expected
+    batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"]).slice(start, 20)
+    found = rows_at(batch, PLACES)
+    assert found.schema == batch.schema
+    assert found.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}

@@ -73,8 +73,10 @@ def get_or_create(
     check_name(name)
     with session.registry.reading() as connection:
         known = featuregroups.find(connection, name, version)
-    if known is None:
-        number = version if version is not None else next_version(session, name, claimed=False)
+    number = version
+    if known is None and version is None:
+        number = _version_to_create(session, name)
+    if known is None and number is not None:
         try:
             return create(session, df, name, declared=declared, version=number)[0]
         except FeatureGroupExists:
@@ -83,6 +85,17 @@ def get_or_create(
     stored = open_group(session, name, version).spec
     check_same(declared, stored, given=schema_of(df, engine=session.engine, like=stored.schema))
     return stored
+
+
+def _version_to_create(session: Session, name: str) -> int | None:
+    """Return the first version to create, or the one that somebody creates just now; None if it is there by now."""
+    number = next_version(session, name, claimed=False)
+    # Asked after the folders were read: whose folder was seen is at work still, or has registered it.
+    with session.registry.reading() as connection:
+        if featuregroups.find(connection, name, None) is not None:
+            return None
+        busy = [each for each in intents.every(connection) if each.kind == "create" and each.name == name]
+    return min([each.version for each in busy if each.is_alive], default=number)
 
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:

@@ -82,7 +82,8 @@ def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[A
         return result
     if isinstance(tensor, tf.RaggedTensor):
         return tensor.to_list()
-    return [np.ravel(row).tolist() if encoding.shape else [row] for row in tensor.numpy().tolist()]
+    # As objects: of bytes numpy drops zeros at the end.
+    return [np.array(row, object).ravel().tolist() if encoding.shape else [row] for row in tensor.numpy().tolist()]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

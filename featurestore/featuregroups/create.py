@@ -94,8 +94,7 @@ def _version_to_create(session: Session, name: str) -> int | None:
     with session.registry.reading() as connection:
         if featuregroups.find(connection, name, None) is not None:
             return None
-        busy = [each for each in intents.every(connection) if each.kind == "create" and each.name == name]
-    return min([each.version for each in busy if each.is_alive], default=number)
+        return min(intents.creating(connection, name), default=number)
 
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
@@ -103,8 +102,7 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     with session.registry.reading() as connection:
         known = featuregroups.versions(connection, name)
         if claimed:
-            busy = [each for each in intents.every(connection) if each.kind == "create" and each.name == name]
-            known += [each.version for each in busy if each.is_alive]
+            known += intents.creating(connection, name)
     folder = os.path.join(session.location, FEATUREGROUPS, name)
     on_disk = [
         int(entry[1:])

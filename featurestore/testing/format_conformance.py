@@ -16,6 +16,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ from featurestore.formats import (
     Layout,
     NarrowProfile,
     Plane,
+    RecordAccess,
     WrittenFile,
     WrittenShard,
 )
@@ -275,11 +277,10 @@ class FormatConformance:
         kinds = [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
         table = example_table(kinds)
         layout = layout_of(dataset_format, table)
-        access = dataset_format.record_access(layout)
-        if access is None:
+        written = records_of(dataset_format, tmp_path, table, layout)
+        if written is None:
             return
-        path, _ = write(dataset_format, tmp_path, table, layout)
-        records = access.records(path)
+        access, records = written
         assert records.shape == (300, access.record_bytes)
         some = np.array([299, 5, 5, 0, 64])
         decoded = access.decode(records[some], table.schema.names)
@@ -298,11 +299,10 @@ class FormatConformance:
     def test_records_go_into_planes_as_they_decode(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table([kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)])
         layout = layout_of(dataset_format, table)
-        access = dataset_format.record_access(layout)
-        if access is None:
+        written = records_of(dataset_format, tmp_path, table, layout)
+        if written is None:
             return
-        path, _ = write(dataset_format, tmp_path, table, layout)
-        records = access.records(path)[20:]
+        access, records = written[0], written[1][20:]
         decoded = access.decode(records, table.schema.names)
         numbers = {name: values for name, (values, _) in decoded.items() if values.dtype != object}
         for kind in {values.dtype for values in numbers.values()}:
@@ -333,11 +333,10 @@ class FormatConformance:
         }
         table = pa.table(texts)
         layout = layout_of(dataset_format, table)
-        access = dataset_format.record_access(layout)
-        if access is None:
+        written = records_of(dataset_format, tmp_path, table, layout)
+        if written is None:
             return
-        path, _ = write(dataset_format, tmp_path, table, layout)
-        records = access.records(path)
+        access, records = written
         for name, values in texts.items():
             found = access.padded_texts(records, name)
             if any((value or "").endswith("\0") for value in values):
@@ -345,6 +344,17 @@ class FormatConformance:
             else:
                 assert found is not None, name
                 assert found.tolist() == [(value or "").encode() for value in values]
+
+
+def records_of(
+    dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout
+) -> tuple[RecordAccess, Any] | None:
+    """Write a table and return the access to its records and the records; None where there is no random access."""
+    access = dataset_format.record_access(layout)
+    if access is None:
+        return None
+    path, _ = write(dataset_format, directory, table, layout)
+    return access, access.records(path)
 
 
 def check_file(directory: Path, file: WrittenFile) -> None:

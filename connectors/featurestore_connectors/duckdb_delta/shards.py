@@ -45,20 +45,31 @@ def write_shards(
     """Call ``write`` for each shard with its rows in order; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
     whole = all(pat.is_integer(rows.schema.field(name).type) for name in order)
-    if database.limit_is_chosen or not whole:
-        return _sorted_by_duckdb(database, rows, shard=shard, order=order, write=write, threads=threads)
+    found = rows if database.limit_is_chosen or not whole else _hold(database, rows, shard=shard, order=order)
+    if isinstance(found, HeldShards):
+        return _write_held(found, write, threads)
+    with building():
+        ordered = found.native.order(", ".join(f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)))
+    batches = stream(database, relation(ordered, found.schema))
+    with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
+        if threads <= 1:
+            return [write(number, part) for number, part in _one_after_another(batches, shard)]
+        return _beside_each_other(batches, shard, write, threads)
+
+
+def _hold(database: Database, rows: Relation, *, shard: str, order: Sequence[str]) -> HeldShards | Relation:
+    """Return the rows of all shards in memory, or where there are too many the relation of all of them."""
     held = HeldShards(shard=shard, order=order)
     batches = batches_of(database, rows)
     for batch in batches:
         held.add(batch)
         if held.size > _HELD_BYTES:
-            all_rows = pa.RecordBatchReader.from_batches(rows.schema, chain(held.drain(), batches))
-            rows = from_arrow(database, all_rows)
-            return _sorted_by_duckdb(database, rows, shard=shard, order=order, write=write, threads=threads)
-    return _held(held, write, threads)
+            everything = pa.RecordBatchReader.from_batches(rows.schema, chain(held.drain(), batches))
+            return from_arrow(database, everything)
+    return held
 
 
-def _held(held: HeldShards, write: ShardFunction[Result], threads: int) -> list[Result]:
+def _write_held(held: HeldShards, write: ShardFunction[Result], threads: int) -> list[Result]:
     stopped = threading.Event()
 
     def run(number: int) -> Result:
@@ -78,24 +89,6 @@ def _held(held: HeldShards, write: ShardFunction[Result], threads: int) -> list[
             stopped.set()
             raise
     return _results_of(results)
-
-
-def _sorted_by_duckdb(
-    database: Database,
-    rows: Relation,
-    *,
-    shard: str,
-    order: Sequence[str],
-    write: ShardFunction[Result],
-    threads: int,
-) -> list[Result]:
-    with building():
-        ordered = rows.native.order(", ".join(f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)))
-    batches = stream(database, relation(ordered, rows.schema))
-    with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
-        if threads <= 1:
-            return [write(number, part) for number, part in _one_after_another(batches, shard)]
-        return _beside_each_other(batches, shard, write, threads)
 
 
 def _pieces(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:

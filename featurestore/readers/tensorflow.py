@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.readers.blocks import Stretches
+from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
 from featurestore.readers.prefetch import available_cores
 from featurestore.readers.recordblocks import RecordBlocks
@@ -53,6 +54,8 @@ def tf_dataset(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
+    # There is nothing to tune here, and with it the end of an epoch waits for the tuning thread, up to a second.
+    options.autotune.enabled = False
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     return dataset.prefetch(2 * replicas).with_options(options)
 
@@ -70,6 +73,7 @@ class _Part:
         tf, packing = self.tf, self.packing
         specs = self._packed_specs()
 
+        @awaited_at_exit
         def read(number: Any) -> list[Any]:
             return source.read_packed(stretches[int(number)], packing)
 
@@ -88,8 +92,14 @@ class _Part:
         batch = self.packing.batch
 
         def generate() -> Iterator[dict[str, Any]]:
-            for _, arrays in self.reader.read(stretches):
-                yield {name: array.reshape(-1, batch, *array.shape[1:]) for name, array in arrays.items()}
+            blocks = self.reader.read(stretches)
+
+            @awaited_at_exit
+            def following() -> dict[str, Any]:
+                _, arrays = next(blocks, (0, {}))
+                return {name: array.reshape(-1, batch, *array.shape[1:]) for name, array in arrays.items()}
+
+            return iter(following, {})
 
         specs = {
             name: self._spec((None, batch, *shape), dtype) for name, (dtype, shape) in self.packing.outputs.items()

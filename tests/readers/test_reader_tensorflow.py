@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -132,3 +134,24 @@ def test_wrong_workers_are_refused_before_the_first_step(tfrecord: Example) -> N
         reader.tf_dataset(worker=0, workers=5)
     with pytest.raises(ValueError, match="start_step=17"):
         reader.tf_dataset(start_step=17)
+
+
+LEFT = """
+import json, sys
+from pathlib import Path
+from featurestore.model.manifest import Manifest
+from featurestore.readers.reader import open_reader
+manifest = Manifest.from_json(json.loads(Path(sys.argv[1], "manifest.json").read_text()))
+left = iter(open_reader(sys.argv[1], manifest, split="train", global_batch_size=1024).tf_dataset())
+next(left)
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
+def test_a_process_ends_while_its_iterator_is_in_the_middle_of_an_epoch(tmp_path: Path, data_format: str) -> None:
+    numbers = np.arange(400_000)
+    table = pa.table({**{f"x{place}": numbers * place for place in range(20)}, "text": np.char.mod("%08d", numbers)})
+    make_dataset(tmp_path, table, data_format=data_format, block_rows=1024)
+    command = [sys.executable, "-c", LEFT, str(tmp_path)]
+    assert subprocess.run(command, timeout=120, check=False, stderr=subprocess.DEVNULL).returncode == 3

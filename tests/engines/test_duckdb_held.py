@@ -59,7 +59,7 @@ def test_writers_see_the_same_rows_whether_they_are_held_or_sorted_by_duckdb(
 
 
 def test_held_rows_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_sorted_by_duckdb", None)
+    monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
     engine = DuckDBEngine()
     given = engine.map_batches(engine.from_arrow(table().to_reader()), lambda batch: batch, schema=table().schema)
     assert len(engine.write_shards(given, shard="shard", order=["second"], write=collect)) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -32,6 +33,16 @@ def start(target: Any, *arguments: Any) -> BaseProcess:
     process = server.Process(target=target, args=arguments)
     process.start()
     return process
+
+
+def terminate(process: BaseProcess) -> int | None:
+    """Tell a process to end and return its exit status; one that stays says where each of its threads is."""
+    os.kill(process.pid or 0, signal.SIGTERM)
+    process.join(60)
+    if process.is_alive():
+        os.kill(process.pid or 0, signal.SIGABRT)  # faulthandler writes the threads' stacks
+        process.join(10)
+    return process.exitcode
 
 
 def kill(process: BaseProcess) -> None:
@@ -72,6 +83,7 @@ def _prepare(places: tuple[str, ...], now: datetime) -> None:
 
 def schedule(location: str, began: float, speed: float, now: datetime) -> None:
     """Be a scheduler whose clock showed ``now`` at the real time ``began`` and runs ``speed`` times as fast."""
+    faulthandler.enable()
     times.utc_now = lambda: now + timedelta(seconds=(time.time() - began) * speed)
     service.leased = partial(lease.leased, lasting=lease.LASTING * max(speed, 1))
     Scheduler(featurestore.connect(location), Options(every=0.1)).run()

@@ -102,10 +102,7 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(city: Fe
             if all(mark and mark >= START + 100 * HOUR for mark in marks):
                 break
             time.sleep(0.1)
-        for each in schedulers:
-            os.kill(each.pid or 0, signal.SIGTERM)
-            each.join(60)
-        assert [each.exitcode for each in schedulers] == [0, 0]
+        assert [killing.terminate(each) for each in schedulers] == [0, 0]
     finally:
         for each in schedulers:
             killing.kill(each)
@@ -130,9 +127,7 @@ def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
         deadline = time.monotonic() + 60
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.kill(process.pid or 0, signal.SIGTERM)
-        process.join(60)
-        assert process.exitcode == 0
+        assert killing.terminate(process) == 0
     finally:
         killing.kill(process)
     (run,) = city.get_runs("demand")

@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +54,41 @@ def ensure_writable(directory: str) -> None:
         ) from error
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a file so that readers see the old or the whole new content (temporary file, fsync, rename)."""
-    directory = os.path.dirname(path)
-    os.makedirs(directory, exist_ok=True)
-    temporary = os.path.join(directory, f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Say of what the system refuses in the block that ``path`` cannot be written, and why."""
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(directory)
+        yield
+    except StorageError:
+        raise
     except OSError as error:
-        remove(temporary)
         raise StorageError(
             f"Cannot write {path!r}: {error.strerror or error}.", hint="check free space and permissions"
         ) from error
+
+
+def make_directory(path: str) -> None:
+    """Make a directory and those above it; nothing happens when it is there."""
+    with writing(path):
+        os.makedirs(path, exist_ok=True)
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a file so that readers see the old or the whole new content (temporary file, fsync, rename)."""
+    directory = os.path.dirname(path)
+    make_directory(directory)
+    temporary = os.path.join(directory, f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
+    try:
+        with writing(path):
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            _sync_directory(directory)
+    except StorageError:
+        remove(temporary)
+        raise
 
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:
@@ -96,10 +115,10 @@ def exists(path: str) -> bool:
 
 
 def list_directory(path: str) -> list[str]:
-    """Return the names in a directory, sorted; empty when it does not exist."""
+    """Return the names in a directory, sorted; empty when there is none, and for a file."""
     try:
         return sorted(os.listdir(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

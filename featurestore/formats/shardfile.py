@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import StorageError
+from featurestore import files
 from featurestore.formats.door import WrittenFile
 
 if TYPE_CHECKING:
@@ -82,11 +82,9 @@ class ShardFile:
         self.closed = True
 
     def __enter__(self) -> ShardFile:
-        try:
+        with files.writing(self._final):
             os.makedirs(os.path.dirname(self._temporary), exist_ok=True)
             self._file = open(self._temporary, "wb", buffering=0)
-        except OSError as error:
-            raise self._cannot_write(error) from error
         self.closed = False
         return self
 
@@ -95,11 +93,9 @@ class ShardFile:
         view = memoryview(data).cast("B")
         self._digest.update(view)
         written = 0
-        try:
+        with files.writing(self._final):
             while written < len(view):
                 written += self._file.write(view[written:])
-        except OSError as error:
-            raise self._cannot_write(error) from error
         self.size += len(view)
         return len(view)
 
@@ -123,18 +119,12 @@ class ShardFile:
     ) -> None:
         self.closed = True
         try:
-            if kind is None:
-                os.fsync(self._file.fileno())
-            self._file.close()
-            if kind is None:
-                os.replace(self._temporary, self._final)
-        except OSError as failure:
-            raise self._cannot_write(failure) from failure
+            with files.writing(self._final):
+                if kind is None:
+                    os.fsync(self._file.fileno())
+                self._file.close()
+                if kind is None:
+                    os.replace(self._temporary, self._final)
         finally:
             if os.path.exists(self._temporary):
                 os.remove(self._temporary)
-
-    def _cannot_write(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"Cannot write {self._final!r}: {error.strerror or error}.", hint="check free space and permissions"
-        )

@@ -7,17 +7,12 @@ lock is free is what a killed export left, and may be removed.
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-from featurestore import files
+from featurestore import files, locks
 from featurestore.errors import InvalidArgument, TrainingDatasetExists
 from featurestore.model.manifest import MANIFEST_FILE
-
-_LOCK = ".export"
 
 
 @dataclass
@@ -30,7 +25,7 @@ class Claim:
 
     def release(self, *, keep: bool) -> None:
         """Give the claim back; without ``keep`` everything written goes."""
-        files.remove(os.path.join(self.directory, _LOCK))
+        files.remove(os.path.join(self.directory, locks.HOLD))
         if not keep:
             files.remove(self.directory)
         os.close(self.handle)
@@ -44,8 +39,8 @@ def claim_version(parent: str, version: int | None, *, floor: int = 0) -> Claim:
     """
     if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
         raise InvalidArgument(f"version={version!r} is not a version.", hint="versions are 1, 2, ...")
-    os.makedirs(parent, exist_ok=True)
-    with locked(os.path.join(parent, ".lock")):
+    files.make_directory(parent)
+    with locks.locked(os.path.join(parent, ".lock")):
         remove_abandoned(parent)
         taken = versions_in(parent)
         chosen = max([floor, *taken], default=0) + 1 if version is None else version
@@ -55,9 +50,7 @@ def claim_version(parent: str, version: int | None, *, floor: int = 0) -> Claim:
                 f"Version {chosen} of training dataset {os.path.basename(parent)!r} exists or is being written.",
                 hint="leave version= out to make the next one",
             )
-        os.mkdir(directory)
-        handle = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        handle = locks.make_held(directory)
     return Claim(chosen, directory, handle)
 
 
@@ -76,7 +69,7 @@ def remove_abandoned(parent: str) -> list[str]:
     removed = []
     for version in versions_in(parent):
         directory = os.path.join(parent, f"v{version}")
-        if not is_finished(directory) and not is_held(os.path.join(directory, _LOCK)):
+        if not is_finished(directory) and not locks.is_held(directory):
             files.remove(directory)
             removed.append(directory)
     return removed
@@ -86,31 +79,5 @@ def clean(parent: str) -> list[str]:
     """Remove what killed exports of one dataset left, safely beside running ones; return the directories."""
     if not files.exists(parent):
         return []
-    with locked(os.path.join(parent, ".lock")):
+    with locks.locked(os.path.join(parent, ".lock")):
         return remove_abandoned(parent)
-
-
-def is_held(path: str) -> bool:
-    """Tell whether a living process holds the lock on a file."""
-    try:
-        handle = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-@contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Hold the lock on a file while the block runs."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

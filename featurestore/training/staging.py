@@ -5,32 +5,27 @@ A place is a directory ``_staging/td-<id>`` with a lock on a file in it, held as
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from featurestore import files
+from featurestore import files, locks
 from featurestore.session import STAGING, Session
-from featurestore.training.claim import is_held, locked
 
 _PREFIX = "td-"
-_LOCK = ".export"
 
 
 @contextmanager
 def staging(session: Session) -> Iterator[str]:
     """Give a new directory for staged rows, removed in the end; its name is the run's identifier."""
     root = os.path.join(session.location, STAGING)
-    os.makedirs(root, exist_ok=True)
+    files.make_directory(root)
     place = session.staging_path(f"{_PREFIX}{uuid.uuid4().hex}")
     # Under the lock nobody takes a directory for a dead one between its making and its locking.
-    with locked(_root_lock(session)):
+    with locks.locked(_root_lock(session)):
         _remove_dead(root)
-        os.mkdir(place)
-        handle = os.open(os.path.join(place, _LOCK), os.O_RDWR | os.O_CREAT, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        handle = locks.make_held(place)
     try:
         yield place
     finally:
@@ -43,7 +38,7 @@ def remove_dead(session: Session) -> list[str]:
     root = os.path.join(session.location, STAGING)
     if not files.exists(root):
         return []
-    with locked(_root_lock(session)):
+    with locks.locked(_root_lock(session)):
         return _remove_dead(root)
 
 
@@ -53,7 +48,7 @@ def _root_lock(session: Session) -> str:
 
 def _remove_dead(root: str) -> list[str]:
     places = [os.path.join(root, name) for name in files.list_directory(root) if name.startswith(_PREFIX)]
-    dead = [place for place in places if not is_held(os.path.join(place, _LOCK))]
+    dead = [place for place in places if not locks.is_held(place)]
     for place in dead:
         files.remove(place)
     return dead

@@ -106,6 +106,18 @@ def test_a_full_disk_is_said_and_nothing_is_half_visible(small_disk: Path, examp
     store.close()
 
 
+@pytest.mark.parametrize("taken", ["trainingdatasets/d", "_staging"])
+def test_a_directory_that_cannot_be_made_is_named(duckdb_store: FeatureStore, example: Example, taken: str) -> None:
+    place = Path(duckdb_store.location, taken)
+    if place.is_dir():
+        place.rmdir()
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("in the way")
+    with pytest.raises(StorageError, match=rf"Cannot write '.*{taken}'"):
+        duckdb_store.create_training_dataset(example(100), "d", key=["at"])
+    assert duckdb_store.get_training_datasets() == []
+
+
 def test_two_exports_of_one_name_make_two_versions(duckdb_store: FeatureStore, example: Example) -> None:
     duckdb_store.create_featuregroup(example(2000), "facts", primary_key=["user", "at"])
     made: list[int] = []

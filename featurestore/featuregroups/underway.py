@@ -64,7 +64,7 @@ def wait_for_creator(session: Session, name: str, version: int) -> bool:
     waited = False
     while True:
         with session.registry.reading() as connection:
-            if intents.alive_creator(connection, name, version) is None:
+            if version not in intents.creating(connection, name):
                 return waited
         waited = True
         time.sleep(_POLL_SECONDS)
@@ -74,7 +74,7 @@ def _claim(session: Session, connection: Connection, name: str, version: int) ->
     """Make this process the only creator of a version; clean what a dead one left."""
     lock_group(session, connection, name, version)
     taken = featuregroups.find(connection, name, version) is not None
-    busy = intents.alive_creator(connection, name, version) is not None
+    busy = version in intents.creating(connection, name)
     path = session.featuregroup_path(name, version)
     if not taken and not busy:
         if not heal.is_group(path):

@@ -23,24 +23,20 @@ _QUIET_SECONDS = 0.1
 _PATIENCE_SECONDS = 60
 
 
-class InterpreterEnds(RuntimeError):
-    """Said to a call that comes when the interpreter is about to end."""
-
-
 class _Calls:
     """How many calls are running, and when one last came or went."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._running = 0
-        self._moved: float | None = None
+        self._moved = -math.inf
         self._is_ending = False
 
     def begin(self) -> None:
         with self._lock:
             self._moved = time.monotonic()
             if self._is_ending:
-                raise InterpreterEnds("The interpreter is ending; nothing is read any more.")
+                raise RuntimeError("The interpreter is ending; nothing is read any more.")
             self._running += 1
 
     def end(self) -> None:
@@ -58,8 +54,7 @@ class _Calls:
 
     def _is_quiet(self) -> bool:
         with self._lock:
-            since = math.inf if self._moved is None else time.monotonic() - self._moved
-            return self._running == 0 and since > _QUIET_SECONDS
+            return self._running == 0 and time.monotonic() - self._moved > _QUIET_SECONDS
 
 
 _calls = _Calls()

@@ -71,14 +71,8 @@ def every(connection: Connection) -> list[Intent]:
 
 def creating(connection: Connection, name: str) -> list[int]:
     """Return the versions of a feature group that living processes create just now."""
-    mine = (each for each in every(connection) if each.kind == "create" and each.name == name)
-    return [each.version for each in mine if each.is_alive]
-
-
-def alive_creator(connection: Connection, name: str, version: int) -> Intent | None:
-    """Return the intent of a live process that is creating this version at the moment, if there is one."""
-    query = sa.select(intents).where(intents.c.kind == "create", intents.c.name == name, intents.c.version == version)
-    return next((each for each in _read(connection, query) if each.is_alive), None)
+    query = sa.select(intents).where(intents.c.kind == "create", intents.c.name == name)
+    return [each.version for each in _read(connection, query) if each.is_alive]
 
 
 def _read(connection: Connection, query: sa.Select[Any]) -> list[Intent]:

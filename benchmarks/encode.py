@@ -20,7 +20,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import numpy as np
 import pyarrow as pa
 
-from featurestore.formats import rebatch
+from featurestore.plugins.plain import rebatch
 from featurestore.testing.format_cases import profiles
 from featurestore_connectors.tfrecord import TFRecordFormat
 from featurestore_connectors.tfrecord.fixed import Encoder
@@ -41,7 +41,9 @@ def table(rows: int, columns: int) -> pa.Table:
             found[f"float_{group}_{at}"] = pa.array(random.random(rows, np.float32))
         for at in range(2):
             found[f"double_{group}_{at}"] = pa.array(random.random(rows))
-        found[f"text_{group}"] = pa.array([f"{number:08d}" for number in random.integers(0, 10**8, rows)])
+        found[f"text_{group}"] = pa.array(
+            [f"{number:08d}" for number in random.integers(0, 10**8, rows)]
+        )
     return pa.table(found)
 
 
@@ -56,7 +58,9 @@ def measure(work: Callable[[], object], rows: int, *, repeats: int = 5) -> tuple
     return rows / float(np.median(walls)), rows / float(np.median(processors))
 
 
-def show(name: str, speed: tuple[float, float], base: tuple[float, float] | None = None) -> tuple[float, float]:
+def show(
+    name: str, speed: tuple[float, float], base: tuple[float, float] | None = None
+) -> tuple[float, float]:
     beside = "" if base is None else f"{speed[0] / base[0]:8.1f}x {speed[1] / base[1]:8.1f}x"
     print(f"  {name:46}{speed[0]:14,.0f}{speed[1]:14,.0f}{beside}")
     return speed
@@ -78,8 +82,12 @@ def write_examples(rows: pa.Table, path: str) -> None:
                 elif pa.types.is_floating(kinds[name]):
                     features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
                 else:
-                    features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.encode()]))
-            writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+                    features[name] = tf.train.Feature(
+                        bytes_list=tf.train.BytesList(value=[value.encode()])
+                    )
+            writer.write(
+                tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+            )
 
 
 def encoding(rows: pa.Table, directory: Path, few: int) -> Any:
@@ -116,7 +124,9 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
     access = FORMAT.record_access(layout)
     assert access is not None
     spec = {
-        name: tf.io.FixedLenFeature((), {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}[held.tf_type])
+        name: tf.io.FixedLenFeature(
+            (), {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}[held.tf_type]
+        )
         for name, held in FORMAT.encodings(layout).items()
     }
 
@@ -126,7 +136,9 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
 
     def parse(columns: list[str]) -> Any:
         chosen = {name: spec[name] for name in columns}
-        records = tf.data.TFRecordDataset(path, buffer_size=8 << 20).batch(BLOCK, drop_remainder=True)
+        records = tf.data.TFRecordDataset(path, buffer_size=8 << 20).batch(
+            BLOCK, drop_remainder=True
+        )
         return records.map(lambda record: tf.io.parse_example(record, chosen))
 
     def slices(columns: list[str]) -> Any:
@@ -135,7 +147,10 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
 
         def decode(block: Any) -> dict[str, Any]:
             records = tf.reshape(tf.io.decode_raw(block, tf.uint8), (BLOCK, access.record_bytes))
-            return {name: values for name, (values, _) in access.tensorflow_decode(records, columns).items()}
+            return {
+                name: values
+                for name, (values, _) in access.tensorflow_decode(records, columns).items()
+            }
 
         return blocks.map(decode)
 
@@ -151,10 +166,18 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
         reader.close()
 
     whole = rows.num_rows // BLOCK * BLOCK
-    for title, columns in (("numbers", numbers), ("one column", numbers[:1]), ("with texts", names)):
+    for title, columns in (
+        ("numbers", numbers),
+        ("one column", numbers[:1]),
+        ("with texts", names),
+    ):
         parsed, sliced = parse(columns), slices(columns)
-        base = show(f"{title}: TFRecordDataset + parse_example", measure(lambda d=parsed: drain(d), whole))
-        show(f"{title}: tensorflow_decode of blocks", measure(lambda d=sliced: drain(d), whole), base)
+        base = show(
+            f"{title}: TFRecordDataset + parse_example", measure(lambda d=parsed: drain(d), whole)
+        )
+        show(
+            f"{title}: tensorflow_decode of blocks", measure(lambda d=sliced: drain(d), whole), base
+        )
         show(f"{title}: decode to numpy", measure(lambda c=columns: arrays(c), rows.num_rows), base)
         show(f"{title}: read to Arrow", measure(lambda c=columns: arrow(c), rows.num_rows), base)
 
@@ -169,7 +192,9 @@ def main() -> None:
     for columns, rows, few in ((25, 1_000_000, 20_000), (200, 100_000, 2_500)):
         scale = 10 if arguments.quick else 1
         data = table(rows // scale // BLOCK * BLOCK, columns)
-        print(f"{columns} columns, {data.num_rows:,} rows, one core: rows a second by wall and by processor time")
+        print(
+            f"{columns} columns, {data.num_rows:,} rows, one core: rows a second by wall and by processor time"
+        )
         with tempfile.TemporaryDirectory() as name:
             layout = encoding(data, Path(name), few // scale * 2)
             if not arguments.encode_only:

@@ -108,11 +108,17 @@ class Export:
                 feature = {}
                 for name, value in row.items():
                     if isinstance(value, int):
-                        feature[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+                        feature[name] = tf.train.Feature(
+                            int64_list=tf.train.Int64List(value=[value])
+                        )
                     elif isinstance(value, float):
-                        feature[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
+                        feature[name] = tf.train.Feature(
+                            float_list=tf.train.FloatList(value=[value])
+                        )
                     else:
-                        feature[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.encode()]))
+                        feature[name] = tf.train.Feature(
+                            bytes_list=tf.train.BytesList(value=[value.encode()])
+                        )
                 example = tf.train.Example(features=tf.train.Features(feature=feature))
                 writer.write(example.SerializeToString())
         return time.perf_counter() - start
@@ -129,7 +135,9 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
         print(f"\n{rows:,} rows x {columns} columns")
         print(f"  DuckDB COPY in hash order           {rows / copy.clock:12,.0f} rows/s")
         if "tfrecord" in formats:
-            loop = statistics.median(export.examples(min(rows, 20_000)) for _ in range(3)) / min(rows, 20_000)
+            loop = statistics.median(export.examples(min(rows, 20_000)) for _ in range(3)) / min(
+                rows, 20_000
+            )
             print(f"  tf.train.Example loop               {1 / loop:12,.0f} rows/s")
         for data_format in formats:
             check(export, data_format)
@@ -139,7 +147,9 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
             line += f" ({seconds.processor / copy.processor:.2f}x by processor time)"
             if data_format == "tfrecord":
                 line += f", {loop * rows / seconds.clock:.1f}x the loop's speed (target >= 15; COPY's time <= 3x)"
-                more = measured(lambda: shutil.rmtree(export.ours("tfrecord", statistics=True)), min(trials, 3))
+                more = measured(
+                    lambda: shutil.rmtree(export.ours("tfrecord", statistics=True)), min(trials, 3)
+                )
                 line += f"; with statistics, the default, {rows / more.clock:,.0f} rows/s, "
                 line += f"{loop * rows / more.clock:.1f}x (target >= 15)"
             else:
@@ -170,7 +180,9 @@ def cores(rows: int, trials: int) -> None:
     seconds = {}
     for count in (1, 2):
         here = str(Path(__file__).parent)
-        program = f"import sys; sys.path.insert(0, {here!r}); import export; export.one({rows}, {trials})"
+        program = (
+            f"import sys; sys.path.insert(0, {here!r}); import export; export.one({rows}, {trials})"
+        )
         command = ["taskset", "-c", ",".join(map(str, range(count))), sys.executable, "-c", program]
         environment = os.environ | {"OMP_NUM_THREADS": str(count)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -189,7 +201,9 @@ def one(rows: int, trials: int) -> None:
 def memory(rows: int) -> None:
     """Peak memory of an export of many rows above the idle process; the group is streamed in."""
     program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import export; export.many({rows})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     print(f"\n{done.stdout.strip()} (target < 2 GiB)")
 
 
@@ -202,7 +216,12 @@ def many(rows: int) -> None:
     store = featurestore.connect(place / "store")
     table(10)
     reader = pa.RecordBatchReader.from_batches(
-        schema, (batch for first in range(0, rows, step) for batch in table(step, first=first).to_batches())
+        schema,
+        (
+            batch
+            for first in range(0, rows, step)
+            for batch in table(step, first=first).to_batches()
+        ),
     )
     store.create_featuregroup(reader, "rows", validation="off", statistics=False)
     store.close()
@@ -239,7 +258,9 @@ def main() -> None:
         cores(rows, min(trials, 3))
     if "memory" in arguments.only:
         memory(500_000 if arguments.quick else 20_000_000)
-    print(f"\npeak of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+    print(
+        f"\npeak of this process {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+    )
 
 
 if __name__ == "__main__":

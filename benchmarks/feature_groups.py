@@ -33,7 +33,9 @@ def table(rows: int, *, seed: int = 0, first: int = 0) -> pa.Table:
     columns = {
         "id": pa.array(ids),
         "t": pa.array(micros, pa.timestamp("us", tz="UTC")),
-        "place": pa.array(np.array([f"place{n}" for n in range(200)])[random.integers(0, 200, rows)]),
+        "place": pa.array(
+            np.array([f"place{n}" for n in range(200)])[random.integers(0, 200, rows)]
+        ),
         "n": pa.array(random.integers(0, 1000, rows), pa.int32()),
     }
     for index in range(6):
@@ -87,7 +89,9 @@ def create(folder: Path, rows: int) -> None:
 
     def ours() -> None:
         name = names()
-        store.create_featuregroup(data, name, primary_key="id", event_time="t", validation="off", statistics=False)
+        store.create_featuregroup(
+            data, name, primary_key="id", event_time="t", validation="off", statistics=False
+        )
         shutil.rmtree(store.featuregroup(name).path + "_old", ignore_errors=True)
 
     def bare() -> None:
@@ -107,7 +111,7 @@ def read(folder: Path, rows: int) -> None:
     import duckdb
 
     import featurestore
-    from featurestore import deltalog
+    from featurestore.delta import deltalog
 
     store = featurestore.connect(folder / "store")
     group = store.create_featuregroup(table(rows), "g", validation="off", statistics=False)
@@ -129,7 +133,9 @@ def upsert(folder: Path, rows: int) -> None:
 
     store = featurestore.connect(folder / "store")
     data = table(rows)
-    group = store.create_featuregroup(data, "g", primary_key="id", event_time="t", validation="off", statistics=False)
+    group = store.create_featuregroup(
+        data, "g", primary_key="id", event_time="t", validation="off", statistics=False
+    )
     path = str(folder / "bare")
     write_deltalake(path, data)
     random = np.random.default_rng(1)
@@ -141,7 +147,9 @@ def upsert(folder: Path, rows: int) -> None:
 
     def bare() -> None:
         target = DeltaTable(path)
-        merge = target.merge(changed, predicate="t.id = s.id and t.t = s.t", source_alias="s", target_alias="t")
+        merge = target.merge(
+            changed, predicate="t.id = s.id and t.t = s.t", source_alias="s", target_alias="t"
+        )
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
 
     compare(f"upsert of 1 % into {rows:,}", 1.3, ours, bare, bare_name="delta-rs merge")
@@ -178,7 +186,9 @@ def stream(folder: Path, rows: int) -> None:
             statistics=counted,
         )  # fmt: skip
         start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             sys.exit(done.stderr)
         above, idle = map(float, done.stdout.split())
@@ -227,8 +237,13 @@ def opening(folder: Path, _rows: int) -> None:
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         found.append([float(each) * 1000 for each in done.stdout.split()])
-    first_bare, first_ours, bare, ours = (statistics.median(each) for each in zip(*found, strict=True))
-    for label, mine, theirs in (("first in a process", first_ours, first_bare), ("again", ours, bare)):
+    first_bare, first_ours, bare, ours = (
+        statistics.median(each) for each in zip(*found, strict=True)
+    )
+    for label, mine, theirs in (
+        ("first in a process", first_ours, first_bare),
+        ("again", ours, bare),
+    ):
         verdict = "ok" if mine - theirs < 50 else "MISSED"
         told = f"{mine:.1f} ms, bare {theirs:.1f} ms, +{mine - theirs:.1f} ms (< 50) {verdict}"
         print(f"connect + get_featuregroup, {label}: {told}")

@@ -26,11 +26,15 @@ def keys(rows: int) -> dict[str, pa.Table]:
         "text of 8 bytes": pa.table({"id": eight}),
         "text of 16 bytes": pa.table({"id": sixteen}),
         "text of 16 bytes and timestamp": pa.table({"id": sixteen, "time": times}),
-        "dictionary of 1,000 texts": pa.table({"id": pa.array([f"k{n % 1000}" for n in numbers]).dictionary_encode()}),
+        "dictionary of 1,000 texts": pa.table(
+            {"id": pa.array([f"k{n % 1000}" for n in numbers]).dictionary_encode()}
+        ),
         "decimal(12, 2)": pa.table(
             {"id": pa.array(numbers % 10**8).cast(pa.decimal128(20)).cast(pa.decimal128(22, 2))}
         ),
-        "16 float32": pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(random.random(rows * 16, "f4")), 16)}),
+        "16 float32": pa.table(
+            {"x": pa.FixedSizeListArray.from_arrays(pa.array(random.random(rows * 16, "f4")), 16)}
+        ),
     }
 
 

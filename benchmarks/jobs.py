@@ -53,7 +53,9 @@ def main() -> int:
     bare, ours, own, whole = [], [], [], []
     with tempfile.TemporaryDirectory() as place:
         store = featurestore.connect(Path(place) / "store")
-        store.create_featuregroup(raw.departures(), "departures", event_time="left_at", validation="off")
+        store.create_featuregroup(
+            raw.departures(), "departures", event_time="left_at", validation="off"
+        )
         store.register_jobs(SOURCE)
         code = store.get_jobs()[0].job.spec.code
         files = list(Path(store.featuregroup("departures").path).glob("*.parquet"))
@@ -63,17 +65,24 @@ def main() -> int:
                 _bare(code, files, (start, start + span), Path(place) / f"bare-{trial}")
             with timed(ours):
                 store.backfill_job("origin_traffic", start, start + span)
-            print(f"trial {trial}: query and write {bare[-1]:.3f} s, backfill {ours[-1]:.3f} s", flush=True)
-        given = sum(DeltaTable(str(Path(place) / f"bare-{trial}")).count() for trial in range(trials + 1))
+            print(
+                f"trial {trial}: query and write {bare[-1]:.3f} s, backfill {ours[-1]:.3f} s",
+                flush=True,
+            )
+        given = sum(
+            DeltaTable(str(Path(place) / f"bare-{trial}")).count() for trial in range(trials + 1)
+        )
         if given != store.get_featuregroup("origin_traffic").count():
             raise SystemExit("the backfill and the bare query gave different rows")
         # The first backfill makes the group, the first query loads the libraries.
         query, backfill = sorted(bare[1:])[trials // 2], sorted(ours[1:])[trials // 2]
-        print(f"{windows} windows of a query: {backfill:.3f} s, {backfill / query:.2f}x a query and a write (limit 3x)")
+        print(
+            f"{windows} windows of a query: {backfill:.3f} s, {backfill / query:.2f}x a query and a write (limit 3x)"
+        )
 
         engine = store.session.engine
         table = store.get_featuregroup("departures").relation
-        from featurestore.engines import TimeRange
+        from featurestore.plugins.engine import TimeRange
 
         with timed(own):
             for number in range(python_windows):
@@ -81,9 +90,13 @@ def main() -> int:
                 part = engine.within(table, TimeRange("left_at", low, low + timedelta(hours=1)))
                 jobs.traffic(part.native).fetchall()
         with timed(whole):
-            store.backfill_job("origin_traffic_by_frames", START, START + timedelta(hours=python_windows))
+            store.backfill_job(
+                "origin_traffic_by_frames", START, START + timedelta(hours=python_windows)
+            )
     added = (whole[0] - own[0]) / python_windows * 1000
-    print(f"a window in Python: {whole[0] / python_windows * 1000:.1f} ms, of which ours {added:.1f} ms (limit 30 ms)")
+    print(
+        f"a window in Python: {whole[0] / python_windows * 1000:.1f} ms, of which ours {added:.1f} ms (limit 30 ms)"
+    )
     return 0 if backfill <= 3 * query and added <= 30 else 1
 
 

@@ -71,12 +71,23 @@ def moments(micros: np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(micros, pa.timestamp("us", tz="UTC"))
 
 
-def labels(random: np.random.Generator, keys: np.ndarray[Any, Any], first: int, last: int) -> pa.Table:
+def labels(
+    random: np.random.Generator, keys: np.ndarray[Any, Any], first: int, last: int
+) -> pa.Table:
     times = random.integers(first, last, len(keys))
-    return pa.table({"id": np.arange(len(keys)), "key": keys, "at": moments(times), "y": random.random(len(keys))})
+    return pa.table(
+        {
+            "id": np.arange(len(keys)),
+            "key": keys,
+            "at": moments(times),
+            "y": random.random(len(keys)),
+        }
+    )
 
 
-def rows(random: np.random.Generator, keys: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> pa.Table:
+def rows(
+    random: np.random.Generator, keys: np.ndarray[Any, Any], times: np.ndarray[Any, Any]
+) -> pa.Table:
     columns: dict[str, Any] = {"key": keys, "event": moments(times)}
     columns |= {f"f{index}": random.random(len(keys)) for index in range(5)}
     return pa.table(columns)
@@ -116,7 +127,9 @@ def tied(scale: float) -> Group:
     once = corrected(scale).rows
     twice = once.take(pa.array(np.flatnonzero(random.random(once.num_rows) < 0.01)))
     both = pa.concat_tables([once, twice]).combine_chunks()
-    return Group("w", both.take(pa.array(random.permutation(both.num_rows))), created=True, ties=True)
+    return Group(
+        "w", both.take(pa.array(random.permutation(both.num_rows))), created=True, ties=True
+    )
 
 
 def dense(scale: float) -> Shape:
@@ -140,7 +153,9 @@ def skewed(scale: float) -> Shape:
 
 
 def three(scale: float) -> Shape:
-    groups = tuple(wide(scale / 2, name=name, seed=seed) for seed, name in enumerate(("a", "b", "c")))
+    groups = tuple(
+        wide(scale / 2, name=name, seed=seed) for seed, name in enumerate(("a", "b", "c"))
+    )
     return Shape("three", wide_labels(scale / 2), groups)
 
 
@@ -149,7 +164,9 @@ SHAPES: dict[str, Callable[[float], Shape]] = {
     "dense": dense,
     "skewed": skewed,
     "three": three,
-    "corrected": lambda scale: Shape("corrected", wide_labels(scale), (corrected(scale),), limit=1.6),
+    "corrected": lambda scale: Shape(
+        "corrected", wide_labels(scale), (corrected(scale),), limit=1.6
+    ),
     "tied": lambda scale: Shape("tied", wide_labels(scale), (tied(scale),), limit=None),
 }
 
@@ -178,13 +195,18 @@ def ours(shape: Shape, place: Path, *, engine: str = "duckdb") -> Callable[[], p
     import featurestore
 
     store = featurestore.connect(place, engine=engine)
-    return lambda: store.get_features(shape.features, labels=shape.labels, label_time="at", dataframe_type="arrow")
+    return lambda: store.get_features(
+        shape.features, labels=shape.labels, label_time="at", dataframe_type="arrow"
+    )
 
 
 def files_of(place: Path, group: Group) -> list[str]:
-    from featurestore import deltalog
+    from featurestore.delta import deltalog
 
-    return [each.path for each in deltalog.table_state(str(place / "featuregroups" / group.name / "v1")).files]
+    return [
+        each.path
+        for each in deltalog.table_state(str(place / "featuregroups" / group.name / "v1")).files
+    ]
 
 
 def by_hand(shape: Shape, place: Path, *, memory: str | None = None) -> Callable[[], pa.Table]:
@@ -232,9 +254,17 @@ def by_pandas(shape: Shape, place: Path) -> Callable[[], pa.Table]:
     group = shape.groups[0]
 
     def run() -> pa.Table:
-        right = pa.concat_tables([parquet.read_table(file) for file in files_of(place, group)]).to_pandas()
+        right = pa.concat_tables(
+            [parquet.read_table(file) for file in files_of(place, group)]
+        ).to_pandas()
         left = shape.labels.to_pandas().sort_values("at", kind="stable")
-        found = pd.merge_asof(left, right.sort_values("event", kind="stable"), left_on="at", right_on="event", by="key")
+        found = pd.merge_asof(
+            left,
+            right.sort_values("event", kind="stable"),
+            left_on="at",
+            right_on="event",
+            by="key",
+        )
         found = found.sort_values("id", kind="stable").drop(columns="event")
         return pa.Table.from_pandas(found, preserve_index=False)
 
@@ -249,7 +279,9 @@ def by_polars(shape: Shape, place: Path) -> Callable[[], pa.Table]:
     def run() -> pa.Table:
         right = pl.read_parquet(files_of(place, group)).sort("event")
         left = pl.from_arrow(shape.labels).sort("at")
-        found = left.join_asof(right, left_on="at", right_on="event", by="key", check_sortedness=False)
+        found = left.join_asof(
+            right, left_on="at", right_on="event", by="key", check_sortedness=False
+        )
         return found.sort("id").drop("event").to_arrow()
 
     return run
@@ -259,8 +291,12 @@ def same(one: pa.Table, other: pa.Table) -> bool:
     """Tell whether two results have equal rows in equal order; columns by position."""
     return one.num_rows == other.num_rows and all(
         np.array_equal(
-            a.cast(pa.float64()).to_numpy() if pa.types.is_floating(a.type) else a.cast(pa.int64()).to_numpy(),
-            b.cast(pa.float64()).to_numpy() if pa.types.is_floating(b.type) else b.cast(pa.int64()).to_numpy(),
+            a.cast(pa.float64()).to_numpy()
+            if pa.types.is_floating(a.type)
+            else a.cast(pa.int64()).to_numpy(),
+            b.cast(pa.float64()).to_numpy()
+            if pa.types.is_floating(b.type)
+            else b.cast(pa.int64()).to_numpy(),
             equal_nan=pa.types.is_floating(a.type),
         )
         for a, b in zip(one.columns, other.columns, strict=True)
@@ -271,7 +307,10 @@ def same(one: pa.Table, other: pa.Table) -> bool:
 
 
 def in_turns(
-    functions: dict[str, Callable[[], Any]], *, trials: int = TRIALS, processor: Callable[[], float] = time.process_time
+    functions: dict[str, Callable[[], Any]],
+    *,
+    trials: int = TRIALS,
+    processor: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
     """Return the median seconds of each, measured in turns after one run to warm up.
 
@@ -292,8 +331,15 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
     mine, hand = ours(shape, place), by_hand(shape, place)
     others: dict[str, Callable[[], pa.Table]] = {}
     if peers and len(shape.groups) == 1 and not shape.groups[0].created:
-        others = {"pandas.merge_asof": by_pandas(shape, place), "polars join_asof": by_polars(shape, place)}
-    checks = {"the rule as a query": by_range(shape, place)} if shape.groups[0].created else {"ASOF by hand": hand}
+        others = {
+            "pandas.merge_asof": by_pandas(shape, place),
+            "polars join_asof": by_polars(shape, place),
+        }
+    checks = (
+        {"the rule as a query": by_range(shape, place)}
+        if shape.groups[0].created
+        else {"ASOF by hand": hand}
+    )
     result, first = mine(), {}
     for name, other in {**checks, **others}.items():
         started = time.perf_counter()
@@ -314,7 +360,10 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
         slow = first[name] > SLOW
         seconds = first[name] if slow else in_turns({name: other})[name]
         runs = " (one run)" if slow else ""
-        print(f"{'':10} {name} {seconds:.2f} s{runs}, {seconds / found['ours']:.1f} times ours", flush=True)
+        print(
+            f"{'':10} {name} {seconds:.2f} s{runs}, {seconds / found['ours']:.1f} times ours",
+            flush=True,
+        )
 
 
 def memory(shape_name: str, place: Path) -> None:
@@ -344,7 +393,16 @@ def spill(scale: float, place: Path) -> None:
 
 
 def _child(what: str, shape_name: str, place: Path) -> int:
-    command = [sys.executable, __file__, "--child", what, "--only", shape_name, "--place", str(place)]
+    command = [
+        sys.executable,
+        __file__,
+        "--child",
+        what,
+        "--only",
+        shape_name,
+        "--place",
+        str(place),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])
 
@@ -422,7 +480,9 @@ def feast(shape: Shape, place: Path, environment: Path) -> None:
     seconds = in_turns({"ours": mine})["ours"]
     command = [str(python), "-c", _FEAST_SCRIPT, arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
     except subprocess.TimeoutExpired:
         print(
             f"{shape.name:10} Feast 0.67 did not finish {trials} runs in {PATIENCE} s, ours {seconds:.2f} s: "
@@ -434,7 +494,11 @@ def feast(shape: Shape, place: Path, environment: Path) -> None:
         print(f"{shape.name:10} Feast failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
         return
     theirs = float(done.stdout.split()[-1])
-    found = parquet.read_table(folder / "found.parquet").sort_by("id").rename_columns(table.column_names)
+    found = (
+        parquet.read_table(folder / "found.parquet")
+        .sort_by("id")
+        .rename_columns(table.column_names)
+    )
     found = found.cast(table.schema)  # times in nanoseconds
     equal = "equal" if same(found, table) else "NOT equal"
     print(
@@ -463,7 +527,9 @@ def spark(shape: Shape, place: Path, *, slow_peer: bool) -> None:
     def range_join() -> None:
         _range_join(session, shape, place, asked).write.format("noop").mode("overwrite").save()
 
-    found = store.get_features(shape.features, labels=asked, label_time="at").to_arrow().sort_by("id")
+    found = (
+        store.get_features(shape.features, labels=asked, label_time="at").to_arrow().sort_by("id")
+    )
     assert same(found, expected), f"{shape.name}: spark gives other rows than duckdb"
     if slow_peer:
         taken = in_turns({"ours": mine}, processor=_processor_of_all)
@@ -527,12 +593,22 @@ def _range_join(session: Any, shape: Shape, place: Path, asked: Any) -> Any:
     group = shape.groups[0]
     right = session.read.format("delta").load(str(place / "featuregroups" / group.name / "v1"))
     created = right["created"] if group.created else F.lit(None)
-    known = (right["event"] <= asked["at"]) & ((created <= asked["at"]) if group.created else F.lit(True))
-    joined = asked.join(right.withColumnRenamed("key", "r_key"), (asked["key"] == F.col("r_key")) & known, "left")
+    known = (right["event"] <= asked["at"]) & (
+        (created <= asked["at"]) if group.created else F.lit(True)
+    )
+    joined = asked.join(
+        right.withColumnRenamed("key", "r_key"), (asked["key"] == F.col("r_key")) & known, "left"
+    )
     order = [F.col("event").desc(), *([F.col("created").desc()] if group.created else [])]
     # Tied rows of these shapes are equal rows: which of them is first does not show.
     first = F.row_number().over(Window.partitionBy("id").orderBy(*order))
-    columns = ["id", "key", "at", "y", *(F.col(f).alias(f"{group.name}_{f}") for f in group.features)]
+    columns = [
+        "id",
+        "key",
+        "at",
+        "y",
+        *(F.col(f).alias(f"{group.name}_{f}") for f in group.features),
+    ]
     return joined.withColumn("n", first).where("n = 1").select(*columns)
 
 
@@ -540,13 +616,17 @@ def _range_join(session: Any, shape: Shape, place: Path, asked: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", choices=[*SHAPES], default=[*SHAPES])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--scale", type=float, default=1.0)
     for flag in ("--peers", "--memory", "--spark"):
         parser.add_argument(flag, action="store_true")
-    parser.add_argument("--feast", nargs="?", const="", default=None, help="directory of Feast's environment")
+    parser.add_argument(
+        "--feast", nargs="?", const="", default=None, help="directory of Feast's environment"
+    )
     parser.add_argument("--place", help="keep the stores here")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -61,7 +61,12 @@ def make(folder: Path, rows: int, columns: int, data_format: str) -> Any:
 
     store = featurestore.connect(folder / f"store-{columns}")
     return store.create_training_dataset(
-        table(rows, columns), f"read_{data_format}", label="i0", key="id", data_format=data_format, statistics=False
+        table(rows, columns),
+        f"read_{data_format}",
+        label="i0",
+        key="id",
+        data_format=data_format,
+        statistics=False,
     )
 
 
@@ -107,16 +112,24 @@ def race(contestants: Mapping[str, Start], *, rounds: int) -> dict[str, Any]:
     }
 
 
-def show(title: str, found: Mapping[str, Mapping[str, float]], ratios: Mapping[str, tuple[str, str, float]]) -> None:
+def show(
+    title: str,
+    found: Mapping[str, Mapping[str, float]],
+    ratios: Mapping[str, tuple[str, str, float]],
+) -> None:
     print(f"\n{title}")
     for name, each in found.items():
-        print(f"  {name:52}{each['rows/s']:12,.0f} rows/s {each['ns/row']:8.0f} ns of processor a row")
+        print(
+            f"  {name:52}{each['rows/s']:12,.0f} rows/s {each['ns/row']:8.0f} ns of processor a row"
+        )
     for text, (ours, theirs, target) in ratios.items():
         if ours in found and theirs in found:
             speed = found[ours]["rows/s"] / found[theirs]["rows/s"]
             cost = found[theirs]["ns/row"] / found[ours]["ns/row"]
             verdict = "reached" if speed >= target else "missed"
-            print(f"  {text}: {speed:.1f}x rows/s, {cost:.1f}x by processor time; target {target}x: {verdict}")
+            print(
+                f"  {text}: {speed:.1f}x rows/s, {cost:.1f}x by processor time; target {target}x: {verdict}"
+            )
 
 
 # -- contestants -----------------------------------------------------------------------------------------------------
@@ -151,7 +164,9 @@ def parse_example(td: Any, *, shuffle: bool, files: int | None) -> Start:
         dataset = tf.data.TFRecordDataset(paths, num_parallel_reads=files, buffer_size=8 << 20)
         if shuffle:
             dataset = dataset.shuffle(65_536, seed=0)
-        dataset = dataset.batch(BATCH, drop_remainder=True).map(parse, num_parallel_calls=tf.data.AUTOTUNE)
+        dataset = dataset.batch(BATCH, drop_remainder=True).map(
+            parse, num_parallel_calls=tf.data.AUTOTUNE
+        )
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
         return split.rows // BATCH * BATCH, lambda: consume(dataset)
 
@@ -165,7 +180,10 @@ def memory_map(td: Any, folder: Path) -> Start:
     reader = td.reader("train", global_batch_size=BATCH, shuffle=False)
     batches = list(reader.batches())
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    packed = {name: array.astype("S8") if array.dtype == object else array for name, array in columns.items()}
+    packed = {
+        name: array.astype("S8") if array.dtype == object else array
+        for name, array in columns.items()
+    }
     del batches, columns
     path = folder / "columns.npy"
     layout = [(name, array.dtype, len(array)) for name, array in packed.items()]
@@ -235,7 +253,9 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> dict[str,
                 "ours, shuffled": ours(td, shuffle=True),
                 "ours, numpy": ours(td, shuffle=False, numpy=True),
                 "ours, numpy, shuffled": ours(td, shuffle=True, numpy=True),
-                "parse_example, one file after the other": parse_example(td, shuffle=False, files=None),
+                "parse_example, one file after the other": parse_example(
+                    td, shuffle=False, files=None
+                ),
                 "parse_example, two files at once": parse_example(td, shuffle=False, files=2),
                 "parse_example, shuffle(65536)": parse_example(td, shuffle=True, files=None),
                 "memory map of columns (ceiling)": memory_map(td, folder),
@@ -249,7 +269,11 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> dict[str,
             "shuffled, to shuffle(65536)": ("ours, shuffled", "parse_example, shuffle(65536)", 4.0),
             "to the ceiling": ("ours", "memory map of columns (ceiling)", 0.5),
         }
-        show(f"{some:,} rows of {columns} columns, {td.manifest.layout['record_bytes']} bytes a record", found, ratios)
+        show(
+            f"{some:,} rows of {columns} columns, {td.manifest.layout['record_bytes']} bytes a record",
+            found,
+            ratios,
+        )
         results[str(columns)] = found
     return results
 
@@ -270,7 +294,11 @@ def against_petastorm(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
     )
     ratios = {
         "to petastorm": ("ours on TFRecord", "petastorm, unbatch().batch(1024)", 20.0),
-        "rows shuffled, to row groups shuffled": ("ours on TFRecord, shuffled", "petastorm, row groups shuffled", 20.0),
+        "rows shuffled, to row groups shuffled": (
+            "ours on TFRecord, shuffled",
+            "petastorm, row groups shuffled",
+            20.0,
+        ),
     }
     show(f"{rows:,} rows of 25 columns", found, ratios)
     return found
@@ -304,7 +332,16 @@ def workers(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
     def run(count: int, batch: int) -> tuple[float, float]:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(cores[worker]), td.path, str(worker), str(count), str(batch)],
+                [
+                    sys.executable,
+                    "-c",
+                    WORKER,
+                    str(cores[worker]),
+                    td.path,
+                    str(worker),
+                    str(count),
+                    str(batch),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -369,14 +406,18 @@ def starts(folder: Path, rows: int, rounds: int) -> dict[str, Any]:
     first_batch(reader, 0), first_batch(reader, late)
     times = [(first_batch(reader, 0), first_batch(reader, late)) for _ in range(4 * rounds)]
     begin, end = (statistics.median(each) for each in zip(*times, strict=True))
-    print(f"\nFirst batch of {rows:,} rows: {begin * 1e3:.1f} ms at step 0, {end * 1e3:.1f} ms at 90 % of the epoch")
-    print(f"  factor {end / begin:.2f}; target at most 1.2: {'reached' if end / begin <= 1.2 else 'missed'}")
+    print(
+        f"\nFirst batch of {rows:,} rows: {begin * 1e3:.1f} ms at step 0, {end * 1e3:.1f} ms at 90 % of the epoch"
+    )
+    print(
+        f"  factor {end / begin:.2f}; target at most 1.2: {'reached' if end / begin <= 1.2 else 'missed'}"
+    )
     return {"step 0": begin, "90 %": end}
 
 
 def shards(folder: Path, rounds: int) -> dict[str, Any]:
     """Seconds from opening to the first batch, with 10 shards and with 10,000."""
-    from featurestore import files
+    from featurestore.storage import files
     from featurestore.training import TrainingDataset
 
     td = make(folder / "shards", 1000, 25, "tfrecord")
@@ -389,21 +430,28 @@ def shards(folder: Path, rounds: int) -> dict[str, Any]:
         for number in range(count):
             path = f"train/tfrecord-{number:05d}-of-{count:05d}"
             shutil.copyfile(os.path.join(td.path, split.shards[0].path), place / path)
-            copies.append(replace(split.shards[0], path=path, first_row=number * split.shards[0].rows))
+            copies.append(
+                replace(split.shards[0], path=path, first_row=number * split.shards[0].rows)
+            )
         whole = replace(split, shards=tuple(copies), rows=count * split.shards[0].rows)
         manifest = replace(td.manifest, splits=(whole,))
         files.write_json(str(place / "manifest.json"), manifest.to_json())
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
-            reader = TrainingDataset.open(place).reader("train", global_batch_size=BATCH, remainder="pad")
+            reader = TrainingDataset.open(place).reader(
+                "train", global_batch_size=BATCH, remainder="pad"
+            )
             batches: Any = reader.batches()
             next(batches)
             seconds.append(time.perf_counter() - start)
             batches.close()
         found[f"{count} shards"] = statistics.median(seconds)
     more = found["10000 shards"] - found["10 shards"]
-    print("\nOpening to the first batch: " + ", ".join(f"{name} {value:.2f} s" for name, value in found.items()))
+    print(
+        "\nOpening to the first batch: "
+        + ", ".join(f"{name} {value:.2f} s" for name, value in found.items())
+    )
     print(f"  {more:.2f} s more; target under 1 s: {'reached' if more < 1 else 'missed'}")
     return found
 
@@ -415,12 +463,20 @@ def mixing(rows: int) -> dict[str, Any]:
     random = np.random.default_rng(0)
     results: dict[str, Any] = {}
     print(f"\nMixing of {rows:,} rows, global batch {BATCH}, 64 lanes, blocks of 1,024 rows")
-    print("  window      neighbours kept   in one batch again   spread of labels, 1 is a full shuffle: hashed   sorted")
+    print(
+        "  window      neighbours kept   in one batch again   spread of labels, 1 is a full shuffle: hashed   sorted"
+    )
     orders: dict[str, list[Any]] = {}
     for window in (1024, 2048, 4096, 16_384):
-        order = ReaderOrder(rows=rows, block_rows=1024, window_rows=window, global_batch_size=BATCH, lanes=64)
-        orders[f"{window:,}"] = [order.epoch(epoch).batches(0, order.steps_per_epoch) for epoch in range(2)]
-    orders["full shuffle"] = [random.permutation(rows)[: rows // BATCH * BATCH].reshape(-1, BATCH) for _ in range(2)]
+        order = ReaderOrder(
+            rows=rows, block_rows=1024, window_rows=window, global_batch_size=BATCH, lanes=64
+        )
+        orders[f"{window:,}"] = [
+            order.epoch(epoch).batches(0, order.steps_per_epoch) for epoch in range(2)
+        ]
+    orders["full shuffle"] = [
+        random.permutation(rows)[: rows // BATCH * BATCH].reshape(-1, BATCH) for _ in range(2)
+    ]
     labels = {"hashed": random.random(rows), "sorted": np.arange(rows) / rows}
     full = {kind: spread(orders["full shuffle"][0], values) for kind, values in labels.items()}
     for name, (first, second) in orders.items():
@@ -449,7 +505,9 @@ def together_again(first: Any, second: Any, rows: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one round")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featurestore.engines import Engine, Relation, find_engine
+from featurestore.plugins.engine import Engine, Relation, find_engine
 from featurestore.statistics import count_statistics, finish, statistics_fold
 
 PARTS = ("statistics", "memory", "gate", "spark")
@@ -41,10 +41,16 @@ def batch(rows: int, start: int) -> pa.Table:
     base = random.normal(size=rows)
     data: dict[str, Any] = {
         "id": np.arange(start, start + rows),
-        "at": pa.array(random.integers(1_500_000_000_000_000, 1_600_000_000_000_000, rows), pa.timestamp("us", "UTC")),
+        "at": pa.array(
+            random.integers(1_500_000_000_000_000, 1_600_000_000_000_000, rows),
+            pa.timestamp("us", "UTC"),
+        ),
     }
     data |= {f"x{number}": base * number / 10 + random.normal(size=rows) for number in range(8)}
-    data |= {f"h{number}": pa.array(random.normal(size=rows), mask=random.random(rows) < 0.1) for number in range(2)}
+    data |= {
+        f"h{number}": pa.array(random.normal(size=rows), mask=random.random(rows) < 0.1)
+        for number in range(2)
+    }
     data |= {f"n{number}": random.integers(0, 10 ** (number + 1), rows) for number in range(4)}
     data["flag"] = random.random(rows) < 0.3
     data["kind"] = np.char.add("kind ", random.integers(0, 20, rows).astype(str))
@@ -84,8 +90,17 @@ def by_sql(paths: list[str]) -> tuple[list[tuple[Any, ...]], tuple[Any, ...]]:
     connection = duckdb.connect()
     table = f"read_parquet({paths!r})"
     summary = connection.sql(f"SUMMARIZE SELECT * FROM {table}").fetchall()
-    numeric = [*(f"x{n}" for n in range(8)), "h0", "h1", *(f"n{n}" for n in range(4)), "flag::int", "id"]
-    pairs = ", ".join(f"corr({left}, {right})" for left, right in itertools.combinations(numeric, 2))
+    numeric = [
+        *(f"x{n}" for n in range(8)),
+        "h0",
+        "h1",
+        *(f"n{n}" for n in range(4)),
+        "flag::int",
+        "id",
+    ]
+    pairs = ", ".join(
+        f"corr({left}, {right})" for left, right in itertools.combinations(numeric, 2)
+    )
     return summary, connection.execute(f"SELECT {pairs} FROM {table}").fetchall()[0]
 
 
@@ -108,8 +123,12 @@ def bench_statistics(rows: int, trials: int, folder: Path) -> None:
     assert abs(found.pearson.value("x0", "x1") - corr[0]) < 1e-9
     mine, summarize = in_turns(trials, ours, lambda: by_sql(paths))
     counted = seconds(lambda: count_statistics(engine, relation, relation.schema))
-    print(f"statistics of {rows:,} rows x 20 columns: {mine:.2f} s ({counted:.2f} s of it counting)")
-    print(f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {mine / summarize:.2f} (limit 1.00)")
+    print(
+        f"statistics of {rows:,} rows x 20 columns: {mine:.2f} s ({counted:.2f} s of it counting)"
+    )
+    print(
+        f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {mine / summarize:.2f} (limit 1.00)"
+    )
 
 
 def bench_memory(rows: int, folder: Path) -> None:
@@ -118,7 +137,10 @@ def bench_memory(rows: int, folder: Path) -> None:
         target = folder / f"memory-{count}"
         write(target, count)
         done = subprocess.run(
-            [sys.executable, __file__, "--child", str(target)], capture_output=True, text=True, check=True
+            [sys.executable, __file__, "--child", str(target)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         print(f"memory of counting {count:,} rows x 20 columns: {done.stdout.strip()}")
 
@@ -161,8 +183,8 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
         warnings.simplefilter("ignore")
         import great_expectations as gx
         from great_expectations.expectations.registry import get_expectation_impl
+    from featurestore.plugins.validator import find_validator
     from featurestore.validation import Subject, audit
-    from featurestore.validators import find_validator
 
     engine = find_engine("duckdb")
     relation = relation_of(engine, write(folder / "gate", rows))
@@ -175,7 +197,11 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False, "metric_calculations": False}
-    definition = context.data_sources.add_pandas("p").add_dataframe_asset("x").add_batch_definition_whole_dataframe("b")
+    definition = (
+        context.data_sources.add_pandas("p")
+        .add_dataframe_asset("x")
+        .add_batch_definition_whole_dataframe("b")
+    )
     made = [get_expectation_impl(rule["type"])(**rule["kwargs"]) for rule in rules]
     suite = gx.ExpectationSuite(name="s", expectations=made)
 
@@ -184,7 +210,14 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
 
     def gate() -> Any:
         subject = Subject("bench", 1, relation.schema)
-        return audit(relation, spec=subject, policy="strict", engine=engine, expectations=rules, validator=validator)
+        return audit(
+            relation,
+            spec=subject,
+            policy="strict",
+            engine=engine,
+            expectations=rules,
+            validator=validator,
+        )
 
     assert bare().success
     assert gate().report.success
@@ -204,7 +237,9 @@ def bench_spark(rows: int, folder: Path) -> None:
     count_statistics(engine, relation, relation.schema, rows=rows)
     jobs = len(spark.sparkContext.statusTracker().getJobIdsForGroup("statistics"))
     taken = seconds(lambda: finish(count_statistics(engine, relation, relation.schema, rows=rows)))
-    print(f"statistics of {rows:,} rows x 20 columns on local Spark: {taken:.2f} s, {jobs} job (limit 1)")
+    print(
+        f"statistics of {rows:,} rows x 20 columns on local Spark: {taken:.2f} s, {jobs} job (limit 1)"
+    )
     spark.stop()
 
 

@@ -27,17 +27,27 @@ class Config:
 
 
 def resolve(
-    *, location: str | os.PathLike[str] | None = None, engine: str | None = None, registry: str | None = None
+    *,
+    location: str | os.PathLike[str] | None = None,
+    engine: str | None = None,
+    registry: str | None = None,
 ) -> Config:
     """Return each setting from the argument, else the environment, else featurestore.toml, else the default.
 
     A relative location in featurestore.toml is relative to that file.
     """
     file = _read_file()
-    place = location if location is not None else os.environ.get("FEATURESTORE_LOCATION") or file.get("location")
+    place = (
+        location
+        if location is not None
+        else os.environ.get("FEATURESTORE_LOCATION") or file.get("location")
+    )
     return Config(
         location=os.fspath(place) if place is not None else DEFAULT_LOCATION,
-        engine=engine or os.environ.get("FEATURESTORE_ENGINE") or file.get("engine") or DEFAULT_ENGINE,
+        engine=engine
+        or os.environ.get("FEATURESTORE_ENGINE")
+        or file.get("engine")
+        or DEFAULT_ENGINE,
         registry=registry or os.environ.get("FEATURESTORE_REGISTRY") or file.get("registry"),
     )
 

@@ -27,7 +27,7 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema, is_nested, widens
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine, Relation
+    from featurestore.plugins.engine import Engine, Relation
 
 _BATCH_ROWS = 65_536
 _KINDS = (
@@ -96,7 +96,11 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     naive = _naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
-        warnings.warn(f"times without a zone are taken as UTC: {listed}", NaiveTimeWarning, stacklevel=_depth())
+        warnings.warn(
+            f"times without a zone are taken as UTC: {listed}",
+            NaiveTimeWarning,
+            stacklevel=_depth(),
+        )
     if target.equals(reader.schema, check_metadata=True):
         return reader
     return pa.RecordBatchReader.from_batches(target, _converted(reader, target))
@@ -111,7 +115,12 @@ def open_stream(df: object) -> pa.RecordBatchReader:
     if isinstance(df, pa.Table):
         return _reader(df)
     module = type(df).__module__.split(".")[0]
-    opener = {"pandas": _from_pandas, "polars": _from_polars, "numpy": _from_numpy, "pyspark": _from_spark}.get(module)
+    opener = {
+        "pandas": _from_pandas,
+        "polars": _from_polars,
+        "numpy": _from_numpy,
+        "pyspark": _from_spark,
+    }.get(module)
     if opener is not None:
         return opener(df)
     if module.endswith("duckdb") and hasattr(df, "fetch_arrow_reader"):
@@ -154,14 +163,18 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
             hint="give the column one type, for example df[name].astype(str)",
         ) from error
     except ValueError as error:  # two columns of one name
-        raise InvalidName(f"The dataframe cannot be converted: {error}.", hint="rename the columns") from error
+        raise InvalidName(
+            f"The dataframe cannot be converted: {error}.", hint="rename the columns"
+        ) from error
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
     if hasattr(df, "collect"):
         raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="frame.collect()")
     if not hasattr(df, "columns"):
-        raise UnsupportedDataframe(f"A polars {type(df).__name__} is not a dataframe.", hint="series.to_frame()")
+        raise UnsupportedDataframe(
+            f"A polars {type(df).__name__} is not a dataframe.", hint="series.to_frame()"
+        )
     # Its own stream would use string views, which pyarrow reads from version 16 on only.
     return _reader(df.to_arrow())
 
@@ -175,7 +188,9 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
             hint="array.reshape(len(array), -1)",
         )
     if array.dtype.kind not in "biufUSM":
-        raise UnsupportedType(f"A numpy array of {array.dtype} cannot be stored.", hint="array.astype('float64')")
+        raise UnsupportedType(
+            f"A numpy array of {array.dtype} cannot be stored.", hint="array.astype('float64')"
+        )
     masks: Any = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None  # type: ignore[no-untyped-call]
     plain = np.asarray(array)
     if plain.dtype == np.float16:
@@ -191,7 +206,9 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
 
 def _from_spark(df: Any) -> pa.RecordBatchReader:
     if not hasattr(df, "toArrow"):
-        raise UnsupportedDataframe(f"A {type(df).__name__} of pyspark is not a dataframe.", hint="df.toDF(...)")
+        raise UnsupportedDataframe(
+            f"A {type(df).__name__} of pyspark is not a dataframe.", hint="df.toDF(...)"
+        )
     return _reader(df.toArrow())
 
 
@@ -221,7 +238,8 @@ def _rows_to_table(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
     else:
         kinds = ", ".join(sorted({type(row).__name__ for row in rows}))
         raise UnsupportedDataframe(
-            f"A list of {kinds} is not a dataframe.", hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]"
+            f"A list of {kinds} is not a dataframe.",
+            hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
         )
     return pa.table({name: _column(name, values) for name, values in columns.items()})
 
@@ -231,7 +249,8 @@ def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
     lengths = sorted({len(row) for row in plain})
     if len(lengths) != 1:
         raise UnsupportedDataframe(
-            f"The rows have different lengths: {', '.join(map(str, lengths))}.", hint="give every row the same columns"
+            f"The rows have different lengths: {', '.join(map(str, lengths))}.",
+            hint="give every row the same columns",
         )
     names = getattr(plain[0], "_fields", None) or getattr(plain[0], "__fields__", None)
     titles = list(names) if names else [f"col_{index}" for index in range(lengths[0])]
@@ -240,10 +259,17 @@ def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
 
 def _column(name: object, values: list[Any]) -> pa.Array:
     if not isinstance(name, str):
-        raise InvalidName(f"Column names must be texts; {name!r} is not.", hint=f"use {str(name)!r}")
+        raise InvalidName(
+            f"Column names must be texts; {name!r} is not.", hint=f"use {str(name)!r}"
+        )
     try:
         return pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+    ) as error:
         raise UnsupportedType(
             f"Column {name!r} cannot be converted: {error}.", hint="give all its values one type"
         ) from error
@@ -253,7 +279,9 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
     first = next(parts, None)
     if first is None:
         raise UnsupportedDataframe("The iterator gave nothing, so there are no columns.")
-    if isinstance(first, Mapping) or (isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")):
+    if isinstance(first, Mapping) or (
+        isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
+    ):
         raise UnsupportedDataframe(
             f"An iterator of {type(first).__name__} is not a dataframe.",
             hint="yield pyarrow record batches or dataframes, or hand over a list",
@@ -264,7 +292,11 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
     def batches() -> Iterator[pa.RecordBatch]:
         for part in itertools.chain([opened], parts):
             for batch in part if isinstance(part, pa.RecordBatchReader) else open_stream(part):
-                yield batch if batch.schema == schema else _convert_batch(_by_name(batch, schema), schema)
+                yield (
+                    batch
+                    if batch.schema == schema
+                    else _convert_batch(_by_name(batch, schema), schema)
+                )
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -304,19 +336,26 @@ def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.A
         hint = None
         if pat.is_timestamp(array.type) and array.type.unit == "ns":
             hint = f"times are kept to the microsecond: df[{name!r}] = df[{name!r}].dt.floor('us')"
-        raise UnsupportedType(f"Column {name!r} ({array.type}) cannot become {kind}: {error}.", hint=hint) from error
+        raise UnsupportedType(
+            f"Column {name!r} ({array.type}) cannot become {kind}: {error}.", hint=hint
+        ) from error
 
 
 def _target(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     """Return feature types for given types, those of ``like`` where the values surely fit."""
     wanted = {} if like is None else {field.name: field.type for field in like}
     typed = pa.schema(
-        [pa.field(f.name, wanted[f.name]) if pat.is_null(f.type) and f.name in wanted else f for f in given]
+        [
+            pa.field(f.name, wanted[f.name]) if pat.is_null(f.type) and f.name in wanted else f
+            for f in given
+        ]
     )
     features = feature_schema(typed)
     return pa.schema(
         [
-            pa.field(f.name, wanted[f.name]) if f.name in wanted and widens(f.type, wanted[f.name]) else f
+            pa.field(f.name, wanted[f.name])
+            if f.name in wanted and widens(f.type, wanted[f.name])
+            else f
             for f in features
         ]
     )
@@ -329,7 +368,8 @@ def _converted(reader: pa.RecordBatchReader, target: pa.Schema) -> Iterator[pa.R
 
 def _convert_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     columns = [
-        convert_array(column, field.type, name=field.name) for column, field in zip(batch.columns, target, strict=True)
+        convert_array(column, field.type, name=field.name)
+        for column, field in zip(batch.columns, target, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
@@ -343,7 +383,11 @@ def _has_naive(kind: pa.DataType) -> bool:
         return kind.tz is None
     if pat.is_dictionary(kind):
         return _has_naive(kind.value_type)
-    return any(_has_naive(kind.field(index).type) for index in range(kind.num_fields)) if is_nested(kind) else False
+    return (
+        any(_has_naive(kind.field(index).type) for index in range(kind.num_fields))
+        if is_nested(kind)
+        else False
+    )
 
 
 def _from_half(array: pa.Array) -> pa.Array:
@@ -357,7 +401,9 @@ def _from_half(array: pa.Array) -> pa.Array:
 def _holds_half(kind: pa.DataType) -> bool:
     if pat.is_float16(kind):
         return True
-    return is_nested(kind) and any(_holds_half(kind.field(index).type) for index in range(kind.num_fields))
+    return is_nested(kind) and any(
+        _holds_half(kind.field(index).type) for index in range(kind.num_fields)
+    )
 
 
 def _rebuilt(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -371,13 +417,17 @@ def _reader(table: pa.Table) -> pa.RecordBatchReader:
 
 
 def _not_a_dataframe(df: object) -> UnsupportedDataframe:
-    return UnsupportedDataframe(f"A {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}.")
+    return UnsupportedDataframe(
+        f"A {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}."
+    )
 
 
 def _depth() -> int:
     """Return how many frames lie between the warning and the caller's code, so that it points there."""
     frame, depth = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("featurestore.", "functools")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("featurestore.", "functools")
+    ):
         next_frame = frame.f_back
         if next_frame is None:
             break

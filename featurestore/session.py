@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine
+    from featurestore.plugins.engine import Engine
     from featurestore.registry import Registry
 
 FEATUREGROUPS = "featuregroups"

@@ -42,7 +42,16 @@ def predicate(text: str, *, columns: Iterable[str], dialect: str) -> str:
     from sqlglot import exp
 
     tree = _parse_one(text, as_condition=True)
-    refused = (exp.Query, exp.Command, exp.AggFunc, exp.Window, exp.Alias, exp.Star, exp.Placeholder, exp.Parameter)
+    refused = (
+        exp.Query,
+        exp.Command,
+        exp.AggFunc,
+        exp.Window,
+        exp.Alias,
+        exp.Star,
+        exp.Placeholder,
+        exp.Parameter,
+    )
     for node in tree.walk():
         if isinstance(node, refused) or not isinstance(tree, exp.Condition):
             raise InvalidSql(
@@ -73,13 +82,17 @@ def query(text: str, *, tables: Mapping[str, Iterable[str]] | Iterable[str], dia
 
     tree = _parse_one(text, as_condition=False)
     if not isinstance(tree, exp.Query):
-        raise InvalidSql(f"{_short(text)} is not a SELECT.", hint="a query reads tables and changes nothing")
+        raise InvalidSql(
+            f"{_short(text)} is not a SELECT.", hint="a query reads tables and changes nothing"
+        )
     for node in tree.walk():
         if isinstance(node, exp.DML | exp.DDL | exp.Command) and not isinstance(node, exp.Query):
             raise InvalidSql(f"{_short(text)} does more than read: {node.sql(dialect=DIALECT)!r}.")
     _check_tables(tree, tables, text)
     # DuckDB knows its own dialect best: what it can read goes to it untouched.
-    return text.strip().rstrip(";").rstrip() if dialect == DIALECT else _generate(tree, text, dialect)
+    return (
+        text.strip().rstrip(";").rstrip() if dialect == DIALECT else _generate(tree, text, dialect)
+    )
 
 
 def parameters(text: str) -> tuple[str, ...]:
@@ -108,7 +121,9 @@ def _parse_one(text: str, *, as_condition: bool) -> exp.Expr:
     statements = [tree for tree in found if tree is not None]
     if len(statements) != 1:
         what = "condition" if as_condition else "statement"
-        raise InvalidSql(f"{_short(text)} holds {len(statements)} statements; one {what} is expected.")
+        raise InvalidSql(
+            f"{_short(text)} holds {len(statements)} statements; one {what} is expected."
+        )
     return statements[0]
 
 
@@ -134,13 +149,18 @@ def _check_boolean(tree: exp.Expr, text: str) -> None:
     from sqlglot import exp
 
     bare = tree.unnest()
-    if isinstance(bare, exp.Literal | exp.Binary) and not isinstance(bare, exp.Predicate | exp.Connector | exp.Dot):
+    if isinstance(bare, exp.Literal | exp.Binary) and not isinstance(
+        bare, exp.Predicate | exp.Connector | exp.Dot
+    ):
         raise InvalidSql(
-            f"{_short(text)} is no condition: it is neither true nor false.", hint="compare it with something"
+            f"{_short(text)} is no condition: it is neither true nor false.",
+            hint="compare it with something",
         )
 
 
-def _check_tables(tree: exp.Query, tables: Mapping[str, Iterable[str]] | Iterable[str], text: str) -> None:
+def _check_tables(
+    tree: exp.Query, tables: Mapping[str, Iterable[str]] | Iterable[str], text: str
+) -> None:
     from sqlglot import exp
 
     known = {name.lower() for name in tables}
@@ -155,7 +175,8 @@ def _check_tables(tree: exp.Query, tables: Mapping[str, Iterable[str]] | Iterabl
             )
         if table.name.lower() not in known | own:
             raise InvalidSql(
-                f"{_short(text)} reads the unknown table {table.name!r}.", hint=f"the tables are {listing(tables)}"
+                f"{_short(text)} reads the unknown table {table.name!r}.",
+                hint=f"the tables are {listing(tables)}",
             )
 
 
@@ -174,7 +195,8 @@ def _generate(tree: exp.Expr, text: str, dialect: str) -> str:
     if dialect != DIALECT and any(True for _ in tree.find_all(exp.UnixToTime)):
         # DuckDB's epoch_ms goes both ways, by the type of its argument, which is not known here.
         raise InvalidSql(
-            f"{_short(text)} uses epoch_ms, whose meaning depends on types.", hint="use epoch(...) or make_timestamp"
+            f"{_short(text)} uses epoch_ms, whose meaning depends on types.",
+            hint="use epoch(...) or make_timestamp",
         )
     try:
         return tree.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=False)

@@ -37,9 +37,16 @@ def main() -> None:
         "wide": wide_table(),
         "pupils": pupils(),
     }.items():
-        keys = {"primary_key": ["origin"], "event_time": "observed_at"} if "origin" in rows.column_names else {}
+        keys = (
+            {"primary_key": ["origin"], "event_time": "observed_at"}
+            if "origin" in rows.column_names
+            else {}
+        )
         store.create_featuregroup(rows, name, **keys)
-    january, july = store.get_featuregroup_statistics("january"), store.get_featuregroup_statistics("july")
+    january, july = (
+        store.get_featuregroup_statistics("january"),
+        store.get_featuregroup_statistics("july"),
+    )
     for style, suffix in (("default", "light"), ("dark_background", "dark")):
         with plt.style.context(style):
             pictures = {
@@ -48,7 +55,9 @@ def main() -> None:
                 "correlations-two": store.visualize_featuregroup_correlations(
                     "january", compare_with="july", plot=False
                 ),
-                "distributions": store.visualize_featuregroup_distributions("january", compare_with="july", plot=False),
+                "distributions": store.visualize_featuregroup_distributions(
+                    "january", compare_with="july", plot=False
+                ),
                 "clusters": store.visualize_featuregroup_clusters("pupils", plot=False),
                 "drift": plots.drift(compare_statistics(january, july), january, july),
             }
@@ -63,7 +72,10 @@ def wide_table() -> pa.Table:
     base = random.normal(size=(2_000, 10))
     order = random.permutation(60)
     return pa.table(
-        {f"sensor_{n}": base[:, n % 10] * (-1) ** (n // 10) + random.normal(size=2_000) * 0.8 for n in order}
+        {
+            f"sensor_{n}": base[:, n % 10] * (-1) ** (n // 10) + random.normal(size=2_000) * 0.8
+            for n in order
+        }
     )
 
 
@@ -72,7 +84,9 @@ def pupils() -> pa.Table:
     random = np.random.default_rng(7)
     talent, kind = random.normal(size=(3, 2)) * 12, random.integers(0, 3, 600)
     subjects = ["maths", "music", "physics", "history", "biology"]
-    return pa.table({s: 60 + talent[kind, n % 2] + random.normal(0, 5, 600) for n, s in enumerate(subjects)})
+    return pa.table(
+        {s: 60 + talent[kind, n % 2] + random.normal(0, 5, 600) for n, s in enumerate(subjects)}
+    )
 
 
 if __name__ == "__main__":

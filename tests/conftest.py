@@ -30,12 +30,22 @@ if TYPE_CHECKING:
 
 JAVA_VERSIONS = (17, 21)
 # Libraries of extras: a run with --core-only leaves out what needs one that is not installed.
-OPTIONAL = ("delta", "great_expectations", "keras", "petastorm", "pyspark", "tensorflow", "tf_keras")
+OPTIONAL = (
+    "delta",
+    "great_expectations",
+    "keras",
+    "petastorm",
+    "pyspark",
+    "tensorflow",
+    "tf_keras",
+)
 SKIPPED_SPARK = "Spark suite skipped"
 
 
 # Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout has the last word.
-settings.register_profile("house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("house")
 
 
@@ -60,7 +70,9 @@ def missing_for_spark() -> str | None:
     wanted = " or ".join(map(str, JAVA_VERSIONS))
     if java is None or not os.access(java, os.X_OK):
         return f"no Java {wanted} found"
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+    )
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if found is None or answer.returncode != 0:
         return f"no Java {wanted} found ({java} does not run)"
@@ -111,13 +123,20 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         name = (cause.name or "").split(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
         if name in absent():
             report.outcome = "skipped"
-            report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {name} is not installed")
+            report.longrepr = (
+                str(item.path),
+                item.location[1] or 0,
+                f"Skipped: {name} is not installed",
+            )
     return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) and item.get_closest_marker("spark") is None:
+        if (
+            "spark" in getattr(item, "fixturenames", ())
+            and item.get_closest_marker("spark") is None
+        ):
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark") is not None:
             item.add_marker(pytest.mark.xdist_group("spark"))
@@ -142,7 +161,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     cases: Counter[str] = Counter()
     for report in terminalreporter.stats.get("passed", ()):
         noted = dict(getattr(report, "user_properties", ()))
-        cases.update({name: count for name, count in noted.items() if name.startswith("random cases on ")})
+        cases.update(
+            {name: count for name, count in noted.items() if name.startswith("random cases on ")}
+        )
     for name, count in sorted(cases.items()):
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
 
@@ -151,7 +172,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """Run ``featurestore`` with words in this process; it has to end with ``code``. Returns what it printed."""
     from featurestore.cli.main import main
 

@@ -10,7 +10,18 @@ import pytest
 
 WORDS = {
     "": ["init", "doctor"],
-    "fg": ["list", "show", "head", "history", "stats", "validate", "explain", "compare", "compact", "vacuum"],
+    "fg": [
+        "list",
+        "show",
+        "head",
+        "history",
+        "stats",
+        "validate",
+        "explain",
+        "compare",
+        "compact",
+        "vacuum",
+    ],
     "features": ["search", "get"],
     "td": ["list", "show", "verify", "diff", "clean", "delete"],
     "job": ["register", "list", "plan", "run", "backfill", "history", "pause", "unpause"],
@@ -40,11 +51,17 @@ def every_command() -> dict[str, Any]:
 
 def test_every_command_is_on_the_page() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert [name for name in every_command() if f"featurestore {name}" not in page and f"`{name}" not in page] == []
+    assert [
+        name
+        for name in every_command()
+        if f"featurestore {name}" not in page and f"`{name}" not in page
+    ] == []
 
 
 def test_every_command_has_help() -> None:
-    assert [name for name, command in every_command().items() if not (command.help or "").strip()] == []
+    assert [
+        name for name, command in every_command().items() if not (command.help or "").strip()
+    ] == []
 
 
 def test_the_words_of_the_command_line_are_all_there() -> None:

@@ -58,7 +58,9 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
 def test_constraints_are_names_and_versions_only(name: str) -> None:
     lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
     assert lines
-    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+", line)] == []
+    assert [
+        line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+", line)
+    ] == []
 
 
 def test_the_core_depends_only_on_what_the_embedded_default_needs() -> None:
@@ -90,7 +92,9 @@ def test_the_licence_is_apache_2() -> None:
 def test_plain_make_lists_every_word() -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    words = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    words = subprocess.run(
+        ["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     for word in ("setup", "demo", "test", "lint", "docs", "bench", "test-wheel", "soak", "clean"):
         assert f"make {word} " in words
 
@@ -115,5 +119,7 @@ def test_the_wheel_holds_three_packages_their_types_and_schemas(tmp_path: Path) 
     assert any(name.endswith("licenses/LICENSE") for name in names)
     for source in sorted((ROOT / "schemas" / "featurestore_schemas").glob("*.json")):
         assert f"featurestore_schemas/{source.name}" in names
-    assert any(name.startswith("featurestore_schemas/") and name.endswith(".json") for name in names)
+    assert any(
+        name.startswith("featurestore_schemas/") and name.endswith(".json") for name in names
+    )
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]

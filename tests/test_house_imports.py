@@ -103,7 +103,9 @@ def test_the_code_folders_are_not_packages_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["connectors", "schemas"])
-def test_a_folder_of_the_user_with_our_folder_s_name_does_no_harm(name: str, tmp_path: Path) -> None:
+def test_a_folder_of_the_user_with_our_folder_s_name_does_no_harm(
+    name: str, tmp_path: Path
+) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the user owns this')")
     python("import featurestore, featurestore_connectors, featurestore_schemas", cwd=tmp_path)

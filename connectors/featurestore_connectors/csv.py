@@ -22,21 +22,19 @@ import pyarrow.csv as pcsv
 import pyarrow.types as pat
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
-from featurestore.formats import (
-    ColumnProfile,
-    DatasetFormat,
-    Layout,
-    PlainFormat,
-    ShardFile,
-    ShardProblem,
-    ShardReader,
-    WrittenShard,
-    plain_bytes_per_row,
-    rebatch,
-)
 from featurestore.model.arrow_cast import cast_array
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.decimals import decimal_text
+from featurestore.plugins.format import (
+    ColumnProfile,
+    DatasetFormat,
+    Layout,
+    ShardProblem,
+    ShardReader,
+    WrittenShard,
+)
+from featurestore.plugins.plain import PlainFormat, plain_bytes_per_row, rebatch
+from featurestore.storage.shardfile import ShardFile
 
 INDEX_SUFFIX = ".idx"
 ROWS_PER_ENTRY = 64
@@ -66,12 +64,22 @@ class CsvFormat(PlainFormat):
             )
 
     def layout(
-        self, schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None, block_rows: int
+        self,
+        schema: pa.Schema,
+        profiles: Sequence[ColumnProfile],
+        *,
+        compression: str | None,
+        block_rows: int,
     ) -> Layout:
         self.check(schema, compression=compression)
         _check_years(schema, profiles)
         mean = TEXT_PER_NUMBER * plain_bytes_per_row(schema, profiles)
-        return {"version": 1, "schema": schema_to_json(schema), "rows_per_entry": ROWS_PER_ENTRY, "mean_bytes": mean}
+        return {
+            "version": 1,
+            "schema": schema_to_json(schema),
+            "rows_per_entry": ROWS_PER_ENTRY,
+            "mean_bytes": mean,
+        }
 
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
@@ -96,12 +104,18 @@ class CsvFormat(PlainFormat):
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         try:
-            shard = CsvShard(path, schema_from_json(layout["schema"]), step=layout["rows_per_entry"])
+            shard = CsvShard(
+                path, schema_from_json(layout["schema"]), step=layout["rows_per_entry"]
+            )
         except DatasetDamaged as error:
             return [ShardProblem(path, error.message)]
         for start in range(0, shard.rows, BATCH_ROWS):
             try:
-                shard.read(start, min(start + BATCH_ROWS, shard.rows), [each["name"] for each in layout["schema"]])
+                shard.read(
+                    start,
+                    min(start + BATCH_ROWS, shard.rows),
+                    [each["name"] for each in layout["schema"]],
+                )
             except DatasetDamaged as error:
                 return [ShardProblem(path, error.message, offset=shard.offset(start), row=start)]
         if shard.rows != rows:
@@ -118,9 +132,13 @@ class CsvShard:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
             size = os.path.getsize(path)
         except OSError as error:
-            raise DatasetDamaged(f"The shard {path!r} cannot be read: {error.strerror or error}.") from error
+            raise DatasetDamaged(
+                f"The shard {path!r} cannot be read: {error.strerror or error}."
+            ) from error
         if len(index) < 2 or len(index) != 2 + -(-int(index[0]) // step) or index[-1] != size:
-            raise DatasetDamaged(f"The index {path + INDEX_SUFFIX!r} does not belong to its shard of {size:,} bytes.")
+            raise DatasetDamaged(
+                f"The index {path + INDEX_SUFFIX!r} does not belong to its shard of {size:,} bytes."
+            )
         self._rows, self._offsets = int(index[0]), index[1:]
 
     @property
@@ -188,7 +206,12 @@ def _quoted(array: pa.Array) -> pa.Array:
 
 
 def _is_quoted(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_fixed_size_list(kind))
+    return bool(
+        pat.is_string(kind)
+        or pat.is_binary(kind)
+        or pat.is_list(kind)
+        or pat.is_fixed_size_list(kind)
+    )
 
 
 def _to_text(array: pa.Array) -> pa.Array:
@@ -196,7 +219,9 @@ def _to_text(array: pa.Array) -> pa.Array:
     if pat.is_list(kind) or pat.is_fixed_size_list(kind):
         return _lists_to_text(array)
     if pat.is_binary(kind):
-        encoded = [None if each is None else base64.b64encode(each).decode() for each in array.to_pylist()]
+        encoded = [
+            None if each is None else base64.b64encode(each).decode() for each in array.to_pylist()
+        ]
         return pa.array(encoded, pa.string())
     if pat.is_decimal(kind):
         return decimal_text(array)
@@ -209,8 +234,16 @@ def _lists_to_text(array: pa.Array) -> pa.Array:
     """Return lists as JSON."""
     values = array.flatten()
     items = _to_text(values)
-    if pat.is_string(values.type) or pat.is_binary(values.type) or pat.is_decimal(values.type) or _is_time(values.type):
-        texts = [None if each is None else json.dumps(each, ensure_ascii=False) for each in items.to_pylist()]
+    if (
+        pat.is_string(values.type)
+        or pat.is_binary(values.type)
+        or pat.is_decimal(values.type)
+        or _is_time(values.type)
+    ):
+        texts = [
+            None if each is None else json.dumps(each, ensure_ascii=False)
+            for each in items.to_pylist()
+        ]
         items = pa.array(texts, pa.string())
     elif pat.is_floating(values.type):
         for arrow, javascript in (("nan", "NaN"), ("inf", "Infinity")):
@@ -230,7 +263,9 @@ def _is_time(kind: pa.DataType) -> bool:
 def _parse(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
     return pcsv.read_csv(
         io.BytesIO(data),
-        read_options=pcsv.ReadOptions(use_threads=False, column_names=list(names), block_size=max(len(data), 1)),
+        read_options=pcsv.ReadOptions(
+            use_threads=False, column_names=list(names), block_size=max(len(data), 1)
+        ),
         parse_options=pcsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=pcsv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),
@@ -246,7 +281,10 @@ def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_list(kind) or pat.is_fixed_size_list(kind):
         return _lists_from_text(text, kind)
     if pat.is_binary(kind):
-        decoded = [None if each is None else base64.b64decode(each, validate=True) for each in text.to_pylist()]
+        decoded = [
+            None if each is None else base64.b64decode(each, validate=True)
+            for each in text.to_pylist()
+        ]
         return pa.array(decoded, pa.binary())
     return text if pat.is_string(kind) else text.cast(kind)
 
@@ -262,7 +300,9 @@ def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
         texts = [str(item).lower() if isinstance(item, bool) else item for item in items]
     values = _from_text(pa.array(texts, pa.string()), inner)
     counts = [0 if row is None else len(row) for row in rows]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), mask=_missing(rows))
+    offsets = pa.array(
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), mask=_missing(rows)
+    )
     return cast_array(pa.ListArray.from_arrays(offsets, values), kind)
 
 
@@ -292,7 +332,11 @@ def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
     refused = []
     for each in profiles:
         unit = per_day if pat.is_timestamp(schema.field(each.name).type) else 1
-        if not _is_time(schema.field(each.name).type) or each.minimum is None or each.maximum is None:
+        if (
+            not _is_time(schema.field(each.name).type)
+            or each.minimum is None
+            or each.maximum is None
+        ):
             continue
         if each.minimum < days[0] * unit or each.maximum >= (days[1] + 1) * unit:
             refused.append(each.name)

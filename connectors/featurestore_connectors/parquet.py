@@ -18,22 +18,24 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType, listing
-from featurestore.formats import (
+from featurestore.model.arrow_cast import cast_array
+from featurestore.model.arrow_json import schema_from_json, schema_to_json, type_to_json
+from featurestore.model.types import is_nested
+from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
     Layout,
-    PlainFormat,
-    ShardFile,
     ShardProblem,
     ShardReader,
     WrittenShard,
+)
+from featurestore.plugins.plain import (
+    PlainFormat,
     columns_of_any_length,
     plain_bytes_per_row,
     rebatch,
 )
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.arrow_json import schema_from_json, schema_to_json, type_to_json
-from featurestore.model.types import is_nested
+from featurestore.storage.shardfile import ShardFile
 
 CODECS = ("SNAPPY", "ZSTD", "GZIP", "NONE")
 BLOCKS_PER_ROW_GROUP = 8
@@ -53,10 +55,13 @@ class ParquetFormat(PlainFormat):
                 f"compression={compression!r} is not known for parquet; there are {listing(CODECS)}.",
                 hint="compression=None takes SNAPPY",
             )
-        refused = [f"{field.name}: {field.type}" for field in schema if not _is_feature_type(field.type)]
+        refused = [
+            f"{field.name}: {field.type}" for field in schema if not _is_feature_type(field.type)
+        ]
         if refused:
             raise UnsupportedType(
-                f"Parquet cannot hold these columns: {'; '.join(refused)}.", hint="convert or leave out these columns"
+                f"Parquet cannot hold these columns: {'; '.join(refused)}.",
+                hint="convert or leave out these columns",
             )
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
@@ -64,7 +69,12 @@ class ParquetFormat(PlainFormat):
         return columns_of_any_length(schema)
 
     def layout(
-        self, schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None, block_rows: int
+        self,
+        schema: pa.Schema,
+        profiles: Sequence[ColumnProfile],
+        *,
+        compression: str | None,
+        block_rows: int,
     ) -> Layout:
         self.check(schema, compression=compression)
         return {
@@ -116,8 +126,16 @@ class ParquetFormat(PlainFormat):
                         file.read_row_group(group, use_threads=False)
                     except (OSError, pa.ArrowException) as error:
                         place = file.metadata.row_group(group).column(0).dictionary_page_offset
-                        first = file.metadata.row_group(group).column(0).data_page_offset if place is None else place
-                        return [ShardProblem(path, f"row group {group} cannot be read: {error}", offset=first)]
+                        first = (
+                            file.metadata.row_group(group).column(0).data_page_offset
+                            if place is None
+                            else place
+                        )
+                        return [
+                            ShardProblem(
+                                path, f"row group {group} cannot be read: {error}", offset=first
+                            )
+                        ]
         except (OSError, pa.ArrowException) as error:
             return [ShardProblem(path, f"is not a readable Parquet file: {error}")]
         if found != rows:
@@ -156,7 +174,9 @@ class ParquetShard:
                 table = self._group(group, tuple(columns))
                 parts.append(table.slice(max(start - first, 0), min(stop, end) - max(start, first)))
         if not parts:
-            return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+            return pa.RecordBatch.from_arrays(
+                [pa.array([], field.type) for field in schema], schema=schema
+            )
         table = pa.concat_tables(parts).combine_chunks()
         arrays = [cast_array(_chunk(table.column(field.name)), field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -213,7 +233,10 @@ def _as_stored(group: pa.RecordBatch, stored: pa.Schema) -> pa.Table:
     # Equal schemas may still name the items of lists otherwise; wide tables are seldom of lists.
     if group.schema.equals(stored) and not any(map(is_nested, stored.types)):
         return pa.Table.from_batches([group])
-    columns = [cast_array(group.column(group.schema.get_field_index(field.name)), field.type) for field in stored]
+    columns = [
+        cast_array(group.column(group.schema.get_field_index(field.name)), field.type)
+        for field in stored
+    ]
     return pa.Table.from_arrays(columns, schema=stored)
 
 
@@ -226,7 +249,9 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_fixed_size_list(kind) or pat.is_list(kind):
         return pa.list_(pa.field("element", parquet_type(kind.value_type)))
     if pat.is_struct(kind):
-        return pa.struct([(kind.field(i).name, parquet_type(kind.field(i).type)) for i in range(kind.num_fields)])
+        return pa.struct(
+            [(kind.field(i).name, parquet_type(kind.field(i).type)) for i in range(kind.num_fields)]
+        )
     return kind
 
 

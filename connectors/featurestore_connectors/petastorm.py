@@ -22,21 +22,20 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from featurestore.errors import ReaderConfigError, UnsupportedType, missing_extra
-from featurestore.formats import (
+from featurestore.model.arrow_cast import cast_array
+from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
     Layout,
-    PlainFormat,
-    ShardFile,
     ShardProblem,
     ShardReader,
     WrittenFile,
     WrittenShard,
-    columns_of_any_length,
     find_format,
 )
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.plugins.plain import PlainFormat, columns_of_any_length
+from featurestore.storage.shardfile import ShardFile
 
 if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest, ManifestSplit
@@ -65,7 +64,11 @@ class PetastormFormat(PlainFormat):
         return "parquet"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        refused = [f"{field.name}: {field.type} ({_way_out(field.type)})" for field in schema if not _fits(field.type)]
+        refused = [
+            f"{field.name}: {field.type} ({_way_out(field.type)})"
+            for field in schema
+            if not _fits(field.type)
+        ]
         if refused:
             raise UnsupportedType(
                 f"petastorm's readers cannot give these columns back: {'; '.join(refused)}.",
@@ -79,10 +82,17 @@ class PetastormFormat(PlainFormat):
         return columns_of_any_length(schema)
 
     def layout(
-        self, schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None, block_rows: int
+        self,
+        schema: pa.Schema,
+        profiles: Sequence[ColumnProfile],
+        *,
+        compression: str | None,
+        block_rows: int,
     ) -> Layout:
         stored = stored_schema(schema)
-        inner = find_format("parquet").layout(stored, profiles, compression=compression, block_rows=block_rows)
+        inner = find_format("parquet").layout(
+            stored, profiles, compression=compression, block_rows=block_rows
+        )
         return {
             "schema": schema_to_json(schema),
             "mean_bytes": inner["mean_bytes"],
@@ -91,7 +101,13 @@ class PetastormFormat(PlainFormat):
 
     def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
         """Return the layout with so many row groups a shard that none is needlessly small."""
-        return {**layout, "parquet": {**layout["parquet"], "row_groups": row_groups_per_shard(rows, shards=shards)}}
+        return {
+            **layout,
+            "parquet": {
+                **layout["parquet"],
+                "row_groups": row_groups_per_shard(rows, shards=shards),
+            },
+        }
 
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
@@ -117,7 +133,14 @@ class PetastormFormat(PlainFormat):
         return find_format("parquet").verify_shard(path, layout=layout["parquet"], rows=rows)
 
     def native_reader(
-        self, directory: str, manifest: Manifest, *, split: str, worker: int, workers: int, **options: Any
+        self,
+        directory: str,
+        manifest: Manifest,
+        *,
+        split: str,
+        worker: int,
+        workers: int,
+        **options: Any,
     ) -> Any:
         """Return petastorm's batch reader of one worker's share of a split's row groups (``formats.NativeReading``)."""
         _petastorm()
@@ -152,7 +175,9 @@ class PetastormShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         batch = self._inner.read(start, stop, columns)
         schema = pa.schema([self._schema.field(name) for name in columns])
-        arrays = [_shaped(array, field.type) for array, field in zip(batch.columns, schema, strict=True)]
+        arrays = [
+            _shaped(array, field.type) for array, field in zip(batch.columns, schema, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
@@ -224,7 +249,9 @@ def _lists_of(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return values as lists of fixed size with the nulls of another array."""
     valid = None
     if like.null_count:
-        valid = pa.py_buffer(np.packbits(like.is_valid().to_numpy(zero_copy_only=False), bitorder="little"))
+        valid = pa.py_buffer(
+            np.packbits(like.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+        )
     return pa.Array.from_buffers(kind, len(like), [valid], like.null_count, children=[values])
 
 
@@ -240,7 +267,9 @@ def _fits(kind: pa.DataType) -> bool:
 def _way_out(kind: pa.DataType) -> str:
     if pat.is_struct(kind):
         return "make its fields columns of their own"
-    return "lists may hold booleans and numbers: encode the values as numbers, or give each a column"
+    return (
+        "lists may hold booleans and numbers: encode the values as numbers, or give each a column"
+    )
 
 
 # -- metadata --------------------------------------------------------------------------------------------------------

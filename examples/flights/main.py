@@ -53,7 +53,9 @@ def main() -> int:
         frame.select("carrier", "flight", "asked_at", "late", "temp", "mean_delay", "seats").show(5)
 
     with step("3. Training datasets") as say:
-        splits = SPLITS if arguments.until is None else {"train": 0.6, "validation": 0.2, "test": 0.2}
+        splits = (
+            SPLITS if arguments.until is None else {"train": 0.6, "validation": 0.2, "test": 0.2}
+        )
         made = {}
         for data_format in ("tfrecord", "petastorm"):
             made[data_format] = store.create_training_dataset(
@@ -74,15 +76,21 @@ def main() -> int:
         if status != 0:
             return status
         history = json.loads((run / "history.json").read_text())
-        say(f"loss {history['loss'][0]:.4f} -> {history['loss'][-1]:.4f}, validation {history['val_loss'][-1]:.4f}")
+        say(
+            f"loss {history['loss'][0]:.4f} -> {history['loss'][-1]:.4f}, validation {history['val_loss'][-1]:.4f}"
+        )
 
     with step("5. Evaluation on the test split") as say:
         result = training.evaluate(dataset.path, scaling=str(scaling), out=str(run))
-        say(f"test AUC {result['auc']:.3f} on {result['rows']:,.0f} flights, {result['base_rate']:.1%} late")
+        say(
+            f"test AUC {result['auc']:.3f} on {result['rows']:,.0f} flights, {result['base_rate']:.1%} late"
+        )
 
     with step("6. Pictures") as say:
         heatmap, curve = run / "correlations.png", run / "loss.png"
-        figure = store.visualize_training_dataset_correlations(dataset.name, split="train", plot=False)
+        figure = store.visualize_training_dataset_correlations(
+            dataset.name, split="train", plot=False
+        )
         figure.savefig(heatmap, dpi=120)
         pictures.loss_curve(history, str(curve), base=result["base_rate"])
         say(str(heatmap))
@@ -115,9 +123,13 @@ def _train(dataset: str, *, scaling: str, out: str, epochs: int) -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="duckdb", help="duckdb or spark")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "build"), help="where everything is written")
+    parser.add_argument(
+        "--out", default=str(Path(__file__).parent / "build"), help="where everything is written"
+    )
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--until", default=None, help="only flights before this day (ISO), for a quick try")
+    parser.add_argument(
+        "--until", default=None, help="only flights before this day (ISO), for a quick try"
+    )
     return parser.parse_args()
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from airflow import DAG
-from airflow.providers.standard.operators.bash import BashOperator  # in Airflow 2: airflow.operators.bash
+from airflow.providers.standard.operators.bash import (
+    BashOperator,  # in Airflow 2: airflow.operators.bash
+)
 
 LOCATION = "/srv/features"
 
@@ -21,7 +23,9 @@ with DAG(
     default_args={"retries": 1, "retry_delay": timedelta(minutes=1)},
 ) as dag:
     hours, days = (
-        BashOperator(task_id=job, bash_command=f"featurestore --location {LOCATION} job run {job} --due")
+        BashOperator(
+            task_id=job, bash_command=f"featurestore --location {LOCATION} job run {job} --due"
+        )
         for job in ("origin_traffic", "origin_days")
     )
     hours >> days

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from featurestore import config, files
+from featurestore import config
 from featurestore.cli.state import Settings
 from featurestore.errors import FeatureStoreError
-from featurestore.plugins import plugin_names
+from featurestore.plugins.lookup import plugin_names
+from featurestore.storage import files
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 JAVA_VERSIONS = (17, 21)
@@ -50,13 +51,23 @@ def toml_text(value: str) -> str:
 
 def _python() -> Check:
     fine = sys.version_info >= (3, 11)
-    return Check("python", OK if fine else PROBLEM, platform.python_version(), None if fine else "3.11 or newer")
+    return Check(
+        "python",
+        OK if fine else PROBLEM,
+        platform.python_version(),
+        None if fine else "3.11 or newer",
+    )
 
 
 def _libraries() -> Iterator[Check]:
     for name in _CORE:
         found = _version(name)
-        yield Check(name, OK if found else PROBLEM, found or "not installed", None if found else f"pip install {name}")
+        yield Check(
+            name,
+            OK if found else PROBLEM,
+            found or "not installed",
+            None if found else f"pip install {name}",
+        )
     for name, extra in _EXTRAS.items():
         found = _version(name)
         hint = None if found else f"pip install 'featurestore[{extra}]'"
@@ -76,7 +87,9 @@ def _java() -> Check:
     wanted = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
     if java is None or not os.access(java, os.X_OK):
         return Check("java", ABSENT, "not found", wanted)
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+    )
     found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', answer.stderr + answer.stdout)
     if found is None:
         return Check("java", ABSENT, f"{java} does not run", wanted)
@@ -88,7 +101,9 @@ def _store(options: Settings) -> Iterator[Check]:
     from featurestore.registry.database import head_revision, inspect
 
     try:
-        resolved = config.resolve(location=options.location, engine=options.engine, registry=options.registry)
+        resolved = config.resolve(
+            location=options.location, engine=options.engine, registry=options.registry
+        )
         directory = files.local_directory(resolved.location)
         yield Check("engine chosen", OK, resolved.engine)
         if not files.exists(directory):
@@ -103,7 +118,11 @@ def _store(options: Settings) -> Iterator[Check]:
         elif found == head:
             yield Check("registry", OK, f"revision {found}")
         else:
-            hint = "featurestore registry upgrade" if found < head else "pip install --upgrade featurestore"
+            hint = (
+                "featurestore registry upgrade"
+                if found < head
+                else "pip install --upgrade featurestore"
+            )
             yield Check("registry", PROBLEM, f"revision {found}; this release has {head}", hint)
     except FeatureStoreError as error:
         yield Check("store", PROBLEM, error.message, error.hint)

@@ -14,8 +14,12 @@ from featurestore.errors import InvalidArgument
 app = typer.Typer(help="Feature groups.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the group, or name@v2.", show_default=False)]
-Version = Annotated[int | None, typer.Option(help="Group version; the latest when left out.", show_default=False)]
-AsOf = Annotated[str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")]
+Version = Annotated[
+    int | None, typer.Option(help="Group version; the latest when left out.", show_default=False)
+]
+AsOf = Annotated[
+    str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")
+]
 
 
 @app.command("list", epilog="Example: featurestore fg list --output json")
@@ -24,7 +28,16 @@ def list_groups(context: typer.Context) -> None:
     from featurestore.featuregroups.overview import overview
 
     rows = [overview(group) for group in store(context).get_featuregroups()]
-    columns = ["name", "version", "delta_version", "rows", "features", "primary_key", "event_time", "description"]
+    columns = [
+        "name",
+        "version",
+        "delta_version",
+        "rows",
+        "features",
+        "primary_key",
+        "event_time",
+        "description",
+    ]
     show_rows(context, rows, columns=columns, empty="no feature groups yet")
 
 
@@ -62,7 +75,16 @@ def head(
 def history(context: typer.Context, name: Name, version: Version = None) -> None:
     """List the commits of a group's data."""
     commits = store(context).get_featuregroup_history(name, version=version)
-    columns = ["delta_version", "timestamp", "operation", "rows", "rows_in", "rows_out", "validation", "run_id"]
+    columns = [
+        "delta_version",
+        "timestamp",
+        "operation",
+        "rows",
+        "rows_in",
+        "rows_out",
+        "validation",
+        "run_id",
+    ]
     show_rows(context, [vars(each) for each in commits], columns=columns)
 
 
@@ -102,16 +124,24 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
     if settings(context).output is Output.JSON:
         show_json(report.to_json())
     else:
-        show_rows(context, rows, columns=["expectation", "arguments", "success", "rows", "unexpected", "message"])
+        show_rows(
+            context,
+            rows,
+            columns=["expectation", "arguments", "success", "rows", "unexpected", "message"],
+        )
     if not report.success:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: featurestore fg explain weather --key origin=JFK --at 2013-01-05T12:00Z")
+@app.command(
+    epilog="Example: featurestore fg explain weather --key origin=JFK --at 2013-01-05T12:00Z"
+)
 def explain(
     context: typer.Context,
     name: Name,
-    key: Annotated[list[str], typer.Option(help="column=value, once for each column of the primary key.")],
+    key: Annotated[
+        list[str], typer.Option(help="column=value, once for each column of the primary key.")
+    ],
     at: Annotated[str | None, typer.Option(help="The moment; now when left out.")] = None,
     version: Version = None,
 ) -> None:
@@ -121,7 +151,9 @@ def explain(
     show_text(context, str(found), data=found)
 
 
-@app.command(epilog="Example: featurestore fg compare weather@v1 weather@v2, or weather#3 weather#7")
+@app.command(
+    epilog="Example: featurestore fg compare weather@v1 weather@v2, or weather#3 weather#7"
+)
 def compare(
     context: typer.Context,
     left: Annotated[str, typer.Argument(help="name, name@v2, or name#7 for Delta version 7.")],
@@ -172,7 +204,9 @@ def _key(pairs: list[str], schema: Any) -> dict[str, Any]:
     for pair in pairs:
         column, mark, value = pair.partition("=")
         if not mark or column not in schema.names:
-            raise InvalidArgument(f"--key {pair!r} is not column=value.", hint=f"the columns are {schema.names}")
+            raise InvalidArgument(
+                f"--key {pair!r} is not column=value.", hint=f"the columns are {schema.names}"
+            )
         kind = schema.field(column).type
         try:
             result[column] = pa.scalar(value).cast(kind).as_py()

@@ -23,26 +23,54 @@ _FILES = (".parquet", ".csv")
 @app.command(epilog="Example: featurestore features search wind")
 def search(
     context: typer.Context,
-    text: Annotated[str, typer.Argument(help="What to look for in names, descriptions and tags.", show_default=False)],
+    text: Annotated[
+        str,
+        typer.Argument(
+            help="What to look for in names, descriptions and tags.", show_default=False
+        ),
+    ],
 ) -> None:
     """Search names, descriptions, tags and features, ignoring case."""
     rows = [vars(match) for match in store(context).search(text)]
-    show_rows(context, rows, columns=["reference", "version", "where", "text"], empty=f"nothing contains {text!r}")
+    show_rows(
+        context,
+        rows,
+        columns=["reference", "version", "where", "text"],
+        empty=f"nothing contains {text!r}",
+    )
 
 
-@app.command(epilog="Example: featurestore features get weather.temp planes.seats --labels questions -n 5")
+@app.command(
+    epilog="Example: featurestore features get weather.temp planes.seats --labels questions -n 5"
+)
 def get(
     context: typer.Context,
-    features: Annotated[list[str], typer.Argument(help="feature, group.feature, group@v2.feature, 'group.f as g'.")],
+    features: Annotated[
+        list[str], typer.Argument(help="feature, group.feature, group@v2.feature, 'group.f as g'.")
+    ],
     labels: Annotated[str | None, typer.Option(help="A group, or a .parquet or .csv file.")] = None,
-    label_time: Annotated[str | None, typer.Option(help="Time column of the labels, or one moment.")] = None,
-    join_key: Annotated[list[str] | None, typer.Option(help="left_column=key_column, may be repeated.")] = None,
-    inner: Annotated[bool, typer.Option("--inner", help="Drop labels that lack a row in some group.")] = False,
-    as_of: Annotated[str | None, typer.Option(help="Read the store as it stood at a moment.")] = None,
-    include_keys: Annotated[bool, typer.Option("--include-keys", help="Without labels: add key and time.")] = False,
+    label_time: Annotated[
+        str | None, typer.Option(help="Time column of the labels, or one moment.")
+    ] = None,
+    join_key: Annotated[
+        list[str] | None, typer.Option(help="left_column=key_column, may be repeated.")
+    ] = None,
+    inner: Annotated[
+        bool, typer.Option("--inner", help="Drop labels that lack a row in some group.")
+    ] = False,
+    as_of: Annotated[
+        str | None, typer.Option(help="Read the store as it stood at a moment.")
+    ] = None,
+    include_keys: Annotated[
+        bool, typer.Option("--include-keys", help="Without labels: add key and time.")
+    ] = False,
     rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows to show.")] = 20,
-    out: Annotated[Path | None, typer.Option(help="Write all rows into this .parquet or .csv file.")] = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show the plan and read nothing.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write all rows into this .parquet or .csv file.")
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the plan and read nothing.")
+    ] = False,
 ) -> None:
     """Join features to labels as of each label's time, and show or write the rows."""
     opened = store(context)
@@ -52,7 +80,9 @@ def get(
         include_keys=include_keys,
     )  # fmt: skip
     if explain:
-        show_text(context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json())
+        show_text(
+            context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json()
+        )
     elif out is not None:
         written = _write(frame, out)
         dropped = {"dropped": frame.dropped(written)} if frame.drops else {}
@@ -68,7 +98,9 @@ def _labels(text: str | None) -> Any:
     if text is None or not text.endswith(_FILES):
         return text
     if not Path(text).is_file():
-        raise InvalidArgument(f"There is no file {text!r} with labels.", hint="--labels name takes a feature group")
+        raise InvalidArgument(
+            f"There is no file {text!r} with labels.", hint="--labels name takes a feature group"
+        )
     if text.endswith(".csv"):
         from pyarrow import csv
 
@@ -90,7 +122,9 @@ def _pairs(join_key: list[str] | None) -> dict[str, str] | None:
 def _write(frame: FeatureFrame, path: Path) -> int:
     """Write all rows, a batch at a time, and return how many there were."""
     if path.suffix not in _FILES:
-        raise InvalidArgument(f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet")
+        raise InvalidArgument(
+            f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet"
+        )
     with _writer(path, frame) as writer:
         return _write_all(frame, writer.write_batch)
 

@@ -17,14 +17,19 @@ from featurestore.errors import InvalidArgument
 app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", show_default=False)]
-Moment = Annotated[str | None, typer.Option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.", show_default=False)]
+Moment = Annotated[
+    str | None,
+    typer.Option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.", show_default=False),
+]
 _RUN_COLUMNS = ["state", "start", "end", "windows", "rows", "version", "seconds", "error"]
 
 
 @app.command(epilog="Example: featurestore job register examples/flights/late_flights/jobs.py")
 def register(
     context: typer.Context,
-    place: Annotated[str, typer.Argument(help="Module, Python file, or folder of such.", show_default=False)],
+    place: Annotated[
+        str, typer.Argument(help="Module, Python file, or folder of such.", show_default=False)
+    ],
 ) -> None:
     """Register the jobs of a module, file or folder, or new versions of them."""
     found = store(context).register_jobs(place)
@@ -39,15 +44,29 @@ def list_jobs(context: typer.Context) -> None:
         {**_job(each.job), "due": each.due, "failed": each.failed, **_last(each.last)}
         for each in store(context).get_jobs()
     ]
-    columns = ["name", "schedule", "target", "paused", "watermark", "due", "failed", "last_state", "last_error"]
+    columns = [
+        "name",
+        "schedule",
+        "target",
+        "paused",
+        "watermark",
+        "due",
+        "failed",
+        "last_state",
+        "last_error",
+    ]
     show_rows(context, rows, columns=columns, empty="no jobs yet")
 
 
-@app.command(epilog="Example: featurestore job plan origin_traffic --start 2013-01-01 --end 2013-02-01")
+@app.command(
+    epilog="Example: featurestore job plan origin_traffic --start 2013-01-01 --end 2013-02-01"
+)
 def plan(context: typer.Context, name: Name, start: Moment = None, end: Moment = None) -> None:
     """Show windows, rows, bytes and estimated time of what is due, or of a range."""
     if (start is None) != (end is None):
-        raise InvalidArgument("--start and --end go together.", hint="--start 2013-01-01 --end 2013-02-01")
+        raise InvalidArgument(
+            "--start and --end go together.", hint="--start 2013-01-01 --end 2013-02-01"
+        )
     window = None if start is None or end is None else (_moment(start), _moment(end))
     found = store(context).plan_job(name, window=window)
     data = {
@@ -65,9 +84,13 @@ def plan(context: typer.Context, name: Name, start: Moment = None, end: Moment =
 def run(
     context: typer.Context,
     name: Name,
-    window: Annotated[str | None, typer.Option(help="Moment at which the window begins.", show_default=False)] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Moment at which the window begins.", show_default=False)
+    ] = None,
     due: Annotated[bool, typer.Option("--due", help="Every window that is due.")] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="Every window whose inputs changed since.")] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Every window whose inputs changed since.")
+    ] = False,
 ) -> None:
     """Run a job now: its latest complete window, one window, what is due, or what is stale; exit 1 when some failed."""
     asked = None if window is None else _moment(window)
@@ -75,19 +98,27 @@ def run(
     show_rows(context, map(_run, found), columns=_RUN_COLUMNS, empty="nothing to do")
 
 
-@app.command(epilog="Example: featurestore job backfill origin_traffic --start 2013-01-01 --end 2013-12-31")
+@app.command(
+    epilog="Example: featurestore job backfill origin_traffic --start 2013-01-01 --end 2013-12-31"
+)
 def backfill(
     context: typer.Context,
     name: Name,
     start: Annotated[str, typer.Option(help="Beginning of the range.", show_default=False)],
     end: Annotated[str, typer.Option(help="End of the range.", show_default=False)],
-    anew: Annotated[bool, typer.Option("--anew", help="Also windows that were computed already.")] = False,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Also windows that were computed already.")
+    ] = False,
 ) -> None:
     """Compute the windows of a range, many in one commit; after a kill the same command goes on."""
     connected = store(context)
     with _bar(context, f"backfill {name}") as progress:
-        found = connected.backfill_job(name, _moment(start), _moment(end), resume=not anew, progress=progress)
-    show_rows(context, map(_run, found), columns=_RUN_COLUMNS, empty="every window was computed already")
+        found = connected.backfill_job(
+            name, _moment(start), _moment(end), resume=not anew, progress=progress
+        )
+    show_rows(
+        context, map(_run, found), columns=_RUN_COLUMNS, empty="every window was computed already"
+    )
 
 
 @app.command(epilog="Example: featurestore job history origin_traffic --last 5 --output json")
@@ -98,7 +129,9 @@ def history(
 ) -> None:
     """Show the last runs of a job, with errors, hints and log files."""
     found = store(context).get_runs(name)[-last:]
-    show_rows(context, map(_run, found), columns=[*_RUN_COLUMNS, "hint", "log"], empty="no runs yet")
+    show_rows(
+        context, map(_run, found), columns=[*_RUN_COLUMNS, "hint", "log"], empty="no runs yet"
+    )
 
 
 @app.command(epilog="Example: featurestore job pause origin_traffic")
@@ -134,7 +167,12 @@ def _job(job: Any) -> Mapping[str, Any]:
 def _last(run: Any) -> Mapping[str, Any]:
     if run is None:
         return {"last_state": None, "last_error": None, "last_hint": None, "last_ended": None}
-    return {"last_state": run.state, "last_error": run.error, "last_hint": run.hint, "last_ended": run.ended}
+    return {
+        "last_state": run.state,
+        "last_error": run.error,
+        "last_hint": run.hint,
+        "last_ended": run.ended,
+    }
 
 
 def _run(run: Any) -> Mapping[str, Any]:
@@ -163,7 +201,9 @@ def _moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidArgument(f"{text!r} is not a time.", hint="such as 2013-01-31 or 2013-01-31T12:00Z") from error
+        raise InvalidArgument(
+            f"{text!r} is not a time.", hint="such as 2013-01-31 or 2013-01-31T12:00Z"
+        ) from error
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
 
 
@@ -174,9 +214,20 @@ def _bar(context: typer.Context, title: str) -> Iterator[Callable[[int, int], No
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

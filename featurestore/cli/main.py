@@ -67,17 +67,27 @@ def _show_version(asked: bool) -> None:
 def options(
     context: typer.Context,
     location: Annotated[
-        str | None, typer.Option(help="Directory of the store.", envvar="FEATURESTORE_LOCATION", show_default=False)
+        str | None,
+        typer.Option(
+            help="Directory of the store.", envvar="FEATURESTORE_LOCATION", show_default=False
+        ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="duckdb, spark or another engine.", envvar="FEATURESTORE_ENGINE")
+        str | None,
+        typer.Option(help="duckdb, spark or another engine.", envvar="FEATURESTORE_ENGINE"),
     ] = None,
     registry: Annotated[
-        str | None, typer.Option(help="SQLAlchemy URL of the registry.", envvar="FEATURESTORE_REGISTRY")
+        str | None,
+        typer.Option(help="SQLAlchemy URL of the registry.", envvar="FEATURESTORE_REGISTRY"),
     ] = None,
-    output: Annotated[Output, typer.Option(help="Tables for people or JSON for programs.")] = Output.TEXT,
+    output: Annotated[
+        Output, typer.Option(help="Tables for people or JSON for programs.")
+    ] = Output.TEXT,
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_show_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and leave.", is_eager=True, callback=_show_version
+        ),
     ] = False,
 ) -> None:
     """Compute, version and retrieve features for deep learning."""
@@ -107,7 +117,9 @@ def _add_nouns() -> None:
 def _output() -> Output:
     """Return how to print an error, also when the options were never parsed to the end."""
     given = sys.argv[1:]
-    asked = "--output=json" in given or any(pair == ("--output", "json") for pair in pairwise(given))
+    asked = "--output=json" in given or any(
+        pair == ("--output", "json") for pair in pairwise(given)
+    )
     return Output.JSON if asked else Output.TEXT
 
 

@@ -17,7 +17,11 @@ from featurestore.model.durations import format_duration
 
 
 def show_rows(
-    context: typer.Context, rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str], empty: str = "nothing there"
+    context: typer.Context,
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    columns: Sequence[str],
+    empty: str = "nothing there",
 ) -> None:
     """Print records: all their keys as a JSON list, or ``columns`` as a table."""
     found = list(rows)
@@ -89,11 +93,18 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            column.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
     # A pipe has no width: nothing may be cut there.
-    console = Console(file=sys.stdout, markup=False, highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    console = Console(
+        file=sys.stdout,
+        markup=False,
+        highlight=False,
+        width=None if sys.stdout.isatty() else 10_000,
+    )
     console.print(table)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from featurestore import config, files
+from featurestore import config
 from featurestore.cli.output import show_record
 from featurestore.cli.state import settings
+from featurestore.storage import files
 
 app = typer.Typer(help="The index of the store.", no_args_is_help=True)
 
@@ -38,7 +39,9 @@ def upgrade(context: typer.Context) -> None:
 
 def _place(context: typer.Context) -> tuple[str, str | None]:
     options = settings(context)
-    resolved = config.resolve(location=options.location, engine=options.engine, registry=options.registry)
+    resolved = config.resolve(
+        location=options.location, engine=options.engine, registry=options.registry
+    )
     directory = files.local_directory(resolved.location)
     files.ensure_writable(directory)
     return directory, resolved.registry

@@ -22,7 +22,9 @@ def start(
     context: typer.Context,
     every: Annotated[str, typer.Option(help="Time between two looks at what is due.")] = "10s",
     workers: Annotated[int, typer.Option(min=1, help="How many jobs may run at once.")] = 4,
-    stale: Annotated[bool, typer.Option("--stale", help="Also compute windows anew whose inputs changed.")] = False,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Also compute windows anew whose inputs changed.")
+    ] = False,
 ) -> None:
     """Run due jobs until SIGTERM; runs that have begun are finished first."""
     from featurestore.jobs.scheduler import Options, Scheduler

@@ -17,8 +17,12 @@ app = typer.Typer()
 @app.command(epilog="Example: featurestore init my-store")
 def init(
     context: typer.Context,
-    directory: Annotated[str | None, typer.Argument(help="Directory of the store; else --location.")] = None,
-    config: Annotated[bool, typer.Option(help="Write featurestore.toml here, unless there is one.")] = True,
+    directory: Annotated[
+        str | None, typer.Argument(help="Directory of the store; else --location.")
+    ] = None,
+    config: Annotated[
+        bool, typer.Option(help="Write featurestore.toml here, unless there is one.")
+    ] = True,
 ) -> None:
     """Make a store: its directory, its registry, and a featurestore.toml that names it."""
     from featurestore import config as configuration
@@ -31,10 +35,16 @@ def init(
     file = Path.cwd() / configuration.CONFIG_FILE
     written = config and not file.exists()
     if written:
-        file.write_text(f"location = {checks.toml_text(store.location)}\nengine = {checks.toml_text(store.engine)}\n")
+        file.write_text(
+            f"location = {checks.toml_text(store.location)}\nengine = {checks.toml_text(store.engine)}\n"
+        )
     show_record(
         context,
-        {"location": store.location, "engine": store.engine, "config": str(file) if file.exists() else None},
+        {
+            "location": store.location,
+            "engine": store.engine,
+            "config": str(file) if file.exists() else None,
+        },
     )
 
 

@@ -14,7 +14,9 @@ from featurestore.errors import InvalidArgument
 app = typer.Typer(help="Training datasets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the training dataset.", show_default=False)]
-Version = Annotated[int | None, typer.Option(help="Version; the latest when left out.", show_default=False)]
+Version = Annotated[
+    int | None, typer.Option(help="Version; the latest when left out.", show_default=False)
+]
 
 
 @app.command("list", epilog="Example: featurestore td list")
@@ -39,8 +41,12 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         "key": list(manifest.key),
         "split_rule": manifest.split_rule,
         "sources": [_source(each) for each in manifest.sources],
-        "columns": [f"{column.name} ({column.role}, {column.tf_type})" for column in manifest.columns],
-        "losses": {column.name: column.loss for column in manifest.columns if column.loss is not None},
+        "columns": [
+            f"{column.name} ({column.role}, {column.tf_type})" for column in manifest.columns
+        ],
+        "losses": {
+            column.name: column.loss for column in manifest.columns if column.loss is not None
+        },
         "shards": {split.name: [shard.path for shard in split.shards] for split in manifest.splits},
         "labels": {split.name: split.label_counts for split in manifest.splits},
         "label_proportions": dataset.label_proportions,
@@ -56,7 +62,9 @@ def verify(
     context: typer.Context,
     name: Name,
     version: Version = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Also run the plan again and compare bytes.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Also run the plan again and compare bytes.")
+    ] = False,
 ) -> None:
     """Re-read every file and compare with the manifest; exit 1 when anything differs."""
     report = store(context).get_training_dataset(name, version=version).verify(recompute=recompute)
@@ -69,8 +77,12 @@ def verify(
 def diff(
     context: typer.Context,
     name: Name,
-    versions: Annotated[tuple[int, int], typer.Option(help="The two versions; the last two when left out.")] = (0, 0),
-    other: Annotated[str | None, typer.Option(help="Another dataset to compare with.", show_default=False)] = None,
+    versions: Annotated[
+        tuple[int, int], typer.Option(help="The two versions; the last two when left out.")
+    ] = (0, 0),
+    other: Annotated[
+        str | None, typer.Option(help="Another dataset to compare with.", show_default=False)
+    ] = None,
 ) -> None:
     """Tell what changed between two datasets; exit 1 when their rows or columns differ."""
     opened = store(context)
@@ -79,7 +91,10 @@ def diff(
         after = opened.get_latest_training_dataset_version(other or name)
         before = opened.get_latest_training_dataset_version(name) if other else after - 1
         if before < 1:
-            raise InvalidArgument(f"Training dataset {name!r} has one version only.", hint="--versions 1 2, or --other")
+            raise InvalidArgument(
+                f"Training dataset {name!r} has one version only.",
+                hint="--versions 1 2, or --other",
+            )
     first = opened.get_training_dataset(name, version=before)
     report = first.diff(opened.get_training_dataset(other or name, version=after))
     show_text(context, str(report), data=report.to_json())
@@ -93,7 +108,12 @@ def clean(context: typer.Context) -> None:
     from featurestore.training.catalog import clean_all
 
     removed = clean_all(store(context).session)
-    show_rows(context, [{"removed": each} for each in removed], columns=["removed"], empty="nothing to remove")
+    show_rows(
+        context,
+        [{"removed": each} for each in removed],
+        columns=["removed"],
+        empty="nothing to remove",
+    )
 
 
 @app.command(epilog="Example: featurestore td delete late_flights --version 1")

@@ -11,4 +11,13 @@ from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.write import Write, insert
 
-__all__ = ["Declaration", "FeatureGroup", "Write", "create", "delete_group", "delete_rows", "get_or_create", "insert"]
+__all__ = [
+    "Declaration",
+    "FeatureGroup",
+    "Write",
+    "create",
+    "delete_group",
+    "delete_rows",
+    "get_or_create",
+    "insert",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from featurestore import commits, deltalog, files
+from featurestore.delta import commits, deltalog
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
 from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.table import open_group, resolve
@@ -13,18 +13,28 @@ from featurestore.model.featuregroup import Commit
 from featurestore.registry import featuregroups, heal
 from featurestore.session import Session
 from featurestore.sql import predicate
+from featurestore.storage import files
 
 
 def delete_rows(
-    session: Session, name: str, where: str, *, version: int | None = None, run_id: str | None = None
+    session: Session,
+    name: str,
+    where: str,
+    *,
+    version: int | None = None,
+    run_id: str | None = None,
 ) -> Commit:
     """Delete the rows for which a predicate (DuckDB's SQL) is true; without such rows nothing is committed."""
     group = open_group(session, name, version)
     if not isinstance(where, str) or not where.strip():
-        raise InvalidArgument(f"where={where!r} is no condition.", hint="where=\"event_time < '2020-01-01'\"")
+        raise InvalidArgument(
+            f"where={where!r} is no condition.", hint="where=\"event_time < '2020-01-01'\""
+        )
     spec = group.spec
     condition = predicate(where, columns=spec.schema.names, dialect=session.engine.dialect)
-    with underway(session, kind="write", name=spec.name, version=spec.version, run_id=run_id) as run:
+    with underway(
+        session, kind="write", name=spec.name, version=spec.version, run_id=run_id
+    ) as run:
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
         written = session.engine.delete(group.path, condition, note=note)
         delta_version = group.delta_version if written is None else written

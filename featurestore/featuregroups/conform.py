@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from featurestore.engines import Engine, Relation
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.types import widens
+from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,14 +36,18 @@ class Cast:
         return cast_batch(batch, self.schema)
 
 
-def conform(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine, schema_change: str | None) -> Conformed:
+def conform(
+    relation: Relation, spec: FeatureGroupSpec, *, engine: Engine, schema_change: str | None
+) -> Conformed:
     """Return the rows with the columns of the group, in its order and types.
 
     Raises:
         SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
     """
     if schema_change not in (None, "add"):
-        raise InvalidArgument(f"schema_change={schema_change!r} is not known.", hint="schema_change='add', or None")
+        raise InvalidArgument(
+            f"schema_change={schema_change!r} is not known.", hint="schema_change='add', or None"
+        )
     added = check_columns(relation.schema, spec, schema_change=schema_change)
     wider = spec.with_columns(added)
     if relation.schema.names != wider.schema.names:
@@ -53,14 +57,18 @@ def conform(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine, schem
     return Conformed(relation, wider, tuple(added))
 
 
-def check_columns(given: pa.Schema, spec: FeatureGroupSpec, *, schema_change: str | None) -> list[pa.Field]:
+def check_columns(
+    given: pa.Schema, spec: FeatureGroupSpec, *, schema_change: str | None
+) -> list[pa.Field]:
     """Return the columns that are new, which ``schema_change="add"`` allows; SchemaMismatch for all else."""
     problems, new = [], []
     for field in given:
         if field.name not in spec.schema.names:
             new.append(field)
         elif not widens(field.type, spec.schema.field(field.name).type):
-            problems.append(f"{field.name!r} is {field.type} where the group has {spec.schema.field(field.name).type}")
+            problems.append(
+                f"{field.name!r} is {field.type} where the group has {spec.schema.field(field.name).type}"
+            )
     absent = [name for name in spec.schema.names if name not in given.names]
     if absent:
         problems.append(f"missing: {listing(absent)}")
@@ -72,7 +80,10 @@ def check_columns(given: pa.Schema, spec: FeatureGroupSpec, *, schema_change: st
     if problems:
         raise SchemaMismatch(
             f"The rows do not fit feature group {spec.name!r} version {spec.version}: {'; '.join(problems)}.",
-            hint=_way_out(problems, new=bool(new) and schema_change is None and not twins and len(problems) == 1),
+            hint=_way_out(
+                problems,
+                new=bool(new) and schema_change is None and not twins and len(problems) == 1,
+            ),
         )
     return [pa.field(field.name, field.type, nullable=True) for field in new]
 
@@ -87,9 +98,15 @@ def _way_out(problems: Sequence[str], *, new: bool) -> str:
 
 def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
     folded = {name.lower(): name for name in names}
-    return [f"{each.name!r} and {folded[each.name.lower()]!r}" for each in new if each.name.lower() in folded]
+    return [
+        f"{each.name!r} and {folded[each.name.lower()]!r}"
+        for each in new
+        if each.name.lower() in folded
+    ]
 
 
 def _equal(left: pa.Schema, right: pa.Schema) -> bool:
     # Equality of nested types overlooks the names of list items, which every later reader would see.
-    return left.names == right.names and all(str(a.type) == str(b.type) for a, b in zip(left, right, strict=True))
+    return left.names == right.names and all(
+        str(a.type) == str(b.type) for a, b in zip(left, right, strict=True)
+    )

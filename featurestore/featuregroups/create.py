@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from featurestore import commits, deltalog, files
-from featurestore.engines import Relation, TableWrite
+from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureGroupExists, InvalidArgument
 from featurestore.featuregroups import keys
 from featurestore.featuregroups.conform import Conformed
@@ -21,8 +20,10 @@ from featurestore.featuregroups.write import Write, note, prepare
 from featurestore.ingest import handed_over, schema_of
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.registry import featuregroups, heal, intents, tags
 from featurestore.session import FEATUREGROUPS, Session
+from featurestore.storage import files
 
 
 def create(
@@ -41,8 +42,12 @@ def create(
         ValidationFailed: The rows broke the expectations; nothing was made.
     """
     check_name(name)
-    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 1):
-        raise InvalidArgument(f"version={version!r} is no version of a group.", hint="versions are 1, 2, ...")
+    if version is not None and (
+        isinstance(version, bool) or not isinstance(version, int) or version < 1
+    ):
+        raise InvalidArgument(
+            f"version={version!r} is no version of a group.", hint="versions are 1, 2, ..."
+        )
     asked = write or Write()
     write = replace(asked, mode="append", validation=asked.validation)
     while True:
@@ -113,7 +118,12 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
 
 
 def _create(
-    session: Session, rows: Relation, spec: FeatureGroupSpec, declared: Declaration, write: Write, run: Underway
+    session: Session,
+    rows: Relation,
+    spec: FeatureGroupSpec,
+    declared: Declaration,
+    write: Write,
+    run: Underway,
 ) -> Commit:
     gated = prepare(session, Conformed(rows, spec), write, run, group=None)
     path = session.featuregroup_path(spec.name, spec.version)
@@ -127,7 +137,9 @@ def _create(
     )
     group = OpenGroup(spec, path, deltalog.table_state(path))
     transaction = transaction_of(gated, write.transaction, run)
-    how = TableWrite(mode="append", note=_first_note(session, group, write, run, gated), transaction=transaction)
+    how = TableWrite(
+        mode="append", note=_first_note(session, group, write, run, gated), transaction=transaction
+    )
     keep_quarantined(session, gated, spec, how)
     written = session.engine.write(path, gated.relation, how)
     delta_version = deltalog.latest_version(path) if written is None else written
@@ -145,6 +157,8 @@ def _create(
     return record(session, group, spec, delta_version, run=run, gated=gated, mode="create")
 
 
-def _first_note(session: Session, group: OpenGroup, write: Write, run: Underway, gated: Gated) -> dict[str, Any]:
+def _first_note(
+    session: Session, group: OpenGroup, write: Write, run: Underway, gated: Gated
+) -> dict[str, Any]:
     claim = keys.claim(session.engine, gated.relation, group, "append", unique_batch=gated.unique)
     return note(write, run, group.spec, validation=gated.outcome, claim=claim, operation="create")

@@ -14,7 +14,7 @@ from featurestore.errors import DefinitionMismatch, InvalidArgument
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.types import is_nested
-from featurestore.validators import find_validator
+from featurestore.plugins.validator import find_validator
 
 MAX_TAG_KEY = 255
 
@@ -37,7 +37,9 @@ class Declaration:
     event_time_tolerance: timedelta | str | None = None
 
 
-def define(declared: Declaration, *, name: str, version: int, schema: pa.Schema) -> FeatureGroupSpec:
+def define(
+    declared: Declaration, *, name: str, version: int, schema: pa.Schema
+) -> FeatureGroupSpec:
     """Return the spec of a declaration over the columns of a dataframe."""
     check_policy(declared.validation)
     check_tags(declared.tags)
@@ -62,7 +64,9 @@ def columns(given: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
     """Return column names given as one text or as a sequence."""
     names = (given,) if isinstance(given, str) else tuple(given)
     if not all(isinstance(name, str) for name in names):
-        raise InvalidArgument(f"{argument}={given!r} is no list of column names.", hint=f"{argument}=['id']")
+        raise InvalidArgument(
+            f"{argument}={given!r} is no list of column names.", hint=f"{argument}=['id']"
+        )
     return names
 
 
@@ -79,7 +83,8 @@ def check_policy(policy: str | None) -> None:
     """Refuse what is no validation policy (None: the group's own)."""
     if policy is not None and policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={policy!r} is not a policy.", hint=f"one of {', '.join(VALIDATION_POLICIES)}"
+            f"validation={policy!r} is not a policy.",
+            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
 
 
@@ -105,7 +110,14 @@ def check_same(declared: Declaration, stored: FeatureGroupSpec, *, given: pa.Sch
     asked = define(declared, name=stored.name, version=stored.version, schema=given)
     differences = [
         f"{label}: stored {_shown(getattr(stored, label))}, given {_shown(getattr(asked, label))}"
-        for label in ("primary_key", "event_time", "created_time", "partition_by", "ttl", "expectations")
+        for label in (
+            "primary_key",
+            "event_time",
+            "created_time",
+            "partition_by",
+            "ttl",
+            "expectations",
+        )
         if getattr(stored, label) != getattr(asked, label)
     ]
     differences += _column_differences(stored.schema, asked.schema)
@@ -122,7 +134,9 @@ def _column_differences(stored: pa.Schema, asked: pa.Schema) -> list[str]:
         if field_.name not in asked.names:
             found.append(f"column {field_.name!r} ({field_.type}) is missing")
         elif asked.field(field_.name).type != field_.type:
-            found.append(f"column {field_.name!r}: stored {field_.type}, given {asked.field(field_.name).type}")
+            found.append(
+                f"column {field_.name!r}: stored {field_.type}, given {asked.field(field_.name).type}"
+            )
     found += [f"column {name!r} is new" for name in asked.names if name not in stored.names]
     return found
 
@@ -141,7 +155,9 @@ def _shown(value: object) -> str:
 def _partitions(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
     names = columns(declared.partition_by, argument="partition_by")
     for name in names:
-        if name in schema.names and (pat.is_binary(schema.field(name).type) or is_nested(schema.field(name).type)):
+        if name in schema.names and (
+            pat.is_binary(schema.field(name).type) or is_nested(schema.field(name).type)
+        ):
             raise InvalidArgument(
                 f"partition_by={name!r} has type {schema.field(name).type}; folders are named by its values.",
                 hint="partition by integers, strings, booleans or dates",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from featurestore import commits, deltalog
+from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_tags
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
@@ -48,7 +48,11 @@ def search(session: Session, text: str) -> list[Match]:
         groups = featuregroups.latest(connection)
         columns = features.latest(connection)
         tagged = tags.every(connection, featuregroups.KIND)
-    found = [Match(g.name, g.version, "name", g.name, g.name) for g in groups if wanted in g.name.casefold()]
+    found = [
+        Match(g.name, g.version, "name", g.name, g.name)
+        for g in groups
+        if wanted in g.name.casefold()
+    ]
     found += [
         Match(each.group, each.version, "feature", each.name, each.reference)
         for each in columns
@@ -79,7 +83,9 @@ def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[
         return tags.of(connection, featuregroups.KIND, name, version)
 
 
-def add_tag(session: Session, name: str, key: str, value: str, *, version: int | None = None) -> None:
+def add_tag(
+    session: Session, name: str, key: str, value: str, *, version: int | None = None
+) -> None:
     """Set a tag of a group; the table holds it, too."""
     check_tags({key: value})
     group = open_group(session, name, version)
@@ -91,7 +97,9 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
     group = open_group(session, name, version)
     known = dict(commits.meta_of(group.state).tags)
     if key not in known:
-        raise InvalidArgument(f"Feature group {group.spec.name!r} has no tag {key!r}; it has {listing(known)}.")
+        raise InvalidArgument(
+            f"Feature group {group.spec.name!r} has no tag {key!r}; it has {listing(known)}."
+        )
     del known[key]
     _write_tags(session, group, known)
 
@@ -115,11 +123,18 @@ def provenance(session: Session, reference: str) -> Provenance:
                 commit.run_id, inputs,
             )  # fmt: skip
     return Provenance(
-        f"{group.spec.name}.{parsed.feature}", group.spec.version, group.delta_version, group.spec.job, None, ()
+        f"{group.spec.name}.{parsed.feature}",
+        group.spec.version,
+        group.delta_version,
+        group.spec.job,
+        None,
+        (),
     )
 
 
-def derived_from(session: Session, name: str, *, version: int | None = None) -> list[lineage.LineageEdge]:
+def derived_from(
+    session: Session, name: str, *, version: int | None = None
+) -> list[lineage.LineageEdge]:
     """Return the groups and training datasets that were made from a group."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
@@ -141,6 +156,9 @@ def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -
         with session.registry.transaction() as connection:
             tags.replace(connection, featuregroups.KIND, spec.name, spec.version, values)
             featuregroups.advance(
-                connection, spec.name, spec.version, delta_version=deltalog.latest_version(group.path)
+                connection,
+                spec.name,
+                spec.version,
+                delta_version=deltalog.latest_version(group.path),
             )
         run.registered = True

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from featurestore import deltalog
-from featurestore.engines import Relation, TableWrite
+from featurestore.delta import deltalog
 from featurestore.featuregroups.underway import Underway
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.session import Session
 from featurestore.validation import audit, quarantine_schema
 
@@ -36,7 +36,13 @@ class Gated:
 
 
 def gate(
-    session: Session, relation: Relation, spec: FeatureGroupSpec, *, policy: str, run: Underway, mode: str
+    session: Session,
+    relation: Relation,
+    spec: FeatureGroupSpec,
+    *,
+    policy: str,
+    run: Underway,
+    mode: str,
 ) -> Gated:
     """Audit staged rows; ValidationFailed when they may not land."""
     found = audit(
@@ -50,19 +56,25 @@ def gate(
         directory=os.path.join(run.staging, "parted"),
         run_id=run.run_id,
     )
-    whole = all(each.success for each in found.report.results if each.expectation["type"] == _NULL_KEYS)
+    whole = all(
+        each.success for each in found.report.results if each.expectation["type"] == _NULL_KEYS
+    )
     unique = found.unique if whole or found.quarantined is not None else None
     return Gated(found.good, found.report, found.quarantined, unique)
 
 
-def transaction_of(gated: Gated, given: tuple[str, int] | None, run: Underway) -> tuple[str, int] | None:
+def transaction_of(
+    gated: Gated, given: tuple[str, int] | None, run: Underway
+) -> tuple[str, int] | None:
     """Return the transaction of a write: the caller's; one of its own where two tables are written."""
     if given is not None or gated.quarantined is None:
         return given
     return f"write/{run.run_id}", 0
 
 
-def keep_quarantined(session: Session, gated: Gated, spec: FeatureGroupSpec, how: TableWrite) -> None:
+def keep_quarantined(
+    session: Session, gated: Gated, spec: FeatureGroupSpec, how: TableWrite
+) -> None:
     """Append rows that did not pass to the group's quarantine table, before the good ones land.
 
     Both commits carry the same transaction, so a repeat of the write repeats neither.
@@ -83,7 +95,9 @@ def keep_quarantined(session: Session, gated: Gated, spec: FeatureGroupSpec, how
 
     new = pa.schema([field for field in gated.quarantined.schema if field.name not in stored])
     note = {"operation": "quarantine", "run": how.note["run"]}
-    landing = TableWrite(mode="append", add_columns=new or None, note=note, transaction=how.transaction)
+    landing = TableWrite(
+        mode="append", add_columns=new or None, note=note, transaction=how.transaction
+    )
     session.engine.write(path, gated.quarantined, landing)
 
 

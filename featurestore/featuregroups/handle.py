@@ -120,9 +120,13 @@ class FeatureGroup:
 
     def statistics(self, *, delta_version: AsOf | None = None) -> Statistics:
         """Return the statistics of the data."""
-        return kept.statistics_of(self._session, self._name, version=self._version, delta_version=delta_version)
+        return kept.statistics_of(
+            self._session, self._name, version=self._version, delta_version=delta_version
+        )
 
-    def explain(self, *, key: Mapping[str, Any] | Any, at: datetime | str | None = None) -> Explanation:
+    def explain(
+        self, *, key: Mapping[str, Any] | Any, at: datetime | str | None = None
+    ) -> Explanation:
         """Return which row gives the value of a key at a moment, and which rows lost."""
         return explain_value(self._session, self._name, version=self._version, key=key, at=at)
 

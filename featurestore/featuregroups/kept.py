@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 
-from featurestore import commits, deltalog
-from featurestore.engines import Relation
+from featurestore.delta import commits, deltalog
 from featurestore.featuregroups.table import AsOf, OpenGroup, open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import Statistics
+from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
-from featurestore.statistics import StatisticsFiles, StatisticsState, count_statistics, statistics_fold
+from featurestore.statistics import (
+    StatisticsFiles,
+    StatisticsState,
+    count_statistics,
+    statistics_fold,
+)
 
 
 def count_commit(
@@ -41,7 +46,11 @@ def count_commit(
         base = before
     elif mode not in ("create", "overwrite") and before > group.delta_version:
         return  # another writer came first: the table is not only this batch
-    written = relation if not relation.single_use else _written(session, spec, group.path, delta_version, mode)
+    written = (
+        relation
+        if not relation.single_use
+        else _written(session, spec, group.path, delta_version, mode)
+    )
     if written is None:
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
@@ -51,7 +60,12 @@ def count_commit(
 
 
 def statistics_of(
-    session: Session, name: str, *, version: int | None = None, delta_version: AsOf | None = None, recount: bool = False
+    session: Session,
+    name: str,
+    *,
+    version: int | None = None,
+    delta_version: AsOf | None = None,
+    recount: bool = False,
 ) -> Statistics:
     """Return the statistics of a group at a Delta version: those kept, or counted now and kept."""
     group = open_group(session, name, version, as_of=delta_version)
@@ -76,7 +90,9 @@ def state_of(
 
 
 def _count(session: Session, group: OpenGroup, counted: int) -> StatisticsState:
-    rows = session.engine.read_table(group.path, version=group.delta_version, schema=group.spec.schema)
+    rows = session.engine.read_table(
+        group.path, version=group.delta_version, schema=group.spec.schema
+    )
     state = count_statistics(session.engine, rows, group.spec, rows=group.state.rows)
     if counted == commits.latest_data_version(group.path, deltalog.latest_version(group.path)):
         file = _files(session, group.spec).record(counted, state)
@@ -89,7 +105,9 @@ def _files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
     return StatisticsFiles(session.featuregroup_path(spec.name, spec.version), source)
 
 
-def _written(session: Session, spec: FeatureGroupSpec, path: str, delta_version: int, mode: str) -> Relation | None:
+def _written(
+    session: Session, spec: FeatureGroupSpec, path: str, delta_version: int, mode: str
+) -> Relation | None:
     if mode in ("create", "overwrite"):
         return session.engine.read_table(path, version=delta_version, schema=spec.schema)
     if spec.partition_by:

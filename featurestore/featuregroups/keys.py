@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.engines import Engine, Relation
 from featurestore.errors import DuplicateKeys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.plugins.engine import Engine, Relation
 
 _EXAMPLES = 5
 
@@ -33,7 +33,7 @@ def claim(
 ) -> dict[str, Any]:
     """Return what the commit may claim about the uniqueness of (primary key, event time, created time).
 
-    A claim is made only where it is cheap to prove: see ``featurestore.commits`` for what each one means.
+    A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what each one means.
     """
     spec = group.spec
     if not spec.primary_key or unique_batch is not True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from featurestore import commits, deltalog
+from featurestore.delta import commits, deltalog
 from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.table import open_group
 from featurestore.featuregroups.underway import underway
@@ -38,13 +38,18 @@ def vacuum(
     """
     group = open_group(session, name, version)
     oldest = utc_now() - parse_duration(retain, argument="retain")
-    pinned = {each.delta_version for each in pinned_by(session, group.spec.name, group.spec.version)}
+    pinned = {
+        each.delta_version for each in pinned_by(session, group.spec.name, group.spec.version)
+    }
     spec = group.spec
     with underway(session, kind="write", name=spec.name, version=spec.version) as run:
         removed = session.engine.vacuum(group.path, keep_versions=sorted(pinned), retain=oldest)
         with session.registry.transaction() as connection:
             featuregroups.advance(
-                connection, spec.name, spec.version, delta_version=deltalog.latest_version(group.path)
+                connection,
+                spec.name,
+                spec.version,
+                delta_version=deltalog.latest_version(group.path),
             )
         run.registered = True
     return removed

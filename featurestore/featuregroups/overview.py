@@ -54,7 +54,11 @@ def details(group: FeatureGroup) -> dict[str, Any]:
             {
                 "name": field.name,
                 "type": str(field.type),
-                "role": "key" if field.name in spec.primary_key else "time" if field.name in times else "feature",
+                "role": "key"
+                if field.name in spec.primary_key
+                else "time"
+                if field.name in times
+                else "feature",
             }
             for field in spec.schema
         ],

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.engines import Engine, Relation
 from featurestore.errors import InvalidArgument
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.plugins.engine import Engine, Relation
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class HasEmpty:
 
     def add(self, state: str | None, batch: pa.RecordBatch) -> str | None:
         for name in self.columns:
-            if state is None and pc.any(pc.equal(batch.column(batch.schema.get_field_index(name)), "")).as_py():
+            if (
+                state is None
+                and pc.any(pc.equal(batch.column(batch.schema.get_field_index(name)), "")).as_py()
+            ):
                 return name
         return state
 
@@ -48,7 +51,11 @@ class HasEmpty:
 def refuse_empty(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> Relation:
     """Return the rows, which now fail at an empty text in a partition column while they are written."""
     texts = _texts(spec)
-    return engine.map_batches(relation, RefuseEmpty(texts), schema=relation.schema) if texts else relation
+    return (
+        engine.map_batches(relation, RefuseEmpty(texts), schema=relation.schema)
+        if texts
+        else relation
+    )
 
 
 def check_staged(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
@@ -56,7 +63,9 @@ def check_staged(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) 
     texts = _texts(spec)
     if not texts:
         return
-    found = engine.aggregate(engine.select(relation, {name: name for name in texts}), HasEmpty(texts))
+    found = engine.aggregate(
+        engine.select(relation, {name: name for name in texts}), HasEmpty(texts)
+    )
     if found is not None:
         raise _empty(found)
 

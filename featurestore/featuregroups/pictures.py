@@ -33,7 +33,9 @@ def correlations(
 
     found = statistics_of(session, name, version=version)
     other = _other(session, name, compare_with)
-    figure = plots.correlations(found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot)
+    figure = plots.correlations(
+        found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot
+    )
     return plots.shown(figure, plot=plot)
 
 
@@ -51,12 +53,20 @@ def distributions(
     from featurestore.statistics import plots
 
     found = statistics_of(session, name, version=version)
-    figure = plots.distributions(found, other=_other(session, name, compare_with), columns=columns, figsize=figsize)
+    figure = plots.distributions(
+        found, other=_other(session, name, compare_with), columns=columns, figsize=figsize
+    )
     return plots.shown(figure, plot=plot)
 
 
 def clusters(
-    session: Session, name: str, *, version: int | None, number: int | None, plot: bool, figsize: Size | None
+    session: Session,
+    name: str,
+    *,
+    version: int | None,
+    number: int | None,
+    plot: bool,
+    figsize: Size | None,
 ) -> Figure | None:
     """Draw the clusters of a group's sampled rows."""
     from featurestore.statistics import plots

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from featurestore import files
 from featurestore.errors import StorageError
 from featurestore.model.manifest import MANIFEST_FILE
 from featurestore.registry import training_datasets
 from featurestore.session import TRAININGDATASETS, Session
+from featurestore.storage import files
 
 
 @dataclass(frozen=True, order=True)
@@ -24,7 +24,9 @@ class PinnedVersion:
 def pinned_by(session: Session, name: str, version: int) -> list[PinnedVersion]:
     """Return what pins a group: by the registry, and by every manifest on disk, should the registry lag behind."""
     with session.registry.reading() as connection:
-        known = {PinnedVersion(*each) for each in training_datasets.pinning(connection, name, version)}
+        known = {
+            PinnedVersion(*each) for each in training_datasets.pinning(connection, name, version)
+        }
     return sorted(known | _in_manifests(session, name, version))
 
 
@@ -38,7 +40,9 @@ def _in_manifests(session: Session, name: str, version: int) -> set[PinnedVersio
                 continue
             data = files.read_json(manifest)
             if not isinstance(data, dict):
-                raise StorageError(f"The file {manifest!r} is no manifest.", hint="restore it from a copy")
+                raise StorageError(
+                    f"The file {manifest!r} is no manifest.", hint="restore it from a copy"
+                )
             found |= {
                 PinnedVersion(dataset, int(data["version"]), int(source["delta_version"]))
                 for source in data.get("sources", ())

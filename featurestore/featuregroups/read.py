@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featurestore import commits
+from featurestore.delta import commits
 from featurestore.featuregroups.table import AsOf, OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import Commit
 from featurestore.model.plan import Source, plan_of_group
@@ -10,14 +10,21 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 
 
-def read(session: Session, name: str, *, version: int | None = None, as_of: AsOf | None = None) -> FeatureFrame:
+def read(
+    session: Session, name: str, *, version: int | None = None, as_of: AsOf | None = None
+) -> FeatureFrame:
     """Return the data of a group, pinned to the Delta version that is the latest now (or as of a moment)."""
     return frame_of(session, open_group(session, name, version, as_of=as_of))
 
 
 def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
     """Return the data of an open group; its plan pins the version, so that what is made of it can be made again."""
-    engine, path, schema, delta_version = session.engine, group.path, group.spec.schema, group.delta_version
+    engine, path, schema, delta_version = (
+        session.engine,
+        group.path,
+        group.spec.schema,
+        group.delta_version,
+    )
     return FeatureFrame(
         session,
         lambda: engine.read_table(path, version=delta_version, schema=schema),
@@ -29,7 +36,9 @@ def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
 def pinned(group: OpenGroup) -> Source:
     """Return an open group as the source of a plan."""
     state = group.state
-    return Source(group.spec, group.path, state.version, state.table_id, rows=state.rows, bytes=state.bytes)
+    return Source(
+        group.spec, group.path, state.version, state.table_id, rows=state.rows, bytes=state.bytes
+    )
 
 
 def history(session: Session, name: str, *, version: int | None = None) -> list[Commit]:

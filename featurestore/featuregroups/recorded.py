@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featurestore import commits, deltalog
+from featurestore.delta import commits, deltalog
 from featurestore.featuregroups import kept
 from featurestore.featuregroups.gate import Gated, with_delta_version
 from featurestore.featuregroups.table import OpenGroup
@@ -25,14 +25,24 @@ def record(
     """Bring the registry up to a commit that has just landed, and return it."""
     commit = commits.commit_of(group.path, delta_version)
     if spec.statistics:
-        kept.count_commit(session, group, spec, delta_version, relation=gated.relation, mode=mode, rows=commit.rows_in)
+        kept.count_commit(
+            session,
+            group,
+            spec,
+            delta_version,
+            relation=gated.relation,
+            mode=mode,
+            rows=commit.rows_in,
+        )
     latest, gained = delta_version, None
     if spec.schema.names != group.spec.schema.names:
         # Others may have added columns at the same time: what the table has now is what is recorded.
         state = deltalog.table_state(group.path)
         latest, gained = state.version, commits.spec_of(state)
     with session.registry.transaction() as connection:
-        featuregroups.advance(connection, spec.name, spec.version, delta_version=latest, spec=gained)
+        featuregroups.advance(
+            connection, spec.name, spec.version, delta_version=latest, spec=gained
+        )
         heal.add_lineage(connection, spec, commit)
         if gated.report is not None:
             report = with_delta_version(gated.report, delta_version)

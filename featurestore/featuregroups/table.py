@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from featurestore import commits, deltalog
+from featurestore.delta import commits, deltalog
 from featurestore.errors import InvalidArgument, TableDamaged, VersionNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
@@ -30,7 +30,9 @@ class OpenGroup:
         return self.state.version
 
 
-def open_group(session: Session, name: str, version: int | None = None, *, as_of: AsOf | None = None) -> OpenGroup:
+def open_group(
+    session: Session, name: str, version: int | None = None, *, as_of: AsOf | None = None
+) -> OpenGroup:
     """Return a group at its latest Delta version, or as it stood ``as_of`` a moment or Delta version.
 
     Raises:
@@ -52,25 +54,35 @@ def open_group(session: Session, name: str, version: int | None = None, *, as_of
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:
     """Return name and version of a registered group; ``name@v2`` says the version, too."""
     name, spelled = _split(name)
-    if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 1):
-        raise InvalidArgument(f"version={version!r} is no version of a group.", hint="versions are 1, 2, ...")
+    if version is not None and (
+        isinstance(version, bool) or not isinstance(version, int) or version < 1
+    ):
+        raise InvalidArgument(
+            f"version={version!r} is no version of a group.", hint="versions are 1, 2, ..."
+        )
     if spelled is not None and version is not None and spelled != version:
         raise InvalidArgument(f"{name}@v{spelled} and version={version} contradict each other.")
     with session.registry.reading() as connection:
-        return name, featuregroups.get(connection, name, spelled if version is None else version).version
+        return name, featuregroups.get(
+            connection, name, spelled if version is None else version
+        ).version
 
 
 def delta_version(path: str, as_of: AsOf) -> int:
     """Return the Delta version that ``as_of=`` means for a table; the first that can be read is 1."""
     if isinstance(as_of, bool):
-        raise InvalidArgument(f"as_of={as_of!r} is neither a time nor a Delta version.", hint="as_of=3")
+        raise InvalidArgument(
+            f"as_of={as_of!r} is neither a time nor a Delta version.", hint="as_of=3"
+        )
     if isinstance(as_of, int):
         found, asked = as_of, f"as_of={as_of}"
     else:
         moment = parse_moment(as_of, argument="as_of")
         found, asked = deltalog.version_at(path, moment), f"as_of={moment.isoformat()}"
     if found < 1:
-        raise VersionNotFound(f"{asked}: the group held no data yet.", hint="its first Delta version is 1")
+        raise VersionNotFound(
+            f"{asked}: the group held no data yet.", hint="its first Delta version is 1"
+        )
     return found
 
 

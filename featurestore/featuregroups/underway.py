@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from featurestore import deltalog, files
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureGroupExists
 from featurestore.registry import featuregroups, heal, intents
 from featurestore.session import Session
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -36,7 +37,9 @@ def new_run_id() -> str:
 
 
 @contextmanager
-def underway(session: Session, *, kind: str, name: str, version: int, run_id: str | None = None) -> Iterator[Underway]:
+def underway(
+    session: Session, *, kind: str, name: str, version: int, run_id: str | None = None
+) -> Iterator[Underway]:
     """Announce a write; afterwards remove its stage and settle what it left if it did not register itself."""
     path = session.featuregroup_path(name, version)
     # The id of a run may come from a job that writes more than once; the announcement has its own.
@@ -45,7 +48,12 @@ def underway(session: Session, *, kind: str, name: str, version: int, run_id: st
         if kind == "create":
             _claim(session, connection, name, version)
         intents.begin(
-            connection, run_id=own, kind=kind, name=name, version=version, path=os.path.relpath(path, session.location)
+            connection,
+            run_id=own,
+            kind=kind,
+            name=name,
+            version=version,
+            path=os.path.relpath(path, session.location),
         )
     write = Underway(run_id or own, session.staging_path(own))
     try:
@@ -97,7 +105,9 @@ def lock_group(session: Session, connection: Connection, name: str, version: int
     if session.registry.dialect == "postgresql":
         from sqlalchemy import func, select
 
-        connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(f"featuregroup/{name}/{version}"))))
+        connection.execute(
+            select(func.pg_advisory_xact_lock(func.hashtext(f"featuregroup/{name}/{version}")))
+        )
 
 
 def _settle(session: Session, connection: Connection, own: str) -> None:

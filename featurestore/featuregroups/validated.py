@@ -23,7 +23,9 @@ def validate(
     """
     group = open_group(session, name, version)
     rules = group.spec.expectations if expectations is None else plain_expectations(expectations)
-    rows = session.engine.read_table(group.path, version=group.delta_version, schema=group.spec.schema)
+    rows = session.engine.read_table(
+        group.path, version=group.delta_version, schema=group.spec.schema
+    )
     found = audit(
         rows,
         spec=group.spec,
@@ -43,8 +45,13 @@ def validate(
     return report
 
 
-def validation_history(session: Session, name: str, *, version: int | None = None) -> list[ValidationReport]:
+def validation_history(
+    session: Session, name: str, *, version: int | None = None
+) -> list[ValidationReport]:
     """Return the reports of a group's audits, refused writes among them, oldest first."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        return [report_from_json(each) for each in reports.validations(connection, featuregroups.KIND, name, version)]
+        return [
+            report_from_json(each)
+            for each in reports.validations(connection, featuregroups.KIND, name, version)
+        ]

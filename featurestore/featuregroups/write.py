@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featurestore import commits, deltalog
-from featurestore.engines import TableWrite, TimeRange
-from featurestore.errors import DuplicateKeys, InvalidArgument, KeyRequired, SchemaMismatch, ValidationFailed
+from featurestore.delta import commits, deltalog
+from featurestore.errors import (
+    DuplicateKeys,
+    InvalidArgument,
+    KeyRequired,
+    SchemaMismatch,
+    ValidationFailed,
+)
 from featurestore.featuregroups import keys, partitions
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
@@ -19,6 +24,7 @@ from featurestore.featuregroups.underway import Underway, lock_group, underway
 from featurestore.ingest import handed_over
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
+from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 
@@ -45,7 +51,9 @@ class Write:
     staged: bool = False
 
 
-def insert(session: Session, df: object, name: str, *, version: int | None = None, write: Write) -> Commit:
+def insert(
+    session: Session, df: object, name: str, *, version: int | None = None, write: Write
+) -> Commit:
     """Write rows into an existing group and return the commit.
 
     Raises:
@@ -59,10 +67,18 @@ def insert(session: Session, df: object, name: str, *, version: int | None = Non
     if write.transaction is not None and _is_repeat(group.path, write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     with (
-        underway(session, kind="write", name=group.spec.name, version=group.spec.version, run_id=write.run_id) as run,
+        underway(
+            session,
+            kind="write",
+            name=group.spec.name,
+            version=group.spec.version,
+            run_id=write.run_id,
+        ) as run,
         handed_over(df, engine=session.engine, like=group.spec.schema) as rows,
     ):
-        conformed = conform(rows, group.spec, engine=session.engine, schema_change=write.schema_change)
+        conformed = conform(
+            rows, group.spec, engine=session.engine, schema_change=write.schema_change
+        )
         try:
             return commit(session, conformed, group, write, run)
         except (ValidationFailed, DuplicateKeys) as error:
@@ -70,12 +86,16 @@ def insert(session: Session, df: object, name: str, *, version: int | None = Non
             raise
 
 
-def commit(session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: Underway) -> Commit:
+def commit(
+    session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: Underway
+) -> Commit:
     """Stage, audit, commit and register conformed rows; the group's table exists."""
     gated = prepare(session, conformed, write, run, group=group)
     if conformed.added:
         _announce_columns(session, group, conformed)
-    unique = keys.claim(session.engine, gated.relation, group, write.mode, unique_batch=gated.unique)
+    unique = keys.claim(
+        session.engine, gated.relation, group, write.mode, unique_batch=gated.unique
+    )
     how = TableWrite(
         mode=write.mode,  # type: ignore[arg-type]
         key=conformed.spec.upsert_key if write.mode == "upsert" else (),
@@ -92,7 +112,9 @@ def commit(session: Session, conformed: Conformed, group: OpenGroup, write: Writ
     return record(session, group, conformed.spec, written, run=run, gated=gated, mode=write.mode)
 
 
-def prepare(session: Session, conformed: Conformed, write: Write, run: Underway, *, group: OpenGroup | None) -> Gated:
+def prepare(
+    session: Session, conformed: Conformed, write: Write, run: Underway, *, group: OpenGroup | None
+) -> Gated:
     """Return the rows that may be committed: staged and audited where there is something to check."""
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
     policy = write.validation or spec.validation
@@ -108,7 +130,11 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: Underway,
     partitions.check_staged(relation, spec, engine=engine)
     if write.mode == "upsert" and not checked:
         keys.refuse_duplicates(relation, spec, engine=engine)
-    return gate(session, relation, spec, policy=policy, run=run, mode=write.mode) if checked else Gated(relation)
+    return (
+        gate(session, relation, spec, policy=policy, run=run, mode=write.mode)
+        if checked
+        else Gated(relation)
+    )
 
 
 def note(
@@ -137,9 +163,13 @@ def _record_refusal(session: Session, error: ValidationFailed | DuplicateKeys) -
 
 def _check(write: Write, spec: FeatureGroupSpec) -> None:
     if write.mode not in (*WRITE_MODES, "replace"):
-        raise InvalidArgument(f"mode={write.mode!r} is not known.", hint=f"one of {', '.join(WRITE_MODES)}")
+        raise InvalidArgument(
+            f"mode={write.mode!r} is not known.", hint=f"one of {', '.join(WRITE_MODES)}"
+        )
     if write.on_duplicates not in ("error", "last"):
-        raise InvalidArgument(f"on_duplicates={write.on_duplicates!r} is not known.", hint="'error' or 'last'")
+        raise InvalidArgument(
+            f"on_duplicates={write.on_duplicates!r} is not known.", hint="'error' or 'last'"
+        )
     check_policy(write.validation)
     if (write.mode == "upsert" or write.on_duplicates == "last") and not spec.primary_key:
         raise KeyRequired(
@@ -160,7 +190,9 @@ def _check_transaction(transaction: object) -> None:
         and not isinstance(transaction[1], bool)
         and transaction[1] >= 0
     ):
-        raise InvalidArgument(f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)")
+        raise InvalidArgument(
+            f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)"
+        )
 
 
 def _is_repeat(path: str, transaction: tuple[str, int]) -> bool:
@@ -179,11 +211,16 @@ def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) 
         lock_group(session, connection, name, version)
         stored = commits.announced_spec(deltalog.table_state(group.path))
         known = {field.name: field.type for field in stored.schema}
-        other = [field for field in conformed.added if known.get(field.name, field.type) != field.type]
+        other = [
+            field for field in conformed.added if known.get(field.name, field.type) != field.type
+        ]
         if other:
-            told = ", ".join(f"{field.name!r} is {field.type}, there {known[field.name]}" for field in other)
+            told = ", ".join(
+                f"{field.name!r} is {field.type}, there {known[field.name]}" for field in other
+            )
             raise SchemaMismatch(
-                f"Another writer has just given new columns of {name!r} other types: {told}.", hint="cast the columns"
+                f"Another writer has just given new columns of {name!r} other types: {told}.",
+                hint="cast the columns",
             )
         new = [field for field in conformed.added if field.name not in known]
         if new:

@@ -52,7 +52,9 @@ def row_hash(
     return _joined(parts)
 
 
-def tie_hash(batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None) -> npt.NDArray[np.uint64]:
+def tie_hash(
+    batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
+) -> npt.NDArray[np.uint64]:
     """Return the 64-bit hash of each row's columns that are not null, each with its name.
 
     Neither the order of columns nor columns that are null in a row change its hash, so a nullable column that is
@@ -75,7 +77,9 @@ def tie_hash(batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None 
     return _joined(parts)
 
 
-def canonical_bytes(batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None) -> pa.LargeBinaryArray:
+def canonical_bytes(
+    batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
+) -> pa.LargeBinaryArray:
     """Return bytes for each row that are equal exactly where rows are; their order decides between equal hashes.
 
     Floats count by their bits: 0.0 and -0.0 differ here, and so do NaN of different payloads.

@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.hashing.mixing import Int64s, Words
-from featurestore.hashing.values import LIST, STRUCT, ByteValues, ListValues, Mask, StructValues, ranges, values_of
+from featurestore.hashing.values import (
+    LIST,
+    STRUCT,
+    ByteValues,
+    ListValues,
+    Mask,
+    StructValues,
+    ranges,
+    values_of,
+)
 
 
 def canonical_array(arrays: Sequence[Any], *, rows: int) -> pa.LargeBinaryArray:
@@ -43,7 +52,9 @@ def _encode(array: Any) -> pa.LargeBinaryArray:
     return _fixed(values.kinds, values.words, valid=values.valid)
 
 
-def _fixed(kinds: int | npt.NDArray[np.uint8], words: Sequence[Words], *, valid: Mask | None) -> pa.LargeBinaryArray:
+def _fixed(
+    kinds: int | npt.NDArray[np.uint8], words: Sequence[Words], *, valid: Mask | None
+) -> pa.LargeBinaryArray:
     """Return kind and words of each row as bytes."""
     rows, width = len(words[0]), 1 + 8 * len(words)
     table = np.zeros((rows, width), dtype=np.uint8)
@@ -78,7 +89,9 @@ def _binary(data: Any, offsets: Int64s) -> pa.LargeBinaryArray:
 def _large_offsets(array: pa.LargeBinaryArray) -> Int64s:
     if len(array) == 0:
         return np.zeros(1, dtype=np.int64)
-    return np.frombuffer(array.buffers()[1], dtype=np.int64, count=len(array) + 1, offset=8 * array.offset)
+    return np.frombuffer(
+        array.buffers()[1], dtype=np.int64, count=len(array) + 1, offset=8 * array.offset
+    )
 
 
 def _join(pieces: Sequence[pa.LargeBinaryArray]) -> pa.LargeBinaryArray:

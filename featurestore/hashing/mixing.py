@@ -115,7 +115,9 @@ def _words_at(data: npt.NDArray[np.uint8], starts: Int64s, left: Int64s) -> Word
     missing = (np.clip(8 - left, 0, 8) << 3).astype(np.uint64)
     short = missing > 0
     if short.any():
-        kept = np.where(missing < 64, np.uint64(_MASK) >> np.minimum(missing, np.uint64(63)), np.uint64(0))
+        kept = np.where(
+            missing < 64, np.uint64(_MASK) >> np.minimum(missing, np.uint64(63)), np.uint64(0)
+        )
         words &= kept
     return words.astype(np.uint64, copy=False)
 

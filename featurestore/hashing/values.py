@@ -19,7 +19,22 @@ from featurestore.errors import UnsupportedType
 from featurestore.hashing.mixing import Int64s, Words
 from featurestore.model.types import numpy_type
 
-NULL, BOOL, INTEGER, LARGE_INTEGER, FLOAT, TEXT, BYTES, DATE, TIME, FINE_TIME, DECIMAL, LIST, STRUCT, ROW = range(14)
+(
+    NULL,
+    BOOL,
+    INTEGER,
+    LARGE_INTEGER,
+    FLOAT,
+    TEXT,
+    BYTES,
+    DATE,
+    TIME,
+    FINE_TIME,
+    DECIMAL,
+    LIST,
+    STRUCT,
+    ROW,
+) = range(14)
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -66,7 +81,11 @@ Values: TypeAlias = WordValues | ByteValues | ListValues | StructValues
 
 def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raise UnsupportedType, naming all columns whose type has no canonical form."""
-    refused = [f"{name}: {schema.field(name).type}" for name in columns if not _is_known(schema.field(name).type)]
+    refused = [
+        f"{name}: {schema.field(name).type}"
+        for name in columns
+        if not _is_known(schema.field(name).type)
+    ]
     if refused:
         raise UnsupportedType(
             f"These columns have types that cannot be hashed: {'; '.join(refused)}.",
@@ -82,7 +101,9 @@ def values_of(array: Any) -> Values:
     if pat.is_dictionary(kind):
         return values_of(array.dictionary_decode())
     if pat.is_null(kind):
-        return WordValues(np.zeros(len(array), dtype=np.bool_), NULL, (np.zeros(len(array), dtype=np.uint64),))
+        return WordValues(
+            np.zeros(len(array), dtype=np.bool_), NULL, (np.zeros(len(array), dtype=np.uint64),)
+        )
     if _is_list(kind):
         return _lists(array)
     valid = valid_rows(array)
@@ -121,7 +142,9 @@ def _words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     numbers = _numbers(array)
     if pat.is_uint64(kind):
         large = numbers >= 2**63
-        return (np.where(large, LARGE_INTEGER, INTEGER).astype(np.uint8) if large.any() else INTEGER), numbers
+        return (
+            np.where(large, LARGE_INTEGER, INTEGER).astype(np.uint8) if large.any() else INTEGER
+        ), numbers
     return INTEGER, numbers.astype(np.int64, copy=False).view(np.uint64)
 
 
@@ -131,7 +154,9 @@ def _numbers(array: Any) -> npt.NDArray[Any]:
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
         return np.zeros(len(array), dtype=dtype)
-    return np.frombuffer(buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize)
+    return np.frombuffer(
+        buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize
+    )
 
 
 def _float_words(numbers: npt.NDArray[Any]) -> Words:
@@ -171,7 +196,9 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
         array = array.cast(pa.decimal128(array.type.precision, scale))
     pairs = np.zeros((len(array), 2), dtype=np.uint64)
     if len(array):
-        buffer = np.frombuffer(array.buffers()[1], dtype=np.uint64, count=2 * len(array), offset=16 * array.offset)
+        buffer = np.frombuffer(
+            array.buffers()[1], dtype=np.uint64, count=2 * len(array), offset=16 * array.offset
+        )
         pairs[:] = buffer.reshape(-1, 2)
     if valid is not None:
         pairs[~valid] = 0
@@ -193,7 +220,12 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
 
 def _tenth(low: Words, high: Words) -> tuple[Words, Words, Words]:
     """Return the 128-bit quotients by ten (low, high) and the remainders: long division in 32-bit limbs."""
-    limbs = [high >> np.uint64(32), high & np.uint64(0xFFFFFFFF), low >> np.uint64(32), low & np.uint64(0xFFFFFFFF)]
+    limbs = [
+        high >> np.uint64(32),
+        high & np.uint64(0xFFFFFFFF),
+        low >> np.uint64(32),
+        low & np.uint64(0xFFFFFFFF),
+    ]
     rest = np.zeros_like(low)
     quotients = []
     for limb in limbs:
@@ -246,7 +278,9 @@ def _list_views(array: Any, valid: Mask | None) -> ListValues:
     if len(array) == 0:
         return ListValues(valid, np.zeros(0, dtype=np.int64), array.values.slice(0, 0))
     starts, lengths = (
-        np.frombuffer(buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize).astype(np.int64)
+        np.frombuffer(
+            buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize
+        ).astype(np.int64)
         for buffer in array.buffers()[1:3]
     )
     if valid is not None:
@@ -257,14 +291,18 @@ def _list_views(array: Any, valid: Mask | None) -> ListValues:
 def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
     """Return the numbers ``starts[i], ..., starts[i] + lengths[i] - 1`` of all i, one range after the other."""
     ends = np.cumsum(lengths)
-    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(
+        starts - (ends - lengths), lengths
+    )
 
 
 def _offsets(array: Any, dtype: np.dtype[Any]) -> Int64s:
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
         return np.zeros(len(array) + 1, dtype=np.int64)
-    found = np.frombuffer(buffer, dtype=dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize)
+    found = np.frombuffer(
+        buffer, dtype=dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize
+    )
     return found.astype(np.int64)
 
 
@@ -280,7 +318,14 @@ def _is_known(kind: pa.DataType) -> bool:
         return all(_is_known(kind.field(index).type) for index in range(kind.num_fields))
     if pat.is_decimal(kind):
         return not pat.is_decimal256(kind) and kind.scale >= 0
-    simple = (pat.is_null, pat.is_boolean, pat.is_integer, pat.is_floating, pat.is_date, pat.is_timestamp)
+    simple = (
+        pat.is_null,
+        pat.is_boolean,
+        pat.is_integer,
+        pat.is_floating,
+        pat.is_date,
+        pat.is_timestamp,
+    )
     return any(check(kind) for check in (*simple, _is_text, _is_binary))
 
 

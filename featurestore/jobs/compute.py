@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.engines import Relation, TimeRange
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import handed_over
 from featurestore.jobs.definitions import JobDefinition
@@ -28,6 +27,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens
 from featurestore.model.window import Window
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
@@ -84,13 +84,21 @@ def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> R
     if proven:
         return staged
     samples = _samples(windows, bounds, spec.closed)
-    ranges = [TimeRange(str(spec.event_time), each.start, each.end, spec.closed) for each in samples]
+    ranges = [
+        TimeRange(str(spec.event_time), each.start, each.end, spec.closed) for each in samples
+    ]
     parts = engine.aggregate(staged, PartsFold(tuple(ranges)))
     for window, part in zip(samples, parts, strict=True):
-        seen = {each.name: cut(run.session, sources[each.name], each.time, window) for each in run.inputs}
+        seen = {
+            each.name: cut(run.session, sources[each.name], each.time, window)
+            for each in run.inputs
+        }
         alone = engine.aggregate(query.run(seen, window), DigestFold())
         if not alone.agrees(part):
-            _log.info("windows are computed one by one: %s alone gives other rows than among others", window)
+            _log.info(
+                "windows are computed one by one: %s alone gives other rows than among others",
+                window,
+            )
             return None
     return staged
 
@@ -101,7 +109,11 @@ def _samples(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list
         return [windows[0], windows[-1]]
     starts = [to_micros(each.start) for each in windows]
     find = bisect_left if closed == "right" else bisect_right
-    return list(dict.fromkeys(windows[max(find(starts, bound) - 1, 0)] for bound in (bounds.low, bounds.high)))
+    return list(
+        dict.fromkeys(
+            windows[max(find(starts, bound) - 1, 0)] for bound in (bounds.low, bounds.high)
+        )
+    )
 
 
 def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
@@ -112,7 +124,9 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
     schema, first = run.like, None
     for number, window in enumerate(windows):
         seen = {
-            each.name: cut(run.session, sources[each.name], each.time, window, lookback=run.spec.lookback)
+            each.name: cut(
+                run.session, sources[each.name], each.time, window, lookback=run.spec.lookback
+            )
             for each in run.inputs
         }
         rows = _result(run, seen, window)
@@ -135,7 +149,9 @@ def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:
     if known is None or part == known:
         return part
     if sorted(part.names) != sorted(known.names):
-        raise SchemaMismatch(f"Job {spec.name!r} gave the columns {known.names}, and later {part.names}.")
+        raise SchemaMismatch(
+            f"Job {spec.name!r} gave the columns {known.names}, and later {part.names}."
+        )
     fields = []
     for field in known:
         given = part.field(field.name)
@@ -151,12 +167,17 @@ def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:
 def _result(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
         return Query(run.spec, run.session.engine).run(seen, window).native
-    result = run.definition(window=window, **{name: relation.native for name, relation in seen.items()})
+    result = run.definition(
+        window=window, **{name: relation.native for name, relation in seen.items()}
+    )
     return None if isinstance(result, list) and not result else result
 
 
 def _inputs(run: Computation, window: Window) -> dict[str, Relation]:
-    return {each.name: read(run.session, each, window, lookback=run.spec.lookback) for each in run.inputs}
+    return {
+        each.name: read(run.session, each, window, lookback=run.spec.lookback)
+        for each in run.inputs
+    }
 
 
 def _kept(run: Computation, window: Window) -> dict[str, Relation]:
@@ -168,7 +189,9 @@ def _kept(run: Computation, window: Window) -> dict[str, Relation]:
     }
 
 
-def _staged(run: Computation, window: Window, rows: Relation, *, place: str) -> tuple[Relation, TimeBounds]:
+def _staged(
+    run: Computation, window: Window, rows: Relation, *, place: str
+) -> tuple[Relation, TimeBounds]:
     """Stage rows with their event time and return them with its bounds; refuse rows outside the window."""
     engine, spec = run.session.engine, run.spec
     column = str(spec.event_time)
@@ -182,7 +205,9 @@ def _staged(run: Computation, window: Window, rows: Relation, *, place: str) -> 
     if found.nulls:
         raise RowsOutsideWindow(f"Job {spec.name!r}: {found.nulls:,} rows have no {column!r}.")
     start, end = to_micros(window.start), to_micros(window.end)
-    inside = (start < low and high <= end) if spec.closed == "right" else (start <= low and high < end)
+    inside = (
+        (start < low and high <= end) if spec.closed == "right" else (start <= low and high < end)
+    )
     if low <= high and not inside:
         rule = "(start, end]" if spec.closed == "right" else "[start, end)"
         raise RowsOutsideWindow(
@@ -200,14 +225,18 @@ def _bounds(run: Computation, staged: Relation, folder: str) -> TimeBounds:
     for file in parquet_files(folder):
         told = time_bounds(file, column)
         if told is None:  # Spark's footers say nothing about its older kind of times
-            return run.session.engine.aggregate(run.session.engine.select(staged, {column: column}), BoundsFold(column))
+            return run.session.engine.aggregate(
+                run.session.engine.select(staged, {column: column}), BoundsFold(column)
+            )
         found = found.merge(told)
     return found
 
 
 def _check_time(spec: JobSpec, kind: pa.DataType) -> None:
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
-        raise InvalidJob(f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is no time.")
+        raise InvalidJob(
+            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is no time."
+        )
 
 
 def _stamped(run: Computation, window: Window, rows: Relation) -> Relation:
@@ -231,7 +260,9 @@ class Stamp:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the column at its end."""
         values = pa.array(np.full(batch.num_rows, self.micros, dtype=np.int64)).view(TIMESTAMP)
-        return pa.RecordBatch.from_arrays([*batch.columns, values], names=[*batch.schema.names, self.column])
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, values], names=[*batch.schema.names, self.column]
+        )
 
 
 @dataclass(frozen=True)
@@ -247,7 +278,9 @@ class BoundsFold:
     def add(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
         """Widen the bounds by a batch."""
         values = batch.column(batch.schema.get_field_index(self.column))
-        found: npt.NDArray[np.int64] = pc.cast(pc.cast(values.drop_null(), TIMESTAMP), pa.int64()).to_numpy()
+        found: npt.NDArray[np.int64] = pc.cast(
+            pc.cast(values.drop_null(), TIMESTAMP), pa.int64()
+        ).to_numpy()
         if len(found):
             state = state.merge(TimeBounds(int(found.min()), int(found.max())))
         return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))

@@ -33,7 +33,9 @@ class JobDefinition:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
-            raise InvalidJob(f"Job {self.spec.name!r} is SQL and cannot be called.", hint="run_job(name)")
+            raise InvalidJob(
+                f"Job {self.spec.name!r} is SQL and cannot be called.", hint="run_job(name)"
+            )
         return self.function(*args, **kwargs)
 
 
@@ -191,7 +193,9 @@ def training_job(
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
         rules["name"] = name or function.__name__
-        spec = _spec("training", _source(function), target=rules.pop("training_dataset"), rules=rules)
+        spec = _spec(
+            "training", _source(function), target=rules.pop("training_dataset"), rules=rules
+        )
         _check_arguments(function, ("store", "window"), spec)
         return JobDefinition(spec, function)
 
@@ -223,12 +227,20 @@ def _spec(kind: JobKind, code: str, *, target: str, rules: Mapping[str, Any]) ->
 
 
 def _check(spec: JobSpec) -> None:
-    for key, allowed in (("mode", MODES), ("closed", ("right", "left")), ("on_error", ("wait", "go_on"))):
+    for key, allowed in (
+        ("mode", MODES),
+        ("closed", ("right", "left")),
+        ("on_error", ("wait", "go_on")),
+    ):
         if getattr(spec, key) not in allowed:
-            raise InvalidJob(f"Job {spec.name!r}: {key}={getattr(spec, key)!r}.", hint=f"one of {', '.join(allowed)}")
+            raise InvalidJob(
+                f"Job {spec.name!r}: {key}={getattr(spec, key)!r}.",
+                hint=f"one of {', '.join(allowed)}",
+            )
     if spec.validation not in VALIDATION_POLICIES:
         raise InvalidJob(
-            f"Job {spec.name!r}: validation={spec.validation!r}.", hint=f"one of {', '.join(VALIDATION_POLICIES)}"
+            f"Job {spec.name!r}: validation={spec.validation!r}.",
+            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
     if spec.kind != "training":
         _check_feature_job(spec)
@@ -243,14 +255,19 @@ def _check(spec: JobSpec) -> None:
 
 def _check_feature_job(spec: JobSpec) -> None:
     if spec.event_time is None:
-        raise InvalidJob(f"Job {spec.name!r} has no event_time=.", hint="name the column that says when rows were true")
+        raise InvalidJob(
+            f"Job {spec.name!r} has no event_time=.",
+            hint="name the column that says when rows were true",
+        )
     if spec.mode == "upsert" and not spec.primary_key:
         raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
     if not spec.inputs:
         raise InvalidJob(f"Job {spec.name!r} has no inputs.", hint="inputs={'trips': 'taxi_trips'}")
     for name, place in spec.inputs.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "window":
-            raise InvalidJob(f"Job {spec.name!r}: an input cannot be called {name!r}.", hint="use a plain name")
+            raise InvalidJob(
+                f"Job {spec.name!r}: an input cannot be called {name!r}.", hint="use a plain name"
+            )
         if "/" not in place:
             parse_group_reference(place)
     unknown = [name for name in spec.input_times if name not in spec.inputs]
@@ -262,7 +279,10 @@ def _check_query(spec: JobSpec) -> None:
     """Refuse SQL that cannot be parsed, reads other tables, or has no form on Spark."""
     for dialect in ("duckdb", "spark"):
         sql.query(spec.code, tables=list(spec.inputs), dialect=dialect)
-    parameters = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", spec.code)) - {"window_start", "window_end"}
+    parameters = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", spec.code)) - {
+        "window_start",
+        "window_end",
+    }
     if parameters:
         raise InvalidJob(
             f"Job {spec.name!r}: unknown parameters {listing(sorted(parameters))}.",

@@ -23,7 +23,10 @@ class TimeBounds:
     def merge(self, other: TimeBounds) -> TimeBounds:
         """Return the bounds of both."""
         return TimeBounds(
-            min(self.low, other.low), max(self.high, other.high), self.nulls + other.nulls, self.rows + other.rows
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.nulls + other.nulls,
+            self.rows + other.rows,
         )
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from featurestore import deltalog
-from featurestore.engines import Relation, TimeRange
+from featurestore.delta import deltalog
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import open_group
 from featurestore.jobs.footers import parquet_files
@@ -18,6 +17,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.references import parse_group_reference
 from featurestore.model.window import Window
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
 
 
@@ -64,7 +64,12 @@ def read(session: Session, given: PinnedInput, window: Window, *, lookback: time
 
 
 def cut(
-    session: Session, relation: Relation, time: str | None, window: Window, *, lookback: timedelta = timedelta(0)
+    session: Session,
+    relation: Relation,
+    time: str | None,
+    window: Window,
+    *,
+    lookback: timedelta = timedelta(0),
 ) -> Relation:
     """Return the rows of a relation that a window may see."""
     if time is None:
@@ -89,7 +94,9 @@ def _pin(session: Session, spec: JobSpec, name: str, place: str) -> PinnedInput:
         )
     path = os.path.abspath(os.path.expanduser(place))
     if deltalog.exists(path):
-        return PinnedInput(name, "delta", path, path, time, delta_version=deltalog.latest_version(path))
+        return PinnedInput(
+            name, "delta", path, path, time, delta_version=deltalog.latest_version(path)
+        )
     files = list(parquet_files(path))
     if not files:
         raise InvalidJob(

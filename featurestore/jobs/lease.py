@@ -29,7 +29,10 @@ def leased(registry: Registry, name: str, *, lasting: timedelta = LASTING) -> It
         jobs.get(connection, name)
         holder = jobs.take_lease(connection, name, owner, lasting=lasting)
     if holder is not None:
-        raise JobLeased(f"Job {name!r} is run by {holder} at the moment.", hint="it goes on when that one ends or dies")
+        raise JobLeased(
+            f"Job {name!r} is run by {holder} at the moment.",
+            hint="it goes on when that one ends or dies",
+        )
     stop = threading.Event()
     beat = threading.Thread(
         target=_keep, args=(registry, name, owner, lasting, stop), name=f"lease-{name}", daemon=True
@@ -44,7 +47,9 @@ def leased(registry: Registry, name: str, *, lasting: timedelta = LASTING) -> It
             jobs.drop_lease(connection, name, owner)
 
 
-def _keep(registry: Registry, name: str, owner: str, lasting: timedelta, stop: threading.Event) -> None:
+def _keep(
+    registry: Registry, name: str, owner: str, lasting: timedelta, stop: threading.Event
+) -> None:
     while not stop.wait(lasting.total_seconds() / _BEATS):
         try:
             with registry.transaction() as connection:

@@ -14,7 +14,9 @@ from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.definitions import JobDefinition
 
 
-def load(module_or_path: ModuleType | str | os.PathLike[str]) -> dict[str, tuple[JobDefinition, str]]:
+def load(
+    module_or_path: ModuleType | str | os.PathLike[str],
+) -> dict[str, tuple[JobDefinition, str]]:
     """Return the jobs of a module, a Python file or a folder of such: ``{name: (definition, origin)}``.
 
     Raises:
@@ -25,7 +27,9 @@ def load(module_or_path: ModuleType | str | os.PathLike[str]) -> dict[str, tuple
         for definition in _definitions(module):
             name = definition.spec.name
             if name in found and found[name][0] is not definition:
-                raise InvalidJob(f"Job {name!r} is defined twice: in {found[name][1]} and in {origin}.")
+                raise InvalidJob(
+                    f"Job {name!r} is defined twice: in {found[name][1]} and in {origin}."
+                )
             found[name] = (definition, origin)
     if not found:
         raise InvalidJob(
@@ -53,7 +57,10 @@ def _definitions(module: ModuleType) -> list[JobDefinition]:
 def _modules(place: ModuleType | str | os.PathLike[str]) -> Iterator[tuple[ModuleType, str]]:
     if isinstance(place, ModuleType):
         file = getattr(place, "__file__", None)
-        yield place, os.path.abspath(file) if place.__name__ == "__main__" and file else place.__name__
+        yield (
+            place,
+            os.path.abspath(file) if place.__name__ == "__main__" and file else place.__name__,
+        )
         return
     text = os.path.expanduser(os.fspath(place))
     if os.path.isdir(text):
@@ -72,9 +79,15 @@ def _from_name(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (ModuleNotFoundError, ValueError) as error:
         missing = getattr(error, "name", None)
-        if isinstance(error, ModuleNotFoundError) and missing is not None and not name.startswith(missing):
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and missing is not None
+            and not name.startswith(missing)
+        ):
             raise
-        raise InvalidJob(f"{name!r} is neither a file, a folder nor a module.", hint="jobs/traffic.py") from error
+        raise InvalidJob(
+            f"{name!r} is neither a file, a folder nor a module.", hint="jobs/traffic.py"
+        ) from error
 
 
 def _from_file(path: str) -> ModuleType:

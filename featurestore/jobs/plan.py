@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.jobs.footers import parquet_files, volume
 from featurestore.jobs.inputs import PinnedInput, pin
 from featurestore.jobs.service import complete_between, due_of, get_job
@@ -54,7 +54,11 @@ class JobPlan:
         return sum(each.bytes for each in self.inputs)
 
     def __str__(self) -> str:
-        lasts = "no run to estimate the time from" if self.seconds is None else f"about {self.seconds:.1f} s"
+        lasts = (
+            "no run to estimate the time from"
+            if self.seconds is None
+            else f"about {self.seconds:.1f} s"
+        )
         if not self.windows:
             return f"{self.job}: nothing to do"
         first, last = self.windows[0], self.windows[-1]
@@ -63,13 +67,18 @@ class JobPlan:
             f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {lasts}",
         ]
         for each in self.inputs:
-            version = "" if each.delta_version is None else f" at Delta version {each.delta_version}"
+            version = (
+                "" if each.delta_version is None else f" at Delta version {each.delta_version}"
+            )
             lines.append(f"  {each.name}: {each.source}{version}, rows: about {each.rows:,}")
         return "\n".join(lines)
 
 
 def plan_job(
-    session: Session, name: str, *, window: Window | tuple[datetime | str, datetime | str] | None = None
+    session: Session,
+    name: str,
+    *,
+    window: Window | tuple[datetime | str, datetime | str] | None = None,
 ) -> JobPlan:
     """Return the plan of what is due, or of the windows of a range."""
     job = get_job(session, name)
@@ -77,7 +86,9 @@ def plan_job(
         windows = due_of(session, job)
     else:
         start, end = (window.start, window.end) if isinstance(window, Window) else window
-        windows = complete_between(job.spec, parse_moment(start, argument="start"), parse_moment(end, argument="end"))
+        windows = complete_between(
+            job.spec, parse_moment(start, argument="start"), parse_moment(end, argument="end")
+        )
     inputs = tuple(_planned(each, windows, job.spec) for each in pin(session, job.spec))
     with session.registry.reading() as connection:
         known = runs.of_job(connection, name, state=runs.DONE)

@@ -70,7 +70,9 @@ def _steps(node: exp.Expr, time: str) -> Steps | None:
     if isinstance(node, exp.TimestampTrunc) and isinstance(node.args.get("unit"), exp.Var):
         return _then(_steps(node.this, time), _truncation(_unit(node)))
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
-        return _then(_steps(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub)))
+        return _then(
+            _steps(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub))
+        )
     return None
 
 
@@ -86,11 +88,15 @@ def _unit(node: exp.Expr) -> str:
 
 def _truncation(unit: str) -> Steps | None:
     if unit == "week":
-        return lambda micros: _floor(micros + _MONDAY * 86_400_000_000, 7 * 86_400_000_000) - _MONDAY * 86_400_000_000
+        return lambda micros: (
+            _floor(micros + _MONDAY * 86_400_000_000, 7 * 86_400_000_000) - _MONDAY * 86_400_000_000
+        )
     code = _CALENDAR.get(unit)
     if code is None:
         return None
-    return lambda micros: micros.view("M8[us]").astype(f"M8[{code}]").astype("M8[us]").view(np.int64)
+    return lambda micros: (
+        micros.view("M8[us]").astype(f"M8[{code}]").astype("M8[us]").view(np.int64)
+    )
 
 
 def _floor(micros: Micros, width: int) -> Micros:
@@ -101,7 +107,11 @@ def _shift(interval: exp.Interval, *, back: bool) -> Steps | None:
     from sqlglot import exp
 
     amount, unit = interval.this, interval.args.get("unit")
-    if not isinstance(amount, exp.Literal) or not isinstance(unit, exp.Var) or not amount.name.isdigit():
+    if (
+        not isinstance(amount, exp.Literal)
+        or not isinstance(unit, exp.Var)
+        or not amount.name.isdigit()
+    ):
         return None
     seconds = _FIXED.get(_unit(interval))
     if seconds is None:

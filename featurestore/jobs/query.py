@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore import sql
-from featurestore.engines import Engine, Relation, TimeRange
 from featurestore.hashing import row_hash
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.job import JobSpec
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
+from featurestore.plugins.engine import Engine, Relation, TimeRange
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -51,7 +51,9 @@ class Query:
         text = _transpiled(self.spec.code, tuple(tables), self.engine.dialect)
         used = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
         bound = {_START: window.start, _END: window.end}
-        return self.engine.sql(text, tables=inputs, parameters={name: bound[name] for name in bound if name in used})
+        return self.engine.sql(
+            text, tables=inputs, parameters={name: bound[name] for name in bound if name in used}
+        )
 
 
 @lru_cache(maxsize=256)
@@ -78,7 +80,12 @@ def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
 
     tree = parsed(spec.code)
     mixing = (exp.Subquery, exp.CTE, exp.Window, exp.Limit, exp.Offset, exp.Distinct, exp.Qualify)
-    if spec.lookback or len(times) != 1 or not isinstance(tree, exp.Select) or tree.find(*mixing) is not None:
+    if (
+        spec.lookback
+        or len(times) != 1
+        or not isinstance(tree, exp.Select)
+        or tree.find(*mixing) is not None
+    ):
         return False
     if sum(1 for _ in tree.find_all(exp.Select)) != 1 or not _are_outer_bounds(tree, times[0]):
         return False
@@ -138,7 +145,9 @@ class Digest:
         if (self.rows, self.hashed) != (other.rows, other.hashed):
             return False
         pairs = zip(self.floats, other.floats, strict=bool(self.rows))
-        return all(math.isclose(a, b, rel_tol=_FLOATS_AGREE, abs_tol=_FLOATS_AGREE) for a, b in pairs)
+        return all(
+            math.isclose(a, b, rel_tol=_FLOATS_AGREE, abs_tol=_FLOATS_AGREE) for a, b in pairs
+        )
 
 
 @dataclass(frozen=True)
@@ -160,8 +169,14 @@ class DigestFold:
         for name in floating:
             values = batch.column(batch.schema.get_field_index(name))
             plain: Any = pc.drop_null(values).to_numpy()
-            sums += [float(np.nansum(plain)), float(values.null_count), float(np.isnan(plain).sum())]
-        return self.merge(state, Digest(batch.num_rows, int(hashes.sum(dtype=np.uint64)), tuple(sums)))
+            sums += [
+                float(np.nansum(plain)),
+                float(values.null_count),
+                float(np.isnan(plain).sum()),
+            ]
+        return self.merge(
+            state, Digest(batch.num_rows, int(hashes.sum(dtype=np.uint64)), tuple(sums))
+        )
 
     def merge(self, left: Digest, right: Digest) -> Digest:
         """Return the digest of both."""
@@ -186,7 +201,8 @@ class PartsFold:
         fold = DigestFold()
         pairs = zip(state, self.ranges, strict=True)
         return [
-            fold.add(digest, rows_at(batch, pc.indices_nonzero(_inside(batch, wanted)))) for digest, wanted in pairs
+            fold.add(digest, rows_at(batch, pc.indices_nonzero(_inside(batch, wanted))))
+            for digest, wanted in pairs
         ]
 
     def merge(self, left: list[Digest], right: list[Digest]) -> list[Digest]:

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from sqlalchemy.engine import Connection
 
-from featurestore import commits
-from featurestore.deltalog import LogCommit
+from featurestore.delta import commits
+from featurestore.delta.deltalog import LogCommit
 from featurestore.jobs.definitions import schedule_of
 from featurestore.jobs.run import settle
 from featurestore.jobs.target import job_commits

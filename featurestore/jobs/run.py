@@ -18,8 +18,7 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from featurestore import commits, files
-from featurestore.engines import Relation, TimeRange
+from featurestore.delta import commits
 from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
@@ -32,10 +31,12 @@ from featurestore.jobs.target import commits_of_job, declaration, target, transa
 from featurestore.jobs.windows import moved_watermark, windows_between
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.registry import heal, jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
+from featurestore.storage import files
 from featurestore.training import catalog
 
 _log = logging.getLogger(LOGGER)
@@ -90,7 +91,9 @@ def run_windows(session: Session, attempt: Attempt) -> Run:
 
     A failure is recorded, not raised: the run says what went wrong, and its windows stay due.
     """
-    return recorded(session, attempt, lambda recording: _compute_and_write(session, attempt, recording))
+    return recorded(
+        session, attempt, lambda recording: _compute_and_write(session, attempt, recording)
+    )
 
 
 def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Written]) -> Run:
@@ -109,11 +112,15 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
         log=log,
     )
     with logging_to(log):
-        _log.info("%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end)
+        _log.info(
+            "%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end
+        )
         try:
             recording = _begin(session, attempt, run)
             written = work(recording)
-        except Exception as error:  # a job's code may raise anything: it ends in the history, not in a crash
+        except (
+            Exception
+        ) as error:  # a job's code may raise anything: it ends in the history, not in a crash
             return _failed(session, attempt, run_id, error)
         return _done(session, attempt, recording.run, written)
 
@@ -175,7 +182,9 @@ def _check_lease(session: Session, attempt: Attempt) -> None:
     with session.registry.reading() as connection:
         holder = jobs.lease_owner(connection, attempt.spec.name)
     if holder != attempt.owner:
-        raise JobLeased(f"Job {attempt.spec.name!r} was taken over by {holder} while this run computed.")
+        raise JobLeased(
+            f"Job {attempt.spec.name!r} was taken over by {holder} while this run computed."
+        )
 
 
 def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relation) -> Written:
@@ -183,7 +192,9 @@ def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relat
     replacing = spec.mode == "replace_window"
     write = Write(
         mode="replace" if replacing else spec.mode,
-        replace=TimeRange(str(spec.event_time), window.start, window.end, spec.closed) if replacing else None,
+        replace=TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
+        if replacing
+        else None,
         schema_change="add",
         transaction=recording.run.transaction,
         validation=spec.validation,
@@ -219,18 +230,33 @@ def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run
         )
         settle(connection, attempt.spec, attempt.windows, run, written.target_version)
         done = runs.get(connection, run.run_id)
-    _log.info("done: %d rows, version %s, %.3f s", written.rows, written.delta_version, done.seconds or 0)
+    _log.info(
+        "done: %d rows, version %s, %.3f s", written.rows, written.delta_version, done.seconds or 0
+    )
     return done
 
 
 def settle(
-    connection: Connection, spec: JobSpec, windows: Sequence[Window], run: Run, target_version: int | None
+    connection: Connection,
+    spec: JobSpec,
+    windows: Sequence[Window],
+    run: Run,
+    target_version: int | None,
 ) -> None:
     """Record windows as done and move the watermark to the first gap."""
-    runs.computed(connection, spec.name, windows, run_id=run.run_id, target_version=target_version, inputs=run.inputs)
+    runs.computed(
+        connection,
+        spec.name,
+        windows,
+        run_id=run.run_id,
+        target_version=target_version,
+        inputs=run.inputs,
+    )
     watermark = jobs.held_watermark(connection, spec.name)
     states = [runs.DONE, runs.STALE]
-    others = runs.windows_in(connection, spec.name, states=states, start=watermark, besides=run.run_id)
+    others = runs.windows_in(
+        connection, spec.name, states=states, start=watermark, besides=run.run_id
+    )
     moved = moved_watermark(schedule_of(spec), watermark, others.union(windows))
     if moved is not None:
         jobs.advance(connection, spec.name, moved)
@@ -238,7 +264,11 @@ def settle(
 
 def _failed(session: Session, attempt: Attempt, run_id: str, error: Exception) -> Run:
     known = isinstance(error, FeatureStoreError)
-    text = error.message if isinstance(error, FeatureStoreError) else f"{type(error).__name__}: {error}"
+    text = (
+        error.message
+        if isinstance(error, FeatureStoreError)
+        else f"{type(error).__name__}: {error}"
+    )
     hint = error.hint if isinstance(error, FeatureStoreError) else None
     _log.error("failed: %s", text, exc_info=None if known and not error.__cause__ else error)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
@@ -256,7 +286,13 @@ def _settled(session: Session, run: Run) -> Run:
             error, hint = "The process died before it committed.", "its windows are due again"
             runs.end(connection, run.run_id, runs.FAILED, error=error, hint=hint)
         else:
-            runs.end(connection, run.run_id, runs.DONE, rows=found.rows, delta_version=found.delta_version)
+            runs.end(
+                connection,
+                run.run_id,
+                runs.DONE,
+                rows=found.rows,
+                delta_version=found.delta_version,
+            )
             windows = windows_between(schedule_of(spec), run.window.start, run.window.end)
             settle(connection, spec, windows, run, found.target_version)
         settled = runs.get(connection, run.run_id)

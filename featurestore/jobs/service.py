@@ -53,14 +53,20 @@ class JobStatus:
         return self.job.spec.name
 
 
-def register_jobs(session: Session, module_or_path: ModuleType | str | os.PathLike[str]) -> list[RegisteredJob]:
+def register_jobs(
+    session: Session, module_or_path: ModuleType | str | os.PathLike[str]
+) -> list[RegisteredJob]:
     """Register every job of a module, file or folder; return them as registered, by name."""
     found = load(module_or_path)
     registered = []
     for name, (definition, origin) in sorted(found.items()):
         spec = definition.spec
         # Without a start the past is left alone: the job begins with the window that is open now.
-        begin = None if spec.start is not None else last_tick(schedule_of(spec), times.utc_now() - spec.settle)
+        begin = (
+            None
+            if spec.start is not None
+            else last_tick(schedule_of(spec), times.utc_now() - spec.settle)
+        )
         with session.registry.transaction() as connection:
             known = jobs.find(connection, name)
             jobs.register(connection, spec, origin=origin, watermark=begin)
@@ -75,8 +81,14 @@ def get_jobs(session: Session) -> list[JobStatus]:
     with session.registry.reading() as connection:
         found = jobs.every(connection)
         last = {job.spec.name: runs.last(connection, job.spec.name) for job in found}
-        failed = {job.spec.name: runs.windows_of(connection, job.spec.name, states=[runs.FAILED]) for job in found}
-    return [JobStatus(job, len(due_of(session, job)), len(failed[job.spec.name]), last[job.spec.name]) for job in found]
+        failed = {
+            job.spec.name: runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
+            for job in found
+        }
+    return [
+        JobStatus(job, len(due_of(session, job)), len(failed[job.spec.name]), last[job.spec.name])
+        for job in found
+    ]
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:
@@ -103,7 +115,9 @@ def due_of(session: Session, job: RegisteredJob) -> list[Window]:
     spec, name = job.spec, job.spec.name
     with session.registry.reading() as connection:
         failed = runs.windows_of(connection, name, states=[runs.FAILED])
-        done = runs.windows_in(connection, name, states=[runs.DONE, runs.STALE], start=job.watermark)
+        done = runs.windows_in(
+            connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
+        )
     ahead = due_windows(schedule_of(spec), watermark=job.watermark, now=times.utc_now(), done=done)
     found = sorted({*ahead, *failed})
     return found if spec.catch_up is None else found[: spec.catch_up]
@@ -120,7 +134,9 @@ def run_job(
 ) -> list[Run]:
     """Run a job now and return its runs; see ``FeatureStore.run_job``."""
     if sum((window is not None, due, stale)) > 1:
-        raise InvalidArgument("window=, due= and stale= exclude each other.", hint="give one of them")
+        raise InvalidArgument(
+            "window=, due= and stale= exclude each other.", hint="give one of them"
+        )
 
     def one(_: Session, job: RegisteredJob) -> list[Window]:
         return [_one(job, window)]
@@ -155,7 +171,13 @@ def backfill_job(
 
 
 def attempt(
-    session: Session, name: str, choose: Choice, *, store: Any, watch: Watch | None = None, parallel: int = 1
+    session: Session,
+    name: str,
+    choose: Choice,
+    *,
+    store: Any,
+    watch: Watch | None = None,
+    parallel: int = 1,
 ) -> Outcome:
     """Hold the lease of a job, settle what dead processes left, and compute the windows that are chosen then.
 
@@ -170,7 +192,9 @@ def attempt(
         windows = tuple(choose(session, job))
         if not windows:
             return Outcome()
-        return compute_windows(session, Attempt(job, definition, windows, owner, store), watch=watch, parallel=parallel)
+        return compute_windows(
+            session, Attempt(job, definition, windows, owner, store), watch=watch, parallel=parallel
+        )
 
 
 def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
@@ -191,7 +215,11 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
 def complete_between(spec: JobSpec, start: datetime, end: datetime) -> list[Window]:
     """Return the windows of a range whose settling is over."""
     now = times.utc_now()
-    return [each for each in windows_between(schedule_of(spec), start, end) if each.end + spec.settle <= now]
+    return [
+        each
+        for each in windows_between(schedule_of(spec), start, end)
+        if each.end + spec.settle <= now
+    ]
 
 
 def _held(session: Session, job: RegisteredJob, start: datetime, end: datetime) -> set[Window]:
@@ -225,14 +253,17 @@ def _one(job: RegisteredJob, asked: Window | datetime | str | None) -> Window:
         latest = latest_complete(schedule, times.utc_now())
         if latest is None:
             raise InvalidArgument(
-                f"Job {job.spec.name!r} has no complete window yet.", hint=f"its first one begins {job.spec.start}"
+                f"Job {job.spec.name!r} has no complete window yet.",
+                hint=f"its first one begins {job.spec.start}",
             )
         return latest
     if not isinstance(asked, Window):
         return window_starting(schedule, parse_moment(asked, argument="window"))
     found = window_starting(schedule, asked.start)
     if found != asked:
-        raise InvalidArgument(f"window={asked} is none of the job's.", hint=f"the one from there ends {found.end}")
+        raise InvalidArgument(
+            f"window={asked} is none of the job's.", hint=f"the one from there ends {found.end}"
+        )
     return asked
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from featurestore import deltalog, files
+from featurestore.delta import deltalog
 from featurestore.jobs.footers import micros, parquet_files, time_bounds
 from featurestore.jobs.inputs import PinnedInput, fingerprint, pin
 from featurestore.model.job import JobSpec
@@ -23,6 +23,7 @@ from featurestore.model.window import Window
 from featurestore.registry import runs
 from featurestore.registry.runs import WindowState
 from featurestore.session import Session
+from featurestore.storage import files
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,18 @@ def changes(given: PinnedInput, seen: Mapping[str, Any], *, since: datetime) -> 
     if (given.source, given.version) != (seen.get("source"), seen.get("version")):
         return [EVERYTHING]
     if given.kind == "parquet":
-        return [] if given.fingerprint == seen.get("fingerprint") else list(_files(given, seen, since))
+        return (
+            [] if given.fingerprint == seen.get("fingerprint") else list(_files(given, seen, since))
+        )
     before, now = seen.get("delta_version"), given.delta_version
     if before is None or now is None or now < before:
         return [EVERYTHING]
     return list(_commits(given, before, now))
 
 
-def _changed(spec: JobSpec, known: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]) -> Iterator[Window]:
+def _changed(
+    spec: JobSpec, known: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]
+) -> Iterator[Window]:
     found: dict[tuple[str, str], list[Change]] = {}
     for window, state in known.items():
         seen = {each["input"]: each for each in state.inputs.get("inputs", ())}
@@ -107,7 +112,9 @@ def _commits(given: PinnedInput, before: int, now: int) -> Iterator[Change]:
 
 def _stated(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
     """Return the window that a job says it replaced, where that is a range of the column that cuts the input."""
-    info: Mapping[str, Any] = next((each["commitInfo"] for each in actions if each.get("commitInfo")), {})
+    info: Mapping[str, Any] = next(
+        (each["commitInfo"] for each in actions if each.get("commitInfo")), {}
+    )
     try:
         note = json.loads(info.get("userMetadata") or "{}")
     except ValueError:
@@ -138,7 +145,9 @@ def _files(given: PinnedInput, seen: Mapping[str, Any], since: datetime) -> Iter
     """Yield the ranges of Parquet files that came after a run, where all that it saw is there as it was."""
     found = list(parquet_files(given.path))
     newer = {file for file in found if os.stat(file).st_mtime_ns // 1000 >= to_micros(since)}
-    if given.time is None or fingerprint(file for file in found if file not in newer) != seen.get("fingerprint"):
+    if given.time is None or fingerprint(file for file in found if file not in newer) != seen.get(
+        "fingerprint"
+    ):
         yield EVERYTHING  # files are gone or were written anew: nobody knows what was in them
         return
     for file in newer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from featurestore import deltalog
-from featurestore.deltalog import LogCommit
+from featurestore.delta import deltalog
+from featurestore.delta.deltalog import LogCommit
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.model.job import JobSpec
@@ -64,7 +64,10 @@ def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, LogCo
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, spec.target)
     for version in reversed(versions):
-        yield from ((version, each) for each in job_commits(session.featuregroup_path(spec.target, version), spec.name))
+        yield from (
+            (version, each)
+            for each in job_commits(session.featuregroup_path(spec.target, version), spec.name)
+        )
 
 
 def job_commits(path: str, job: str | None = None) -> list[LogCommit]:
@@ -72,4 +75,6 @@ def job_commits(path: str, job: str | None = None) -> list[LogCommit]:
     if not os.path.isdir(path):
         return []
     found = [each for each in deltalog.history(path) if isinstance(each.note.get("window"), dict)]
-    return [each for each in reversed(found) if job is None or each.note["window"].get("job") == job]
+    return [
+        each for each in reversed(found) if job is None or each.note["window"].get("job") == job
+    ]

@@ -38,7 +38,13 @@ def upstream(spec: JobSpec, others: Iterable[JobSpec]) -> list[str]:
 
 
 def ready(
-    window: Window, *, failures: int, failed_at: datetime | None, retries: int, settled_at: datetime, now: datetime
+    window: Window,
+    *,
+    failures: int,
+    failed_at: datetime | None,
+    retries: int,
+    settled_at: datetime,
+    now: datetime,
 ) -> bool:
     """Tell whether a window is to be tried now.
 
@@ -53,14 +59,20 @@ def ready(
         settled_at: When the job's last window came due.
         now: The present.
     """
-    if failures == 0 or failed_at is None or failed_at > now:  # a clock that was set back must not hold it up
+    if (
+        failures == 0 or failed_at is None or failed_at > now
+    ):  # a clock that was set back must not hold it up
         return True
     if failures <= retries:
         return now >= failed_at + min(_FIRST_WAIT * 2 ** (failures - 1), _LONGEST_WAIT)
     return settled_at > failed_at
 
 
-def before_gap(windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]) -> list[Window]:
+def before_gap(
+    windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]
+) -> list[Window]:
     """Return the windows that end before any window that a job upstream has yet to compute begins."""
-    ends = [min(window.start for window in waiting) for waiting in open_upstream.values() if waiting]
+    ends = [
+        min(window.start for window in waiting) for waiting in open_upstream.values() if waiting
+    ]
     return [window for window in windows if all(window.end <= end for end in ends)]

@@ -22,12 +22,16 @@ _log = logging.getLogger(LOGGER)
 
 def run_training(session: Session, attempt: Attempt) -> Run:
     """Write one version for the last of the windows, unless nothing changed since the version before."""
-    return recorded(session, attempt, lambda recording: _write_and_retire(session, attempt, recording))
+    return recorded(
+        session, attempt, lambda recording: _write_and_retire(session, attempt, recording)
+    )
 
 
 def _write_and_retire(session: Session, attempt: Attempt, recording: Recording) -> Written:
     written = _write(session, attempt, recording)
-    if attempt.spec.keep is not None:  # also when nothing was written: a killed run may have left one too many
+    if (
+        attempt.spec.keep is not None
+    ):  # also when nothing was written: a killed run may have left one too many
         _retire(session, attempt.spec.target, attempt.spec.keep)
     return written
 
@@ -72,7 +76,11 @@ def _same_sources(session: Session, name: str, data: object) -> bool:
     given = given_data(session, data).provenance()
     manifest: Manifest = catalog.get(session, name, None).manifest
     plan, sources = given["plan"], [dict(each) for each in given["sources"]]
-    return plan is not None and given["reproducible"] and sources == [dict(each) for each in manifest.sources]
+    return (
+        plan is not None
+        and given["reproducible"]
+        and sources == [dict(each) for each in manifest.sources]
+    )
 
 
 def _retire(session: Session, name: str, keep: int) -> None:

@@ -80,7 +80,9 @@ def due_windows(
     return found
 
 
-def moved_watermark(schedule: Schedule, watermark: datetime | None, done: Collection[Window]) -> datetime | None:
+def moved_watermark(
+    schedule: Schedule, watermark: datetime | None, done: Collection[Window]
+) -> datetime | None:
     """Return where the watermark comes to stand when some windows after it have been computed: at the first gap.
 
     >>> from datetime import UTC
@@ -177,10 +179,16 @@ def _ticks(schedule: Schedule, moment: datetime) -> Iterator[datetime]:
 
 def _utc_ticks(fields: _Fields, moment: datetime) -> Iterator[datetime]:
     """Yield the ticks of a schedule without local time: days that match, and the minutes of a day that do."""
-    times = [timedelta(hours=hour, minutes=minute) for hour in fields.hours for minute in fields.minutes]
+    times = [
+        timedelta(hours=hour, minutes=minute) for hour in fields.hours for minute in fields.minutes
+    ]
     day = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     while True:
-        if day.month in fields.months and day.day in fields.days and day.isoweekday() % 7 in fields.weekdays:
+        if (
+            day.month in fields.months
+            and day.day in fields.days
+            and day.isoweekday() % 7 in fields.weekdays
+        ):
             for time in times:
                 if day + time > moment:
                     yield day + time

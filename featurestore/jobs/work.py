@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from featurestore.engines import find_engine
 from featurestore.jobs.definitions import schedule_of
 from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import Attempt, run_windows
@@ -20,6 +19,7 @@ from featurestore.jobs.training import run_training
 from featurestore.jobs.windows import windows_after
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
+from featurestore.plugins.engine import find_engine
 from featurestore.registry import jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -49,7 +49,9 @@ class Watch:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
-def compute_windows(session: Session, attempt: Attempt, *, watch: Watch | None = None, parallel: int = 1) -> Outcome:
+def compute_windows(
+    session: Session, attempt: Attempt, *, watch: Watch | None = None, parallel: int = 1
+) -> Outcome:
     """Compute the windows of an attempt, in any number of commits; the caller holds the job's lease.
 
     Args:
@@ -91,7 +93,12 @@ def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, .
 def independent(spec: JobSpec) -> bool:
     """Tell whether windows may be computed in any order."""
     reads_itself = any(place.partition("@")[0] == spec.target for place in spec.inputs.values())
-    return spec.kind != "training" and spec.mode == "replace_window" and spec.on_error == "go_on" and not reads_itself
+    return (
+        spec.kind != "training"
+        and spec.mode == "replace_window"
+        and spec.on_error == "go_on"
+        and not reads_itself
+    )
 
 
 def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch) -> None:
@@ -120,7 +127,9 @@ def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch)
 
 
 def _gives_up(outcome: Outcome) -> bool:
-    last = [run for run in outcome.runs if run.windows == 1 or run.state == runs.DONE][-_GIVE_UP_AFTER:]
+    last = [run for run in outcome.runs if run.windows == 1 or run.state == runs.DONE][
+        -_GIVE_UP_AFTER:
+    ]
     return len(last) == _GIVE_UP_AFTER and all(run.state == runs.FAILED for run in last)
 
 
@@ -151,7 +160,9 @@ def _tell(command: str, run: Run) -> None:
     }
     try:
         # The command is the job's own, as in a crontab.
-        done = subprocess.run(command, shell=True, env=os.environ | told, timeout=_COMMAND_SECONDS, check=False)
+        done = subprocess.run(
+            command, shell=True, env=os.environ | told, timeout=_COMMAND_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.error("on_failure of %s: %s", run.job, error)
         return
@@ -188,7 +199,10 @@ def _side_by_side(
         counted.add(len(pieces[0]))
         pieces = pieces[1:]
     sessions: queue.SimpleQueue[Session] = queue.SimpleQueue()
-    workers = [replace(session, engine=find_engine(session.engine.name)) for _ in range(min(parallel, len(pieces)))]
+    workers = [
+        replace(session, engine=find_engine(session.engine.name))
+        for _ in range(min(parallel, len(pieces)))
+    ]
     for worker in workers:
         sessions.put(worker)
 
@@ -203,7 +217,9 @@ def _side_by_side(
         return own
 
     try:
-        with ThreadPoolExecutor(max(len(workers), 1), thread_name_prefix=f"job-{attempt.spec.name}") as pool:
+        with ThreadPoolExecutor(
+            max(len(workers), 1), thread_name_prefix=f"job-{attempt.spec.name}"
+        ) as pool:
             for own in pool.map(compute, pieces):
                 whole.runs += own.runs
                 whole.failed += own.failed

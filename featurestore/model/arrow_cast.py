@@ -54,7 +54,9 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_dictionary(array.type):
         return cast_array(array.dictionary_decode(), kind)
     if is_nested(kind) and is_nested(array.type) and array.null_count == len(array):
-        return pa.nulls(len(array), kind)  # Spark sends lists of nulls with no offsets at all, which must not be read
+        return pa.nulls(
+            len(array), kind
+        )  # Spark sends lists of nulls with no offsets at all, which must not be read
     if pat.is_fixed_size_list(kind) and _is_list(array.type):
         return _fixed_size(array, kind)
     if pat.is_list(kind) and pat.is_fixed_size_list(array.type):
@@ -66,7 +68,9 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(array.type) and pat.is_unsigned_integer(kind):
         return _unsigned(array, kind)
     if pat.is_float16(array.type):
-        return pa.array(array.to_numpy(zero_copy_only=False).astype("f4"), mask=_mask(array)).cast(kind)
+        return pa.array(array.to_numpy(zero_copy_only=False).astype("f4"), mask=_mask(array)).cast(
+            kind
+        )
     if pat.is_uint64(array.type) and pat.is_decimal(kind):
         return _decimal(array, kind)
     return array.cast(kind)
@@ -103,14 +107,18 @@ def _fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
         found = sizes.filter(wrong).unique().to_pylist()[:5]
         raise pa.ArrowInvalid(f"lists of {found} values where each must have {size}")
     if array.null_count == 0:
-        return pa.FixedSizeListArray.from_arrays(cast_array(array.flatten(), kind.value_type), type=kind)
+        return pa.FixedSizeListArray.from_arrays(
+            cast_array(array.flatten(), kind.value_type), type=kind
+        )
     values = cast_array(array.flatten(), kind.value_type)
     if len(values) == 0:
         return pa.nulls(len(array), kind)
     # A null list has no values, a null of fixed size has a place of its own: any value may stand there.
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     places = (rows[:, None] * size + np.arange(size)).ravel()
-    return pa.Array.from_buffers(kind, len(array), [_bitmap(array)], array.null_count, children=[values.take(places)])
+    return pa.Array.from_buffers(
+        kind, len(array), [_bitmap(array)], array.null_count, children=[values.take(places)]
+    )
 
 
 def _variable_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -136,7 +144,9 @@ def _struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     fields = [kind.field(index) for index in range(kind.num_fields)]
     given = {array.type.field(index).name: index for index in range(array.type.num_fields)}
     if set(given) != {field.name for field in fields}:
-        raise pa.ArrowInvalid(f"fields {sorted(given)} where {[field.name for field in fields]} are expected")
+        raise pa.ArrowInvalid(
+            f"fields {sorted(given)} where {[field.name for field in fields]} are expected"
+        )
     children = array.flatten()  # unlike ``field``, nulls of the struct are nulls of its fields
     parts = [cast_array(children[given[field.name]], field.type) for field in fields]
     return pa.StructArray.from_arrays(parts, fields=fields, mask=_nulls(array))
@@ -151,7 +161,9 @@ def _unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     valid = np.asarray(array.is_valid())
     if words[valid, 1:].any():
         raise pa.ArrowInvalid("a value lies outside the range of unsigned 64-bit integers")
-    whole = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=~valid if array.null_count else None)
+    whole = pa.array(
+        np.where(valid, words[:, 0], 0).astype("u8"), mask=~valid if array.null_count else None
+    )
     return whole.cast(kind)
 
 
@@ -160,4 +172,6 @@ def _decimal(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array.cast(pa.int64()).cast(kind)
     words = np.zeros((len(array), 2), dtype="<u8")
     words[:, 0] = np.asarray(pc.fill_null(array, 0))
-    return pa.Array.from_buffers(kind, len(array), [_bitmap(array), pa.py_buffer(words)], array.null_count)
+    return pa.Array.from_buffers(
+        kind, len(array), [_bitmap(array), pa.py_buffer(words)], array.null_count
+    )

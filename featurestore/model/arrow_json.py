@@ -51,7 +51,9 @@ def type_from_json(data: Any) -> pa.DataType:
         return pa.list_(pa.field("item", type_from_json(data["fixed_size_list"])), data["size"])
     if "list" in data:
         return pa.list_(pa.field("item", type_from_json(data["list"])))
-    return pa.struct([pa.field(each["name"], type_from_json(each["type"])) for each in data["struct"]])
+    return pa.struct(
+        [pa.field(each["name"], type_from_json(each["type"])) for each in data["struct"]]
+    )
 
 
 def schema_to_json(schema: pa.Schema) -> list[dict[str, Any]]:

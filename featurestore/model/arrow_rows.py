@@ -22,13 +22,19 @@ def values_at(array: Any, places: Any) -> Any:
 def rows_at(batch: pa.RecordBatch, places: Any) -> pa.RecordBatch:
     """Return the rows at places."""
     indices = places if isinstance(places, pa.Array) else pa.array(places)
-    return pa.RecordBatch.from_arrays([values_at(column, indices) for column in batch.columns], schema=batch.schema)
+    return pa.RecordBatch.from_arrays(
+        [values_at(column, indices) for column in batch.columns], schema=batch.schema
+    )
 
 
 def _from_the_start(array: Any) -> Any:
     """Return an array that is no slice, where that makes a difference: a copy of what the slice holds."""
     # Arrays that are joined are copied, unless there is but one.
-    return pa.concat_arrays([array, array.slice(0, 0)]) if array.offset and _is_deep(array.type) else array
+    return (
+        pa.concat_arrays([array, array.slice(0, 0)])
+        if array.offset and _is_deep(array.type)
+        else array
+    )
 
 
 def _is_deep(kind: pa.DataType) -> bool:

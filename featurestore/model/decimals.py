@@ -15,7 +15,11 @@ def decimal_text(values: pa.Array) -> pa.Array:
     """
     kind = values.type
     whole = pa.Array.from_buffers(
-        pa.decimal128(kind.precision, 0), len(values), values.buffers(), values.null_count, offset=values.offset
+        pa.decimal128(kind.precision, 0),
+        len(values),
+        values.buffers(),
+        values.null_count,
+        offset=values.offset,
     ).cast(pa.string())
     if kind.scale == 0:
         return whole

@@ -80,7 +80,11 @@ class DriftReport:
         lines = [
             f"{_named(self.before)} ({self.rows_before:,} rows) -> {_named(self.after)} ({self.rows_after:,} rows)"
         ]
-        for what, names in (("added", self.added), ("removed", self.removed), ("of another type", self.retyped)):
+        for what, names in (
+            ("added", self.added),
+            ("removed", self.removed),
+            ("of another type", self.retyped),
+        ):
             lines += [f"columns {what}: {', '.join(names)}"] if names else []
         lines += [f"  {each.name}: {'; '.join(each.reasons)}" for each in self.drifted]
         lines.append(f"{len(self.drifted)} of {len(self.features)} features drifted")
@@ -100,7 +104,8 @@ class DriftReport:
             "removed": list(self.removed),
             "retyped": list(self.retyped),
             "features": [
-                {**asdict(each), **{key: list(getattr(each, key)) for key in _LISTS}} for each in self.features
+                {**asdict(each), **{key: list(getattr(each, key)) for key in _LISTS}}
+                for each in self.features
             ],
         }
 

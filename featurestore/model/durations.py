@@ -7,7 +7,14 @@ from datetime import timedelta
 
 from featurestore.errors import InvalidArgument
 
-_UNITS = {"us": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_UNITS = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
 _UNITS["w"] = 7 * _UNITS["d"]
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\s*")
 
@@ -28,7 +35,9 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
             hint="give a timedelta or a text such as '30s', '15min', '1h', '7d', '2w'",
         )
     if result < timedelta(0):
-        raise InvalidArgument(f"{argument}={value!r} is negative.", hint="durations are zero or longer")
+        raise InvalidArgument(
+            f"{argument}={value!r} is negative.", hint="durations are zero or longer"
+        )
     return result
 
 

@@ -167,8 +167,11 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
     if spec.ttl is not None and spec.event_time is None:
         raise KeyRequired("ttl needs an event_time.", hint="declare event_time=, too")
     if spec.event_time_tolerance and spec.event_time is None:
-        raise KeyRequired("event_time_tolerance needs an event_time.", hint="declare event_time=, too")
+        raise KeyRequired(
+            "event_time_tolerance needs an event_time.", hint="declare event_time=, too"
+        )
     if spec.validation not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={spec.validation!r} is not a policy.", hint=f"one of {', '.join(VALIDATION_POLICIES)}"
+            f"validation={spec.validation!r} is not a policy.",
+            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )

@@ -124,7 +124,9 @@ class Manifest:
         for each in self.columns:
             if each.name == name:
                 return each
-        raise InvalidSplit(f"No column {name!r}; there are {listing(column.name for column in self.columns)}.")
+        raise InvalidSplit(
+            f"No column {name!r}; there are {listing(column.name for column in self.columns)}."
+        )
 
     @property
     def content_hash(self) -> str:
@@ -167,7 +169,9 @@ def _column(data: Mapping[str, Any]) -> ManifestColumn:
 
 def _split(data: Mapping[str, Any]) -> ManifestSplit:
     shards = tuple(
-        ManifestShard(**{**shard, "sidecars": tuple(ManifestFile(**each) for each in shard["sidecars"])})
+        ManifestShard(
+            **{**shard, "sidecars": tuple(ManifestFile(**each) for each in shard["sidecars"])}
+        )
         for shard in data["shards"]
     )
     return ManifestSplit(**{**data, "shards": shards})

@@ -151,7 +151,9 @@ class FeaturePlan:
             columns = self.left_source.spec.primary_key
         else:
             nested = () if self.left_plan is None else self.left_plan.keys
-            columns = tuple(dict.fromkeys((*nested, *(left for join in self.joins for left, _ in join.on))))
+            columns = tuple(
+                dict.fromkeys((*nested, *(left for join in self.joins for left, _ in join.on)))
+            )
         return self._named(columns)
 
     @property

@@ -39,7 +39,9 @@ def expected_memory(plan: FeaturePlan) -> int | None:
     rows = plan.left_rows
     if rows is None or None in sizes:
         return None
-    return rows * _width(plan.schema, plan.schema.names) + sum(size for size in sizes if size is not None)
+    return rows * _width(plan.schema, plan.schema.names) + sum(
+        size for size in sizes if size is not None
+    )
 
 
 def _head(plan: FeaturePlan) -> Iterator[str]:
@@ -81,7 +83,11 @@ def _rule(plan: FeaturePlan, join: Join) -> str:
     time = plan.left_time or "the moment"
     rules = [f"{join.event_time} <= {time}"]
     if join.created_time is not None:
-        rules.append(f"{join.created_time} <= {time}" if plan.created_time_filter else "created time not looked at")
+        rules.append(
+            f"{join.created_time} <= {time}"
+            if plan.created_time_filter
+            else "created time not looked at"
+        )
     if join.ttl is not None:
         rules.append(_freshness(join.event_time, time, join.ttl))
     order = ", ".join(name for name in (join.event_time, join.created_time) if name is not None)
@@ -89,7 +95,9 @@ def _rule(plan: FeaturePlan, join: Join) -> str:
 
 
 def _freshness(event: str, time: str, ttl: timedelta) -> str:
-    return f"{event} = {time}" if not ttl else f"{event} >= {time} - {format_duration(ttl)}, else null"
+    return (
+        f"{event} = {time}" if not ttl else f"{event} >= {time} - {format_duration(ttl)}, else null"
+    )
 
 
 def _renamed(join: Join) -> Iterator[str]:
@@ -99,7 +107,9 @@ def _renamed(join: Join) -> Iterator[str]:
 
 def _source(source: Source) -> str:
     rows = "unknown rows" if source.rows is None else f"{source.rows:,} rows"
-    return f"{source.spec.name}@v{source.spec.version} at Delta version {source.delta_version}: {rows}"
+    return (
+        f"{source.spec.name}@v{source.spec.version} at Delta version {source.delta_version}: {rows}"
+    )
 
 
 def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
@@ -113,7 +123,10 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
     for join in plan.joins:
         times = [time for time in (join.event_time, join.created_time) if time is not None]
         keys = [key for _, key in join.on]
-        yield join.source, list(dict.fromkeys([*keys, *times, *(output.column for output in join.outputs)]))
+        yield (
+            join.source,
+            list(dict.fromkeys([*keys, *times, *(output.column for output in join.outputs)])),
+        )
 
 
 def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:

@@ -34,7 +34,11 @@ class FeatureReference:
         return self.alias or self.feature
 
     def __str__(self) -> str:
-        group = "" if self.group is None else f"{self.group}{'' if self.version is None else f'@v{self.version}'}."
+        group = (
+            ""
+            if self.group is None
+            else f"{self.group}{'' if self.version is None else f'@v{self.version}'}."
+        )
         return f"{group}{self.feature}{'' if self.alias is None else f' as {self.alias}'}"
 
 
@@ -53,7 +57,9 @@ def parse_reference(text: str) -> FeatureReference:
             hint="write 'feature', 'group.feature', 'group@v2.feature', 'group.*' or 'group.feature as name'",
         )
     if match["feature"] == "*" and (match["group"] is None or match["alias"]):
-        raise InvalidReference(f"{text!r}: '*' needs a group and takes no alias.", hint="write 'group.*'")
+        raise InvalidReference(
+            f"{text!r}: '*' needs a group and takes no alias.", hint="write 'group.*'"
+        )
     version = None if match["version"] is None else int(match["version"])
     return FeatureReference(match["feature"], match["group"], version, match["alias"])
 
@@ -66,5 +72,7 @@ def parse_group_reference(text: str) -> tuple[str, int | None]:
     """
     match = re.fullmatch(r"([a-z][a-z0-9_]{0,62})(?:@v([1-9][0-9]*))?", text)
     if match is None:
-        raise InvalidReference(f"{text!r} is not a feature group.", hint="write 'group' or 'group@v2'")
+        raise InvalidReference(
+            f"{text!r} is not a feature group.", hint="write 'group' or 'group@v2'"
+        )
     return match[1], None if match[2] is None else int(match[2])

@@ -23,7 +23,9 @@ class TimeSplit:
     column: str
     ranges: tuple[tuple[str, datetime | None, datetime | None], ...]
 
-    def __init__(self, column: str, ranges: Mapping[str, tuple[datetime | str | None, datetime | str | None]]) -> None:
+    def __init__(
+        self, column: str, ranges: Mapping[str, tuple[datetime | str | None, datetime | str | None]]
+    ) -> None:
         parsed = tuple(
             (
                 check_name(name, noun="split"),
@@ -48,7 +50,8 @@ class FractionSplit:
             check_name(name, noun="split")
             if not (isinstance(fraction, int | float) and 0 < fraction <= 1):
                 raise InvalidSplit(
-                    f"Split {name!r} has fraction {fraction!r}.", hint="fractions are above 0 and at most 1"
+                    f"Split {name!r} has fraction {fraction!r}.",
+                    hint="fractions are above 0 and at most 1",
                 )
         total = math.fsum(fraction for _, fraction in self.fractions)
         if not self.fractions or abs(total - 1) > 1e-9:
@@ -61,7 +64,8 @@ class FractionSplit:
 def _check_ranges(split: TimeSplit) -> None:
     if not split.ranges:
         raise InvalidSplit(
-            "TimeSplit has no ranges.", hint="TimeSplit('time', {'train': (None, t1), 'test': (t1, None)})"
+            "TimeSplit has no ranges.",
+            hint="TimeSplit('time', {'train': (None, t1), 'test': (t1, None)})",
         )
     for name, start, end in split.ranges:
         if start is not None and end is not None and start >= end:

@@ -139,7 +139,9 @@ class Statistics:
         for each in self.columns:
             if each.name == name:
                 return each
-        raise FeatureNotFound(f"No statistics of a column {name!r}; there are {listing(c.name for c in self.columns)}.")
+        raise FeatureNotFound(
+            f"No statistics of a column {name!r}; there are {listing(c.name for c in self.columns)}."
+        )
 
     @property
     def error(self) -> float:
@@ -184,28 +186,44 @@ def _column_json(column: ColumnStatistics) -> dict[str, Any]:
     data["min"] = data.pop("minimum")
     data["max"] = data.pop("maximum")
     if column.lengths is not None:
-        data["lengths"] = {"min": column.lengths.minimum, "max": column.lengths.maximum, "mean": column.lengths.mean}
+        data["lengths"] = {
+            "min": column.lengths.minimum,
+            "max": column.lengths.maximum,
+            "mean": column.lengths.mean,
+        }
     data["quantiles"] = list(column.quantiles)
     data["top"] = [[each.value, each.count] for each in column.top]
     if column.histogram is not None:
-        data["histogram"] = {"edges": list(column.histogram.edges), "counts": list(column.histogram.counts)}
+        data["histogram"] = {
+            "edges": list(column.histogram.edges),
+            "counts": list(column.histogram.counts),
+        }
     return data
 
 
 def _column_from(data: Mapping[str, Any]) -> ColumnStatistics:
     rest = {key: value for key, value in data.items() if key not in {"min", "max"}}
     lengths, histogram = data["lengths"], data["histogram"]
-    rest["lengths"] = None if lengths is None else Lengths(lengths["min"], lengths["max"], lengths["mean"])
+    rest["lengths"] = (
+        None if lengths is None else Lengths(lengths["min"], lengths["max"], lengths["mean"])
+    )
     rest["quantiles"] = tuple(data["quantiles"])
     rest["top"] = tuple(TopValue(value, count) for value, count in data["top"])
-    rest["histogram"] = None if histogram is None else Histogram(tuple(histogram["edges"]), tuple(histogram["counts"]))
+    rest["histogram"] = (
+        None
+        if histogram is None
+        else Histogram(tuple(histogram["edges"]), tuple(histogram["counts"]))
+    )
     return ColumnStatistics(minimum=data["min"], maximum=data["max"], **rest)
 
 
 def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | None:
     if correlations is None:
         return None
-    return {"columns": list(correlations.columns), "matrix": [list(row) for row in correlations.matrix]}
+    return {
+        "columns": list(correlations.columns),
+        "matrix": [list(row) for row in correlations.matrix],
+    }
 
 
 def _correlations_from(

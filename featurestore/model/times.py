@@ -25,14 +25,22 @@ def parse_moment(value: datetime | date | str, *, argument: str = "time") -> dat
             value = datetime.fromisoformat(value)
         except ValueError as error:
             raise InvalidArgument(
-                f"{argument}={value!r} is not a time.", hint="use ISO 8601, for example '2013-01-31T12:00:00Z'"
+                f"{argument}={value!r} is not a time.",
+                hint="use ISO 8601, for example '2013-01-31T12:00:00Z'",
             ) from error
     elif isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
-        raise InvalidArgument(f"{argument}={value!r} is not a time.", hint="give an aware datetime or an ISO 8601 text")
+        raise InvalidArgument(
+            f"{argument}={value!r} is not a time.",
+            hint="give an aware datetime or an ISO 8601 text",
+        )
     if value.tzinfo is None:
-        warnings.warn(f"{argument}={value} has no time zone and is taken as UTC", NaiveTimeWarning, stacklevel=3)
+        warnings.warn(
+            f"{argument}={value} has no time zone and is taken as UTC",
+            NaiveTimeWarning,
+            stacklevel=3,
+        )
         return value.replace(tzinfo=UTC)
     return value.astimezone(UTC)
 

@@ -41,8 +41,22 @@ from featurestore.errors import UnsupportedType
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
-_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0)}
-_PLAIN = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), *_WIDER, pa.float32(), pa.float64())
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+_PLAIN = (
+    pa.bool_(),
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    *_WIDER,
+    pa.float32(),
+    pa.float64(),
+)
 
 
 def feature_type(given: pa.DataType) -> pa.DataType | None:
@@ -84,7 +98,9 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
     if pat.is_fixed_size_list(feature) or pat.is_list(feature):
         return pa.list_(pa.field("element", storage_type(feature.value_type)))
     if pat.is_struct(feature):
-        return pa.struct([pa.field(f.name, storage_type(f.type), nullable=True) for f in _fields(feature)])
+        return pa.struct(
+            [pa.field(f.name, storage_type(f.type), nullable=True) for f in _fields(feature)]
+        )
     return feature
 
 
@@ -146,7 +162,10 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     if pat.is_floating(narrow) and pat.is_floating(wide):
         return narrow.bit_width <= wide.bit_width
     if pat.is_decimal(narrow) and pat.is_decimal(wide):
-        return narrow.scale <= wide.scale and narrow.precision - narrow.scale <= wide.precision - wide.scale
+        return (
+            narrow.scale <= wide.scale
+            and narrow.precision - narrow.scale <= wide.precision - wide.scale
+        )
     if pat.is_date(narrow) and pat.is_timestamp(wide):
         return False
     if _is_any_list(narrow) and pat.is_list(wide):
@@ -163,13 +182,21 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 def _integer_range(kind: pa.DataType) -> tuple[int, int]:
     bits = kind.bit_width
-    return (0, 2**bits - 1) if pat.is_unsigned_integer(kind) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return (
+        (0, 2**bits - 1)
+        if pat.is_unsigned_integer(kind)
+        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    )
 
 
 def _nested(given: pa.DataType) -> pa.DataType | None:
     if pat.is_fixed_size_list(given):
         value = feature_type(given.value_type)
-        return None if value is None or not given.list_size else pa.list_(pa.field("item", value), given.list_size)
+        return (
+            None
+            if value is None or not given.list_size
+            else pa.list_(pa.field("item", value), given.list_size)
+        )
     if _is_any_list(given):
         value = feature_type(given.value_type)
         return None if value is None else pa.list_(pa.field("item", value))
@@ -188,7 +215,11 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
 
 
 def _is_any_list(kind: pa.DataType) -> bool:
-    return bool(pat.is_list(kind) or pat.is_large_list(kind) or str(kind).startswith(("list_view", "large_list_view")))
+    return bool(
+        pat.is_list(kind)
+        or pat.is_large_list(kind)
+        or str(kind).startswith(("list_view", "large_list_view"))
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -197,7 +228,10 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(
-        pat.is_binary(kind) or pat.is_large_binary(kind) or pat.is_fixed_size_binary(kind) or str(kind) == "binary_view"
+        pat.is_binary(kind)
+        or pat.is_large_binary(kind)
+        or pat.is_fixed_size_binary(kind)
+        or str(kind) == "binary_view"
     )
 
 

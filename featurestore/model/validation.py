@@ -56,11 +56,20 @@ class ValidationReport:
 
     def __str__(self) -> str:
         where = "" if self.delta_version is None else f" (Delta {self.delta_version})"
-        failed = f"{len(self.failed)} of {len(self.results)} checks failed" if self.failed else "all checks hold"
-        lines = [f"{self.name} v{self.version}{where}: {self.rows:,} rows, {failed}, validation={self.policy!r}"]
+        failed = (
+            f"{len(self.failed)} of {len(self.results)} checks failed"
+            if self.failed
+            else "all checks hold"
+        )
+        lines = [
+            f"{self.name} v{self.version}{where}: {self.rows:,} rows, {failed}, validation={self.policy!r}"
+        ]
         for each in self.results:
             mark = "ok  " if each.success else "warn" if each.warning else "FAIL"
-            lines.append(f"  {mark} {describe(each.expectation)}" + ("" if each.success else f": {outcome_text(each)}"))
+            lines.append(
+                f"  {mark} {describe(each.expectation)}"
+                + ("" if each.success else f": {outcome_text(each)}")
+            )
         if self.rows_quarantined:
             lines.append(f"  {self.rows_quarantined:,} rows quarantined")
         return "\n".join(lines)
@@ -146,9 +155,7 @@ def describe(expectation: Mapping[str, Any]) -> str:
     "expect_column_values_to_not_be_null(column='age')"
     """
     kwargs = expectation.get("kwargs", {})
-    return (
-        f"{expectation['type']}({', '.join(f'{key}={value!r}' for key, value in kwargs.items() if value is not None)})"
-    )
+    return f"{expectation['type']}({', '.join(f'{key}={value!r}' for key, value in kwargs.items() if value is not None)})"
 
 
 def outcome_text(result: ExpectationResult) -> str:

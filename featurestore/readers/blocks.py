@@ -46,8 +46,14 @@ class Stretch:
 
     def canonical_ranges(self) -> tuple[Rows, Rows]:
         """Return the ranges of canonical rows of the steps when nothing is shuffled; none beyond the last row."""
-        order, size = self.share.epoch.order, self.share.epoch.order.worker_batch(self.share.workers)
-        starts = np.arange(self.start, self.stop, dtype=np.int64) * order.global_batch_size + self.share.worker * size
+        order, size = (
+            self.share.epoch.order,
+            self.share.epoch.order.worker_batch(self.share.workers),
+        )
+        starts = (
+            np.arange(self.start, self.stop, dtype=np.int64) * order.global_batch_size
+            + self.share.worker * size
+        )
         if self.share.workers == 1:
             starts, size = starts[:1], size * self.steps
         starts = np.minimum(starts, order.rows)
@@ -56,7 +62,9 @@ class Stretch:
     def rows(self) -> Rows:
         """Return the canonical rows, one step after the other."""
         share = self.share
-        return share.epoch.batches(self.start, self.stop, worker=share.worker, workers=share.workers).reshape(-1)
+        return share.epoch.batches(
+            self.start, self.stop, worker=share.worker, workers=share.workers
+        ).reshape(-1)
 
 
 class Stretches(Sequence[Stretch]):
@@ -74,7 +82,12 @@ class Stretches(Sequence[Stretch]):
         most: int,
     ) -> None:
         order.check_workers(worker, workers)
-        self._order, self._worker, self._workers, self._start_epoch = order, worker, workers, start_epoch
+        self._order, self._worker, self._workers, self._start_epoch = (
+            order,
+            worker,
+            workers,
+            start_epoch,
+        )
         total = order.steps_per_epoch
         self._first = [start_step]
         steps = 1
@@ -82,8 +95,12 @@ class Stretches(Sequence[Stretch]):
             self._first.append(min(total, self._first[-1] + steps))
             steps = min(2 * steps, most)
         self._later = [*range(0, total, most), total] if total else [0]
-        self._count = (len(self._first) - 1 + (epochs - 1) * (len(self._later) - 1)) if epochs > 0 else 0
-        self._shares: dict[int, Share] = {start_epoch: Share(order.epoch(start_epoch), worker, workers)}
+        self._count = (
+            (len(self._first) - 1 + (epochs - 1) * (len(self._later) - 1)) if epochs > 0 else 0
+        )
+        self._shares: dict[int, Share] = {
+            start_epoch: Share(order.epoch(start_epoch), worker, workers)
+        }
 
     def __len__(self) -> int:
         return self._count
@@ -92,16 +109,22 @@ class Stretches(Sequence[Stretch]):
         if not 0 <= index < self._count:
             raise IndexError(index)
         if index < len(self._first) - 1:
-            return Stretch(self._share(self._start_epoch), self._first[index], self._first[index + 1])
+            return Stretch(
+                self._share(self._start_epoch), self._first[index], self._first[index + 1]
+            )
         epoch, piece = divmod(index - len(self._first) + 1, len(self._later) - 1)
-        return Stretch(self._share(self._start_epoch + 1 + epoch), self._later[piece], self._later[piece + 1])
+        return Stretch(
+            self._share(self._start_epoch + 1 + epoch), self._later[piece], self._later[piece + 1]
+        )
 
     def _share(self, number: int) -> Share:
         known = self._shares.get(number)
         if known is None:
             known = Share(self._order.epoch(number), self._worker, self._workers)
             # A share holds the epoch's permutation of blocks; the one before may still be read by another thread.
-            self._shares = {n: share for n, share in [*self._shares.items(), (number, known)] if n >= number - 1}
+            self._shares = {
+                n: share for n, share in [*self._shares.items(), (number, known)] if n >= number - 1
+            }
         return known
 
 
@@ -150,7 +173,9 @@ def named(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]) -> 
         array, present = values[column.name]
         result[column.name] = array
         if column.masked:
-            result[column.name + PRESENT] = np.ones(len(array), dtype=np.bool_) if present is None else present
+            result[column.name + PRESENT] = (
+                np.ones(len(array), dtype=np.bool_) if present is None else present
+            )
     return result
 
 
@@ -165,5 +190,7 @@ def weights(rows: Rows) -> npt.NDArray[np.float32]:
 
 def output_names(columns: tuple[SelectedColumn, ...], *, weighted: bool) -> list[str]:
     """Return the names of what a batch holds, in order."""
-    names = [name for c in columns for name in ([c.name, c.name + PRESENT] if c.masked else [c.name])]
+    names = [
+        name for c in columns for name in ([c.name, c.name + PRESENT] if c.masked else [c.name])
+    ]
     return [*names, SAMPLE_WEIGHT] if weighted else names

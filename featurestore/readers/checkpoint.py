@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from featurestore import files
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers.heartbeat import Heartbeat
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -112,9 +112,13 @@ class ReaderCheckpoint:
         read_objects(os.path.join(newest, _PREFIX), self.objects)
         return epoch, step
 
-    def heartbeat(self, *, directory: str | os.PathLike[str] | None = None, timeout: float = 600.0) -> Heartbeat:
+    def heartbeat(
+        self, *, directory: str | os.PathLike[str] | None = None, timeout: float = 600.0
+    ) -> Heartbeat:
         """Return the heartbeat of this worker, beside the checkpoints unless ``directory`` says otherwise."""
-        place = os.path.join(self.directory, _HEARTBEATS) if directory is None else os.fspath(directory)
+        place = (
+            os.path.join(self.directory, _HEARTBEATS) if directory is None else os.fspath(directory)
+        )
         return Heartbeat(place, worker=self.worker, workers=self.workers, timeout=timeout)
 
     def callback(
@@ -184,7 +188,9 @@ class ReaderCheckpoint:
             while epoch < epochs:
                 # Keras counts whole epochs: one that is entered in the middle is a fit of its own.
                 last = epoch + 1 if step else epochs
-                mine = self.callback(model, epoch=epoch, step=step, save_every=save_every, heartbeat=heartbeat)
+                mine = self.callback(
+                    model, epoch=epoch, step=step, save_every=save_every, heartbeat=heartbeat
+                )
                 history = model.fit(
                     self._dataset(last - epoch, epoch, step),
                     epochs=last,
@@ -205,7 +211,9 @@ class ReaderCheckpoint:
         return self.reader.distribute(self.strategy, epochs, start_epoch=epoch, start_step=step)
 
     def _prune(self) -> None:
-        found = sorted(name for name in files.list_directory(self.directory) if _NAME.fullmatch(name))
+        found = sorted(
+            name for name in files.list_directory(self.directory) if _NAME.fullmatch(name)
+        )
         for name in found[: -self.keep]:
             files.remove(os.path.join(self.directory, name))
 

@@ -50,7 +50,8 @@ def _matrix(array: Any, *, name: str) -> Values:
         inside = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
         if inside is not None and (inside if valid is None else inside & valid).any():
             raise NullsInColumns(
-                f"Lists of column {name!r} have nulls inside.", hint="fill them before the dataset is made"
+                f"Lists of column {name!r} have nulls inside.",
+                hint="fill them before the dataset is made",
             )
     return _flat(array, valid).reshape(rows, *shape), present
 
@@ -58,8 +59,15 @@ def _matrix(array: Any, *, name: str) -> Values:
 def _flat(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     kind = array.type
     if pat.is_decimal(kind):
-        return _objects([b"" if each is None else format(each, "f").encode() for each in array.to_pylist()])
-    if pat.is_string(kind) or pat.is_large_string(kind) or pat.is_binary(kind) or pat.is_large_binary(kind):
+        return _objects(
+            [b"" if each is None else format(each, "f").encode() for each in array.to_pylist()]
+        )
+    if (
+        pat.is_string(kind)
+        or pat.is_large_string(kind)
+        or pat.is_binary(kind)
+        or pat.is_large_binary(kind)
+    ):
         raw = array.cast(pa.large_binary())
         if raw.null_count:
             raw = raw.fill_null(b"")

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Literal
 
-from featurestore import files
 from featurestore.errors import StorageError, WorkerStalled
+from featurestore.storage import files
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: to be tried again
 _WRITE_SECONDS = 1.0
@@ -78,7 +78,10 @@ class Heartbeat:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
         if kind is not None and self.workers > 1:
@@ -90,7 +93,9 @@ class Heartbeat:
         files.remove(_step_file(self.directory, self.worker))
         self._last = self._clock()
         self._stopped.clear()
-        self._thread = threading.Thread(target=self._watch, name="featurestore-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch, name="featurestore-heartbeat", daemon=True
+        )
         self._thread.start()
 
     def beat(self, epoch: int, step: int) -> None:
@@ -112,7 +117,9 @@ class Heartbeat:
         self._written = place
         step = WorkerStep(self.worker, *place, self._last, socket.gethostname(), os.getpid())
         try:
-            files.write_atomically(_step_file(self.directory, self.worker), json.dumps(asdict(step)).encode())
+            files.write_atomically(
+                _step_file(self.directory, self.worker), json.dumps(asdict(step)).encode()
+            )
         except StorageError as error:
             # A step that cannot be told must not stop the training.
             _log.warning("The heartbeat cannot be written: %s", error)
@@ -181,7 +188,9 @@ def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) ->
             text = f"epoch {known.epoch}, step {known.step}, {now - known.time:.0f} s ago"
             text += f" ({known.host}, process {known.pid})"
         behind = places[worker] == min(places) and min(places) < max(places)
-        lines.append(f"  worker {worker}: {text}" + ("  <- the others wait for it" if behind else ""))
+        lines.append(
+            f"  worker {worker}: {text}" + ("  <- the others wait for it" if behind else "")
+        )
     return "\n".join(lines)
 
 

@@ -27,7 +27,9 @@ Remainder = Literal["drop", "pad"]
 Rows = npt.NDArray[np.int64]
 
 _BLOCKS, _WINDOWS = tag(101), tag(102)
-_PERMUTED_ROWS = 1 << 14  # at once: more of them leave the core's cache, and new memory costs more than they
+_PERMUTED_ROWS = (
+    1 << 14
+)  # at once: more of them leave the core's cache, and new memory costs more than they
 
 
 def default_lanes(global_batch_size: int) -> int:
@@ -82,7 +84,9 @@ class ReaderOrder:
 
     def __post_init__(self) -> None:
         if self.remainder not in ("drop", "pad"):
-            raise ReaderConfigError(f"remainder={self.remainder!r} is unknown.", hint='remainder="drop" or "pad"')
+            raise ReaderConfigError(
+                f"remainder={self.remainder!r} is unknown.", hint='remainder="drop" or "pad"'
+            )
         for name in ("block_rows", "window_rows", "global_batch_size", "lanes"):
             if getattr(self, name) < 1:
                 raise ReaderConfigError(f"{name}={getattr(self, name)} must be at least 1.")
@@ -128,7 +132,9 @@ class ReaderOrder:
                 hint=self._way_to(workers),
             )
         if not 0 <= worker < workers:
-            raise ReaderConfigError(f"worker={worker} is not one of {workers} workers.", hint=f"0 to {workers - 1}")
+            raise ReaderConfigError(
+                f"worker={worker} is not one of {workers} workers.", hint=f"0 to {workers - 1}"
+            )
 
     def worker_batch(self, workers: int) -> int:
         """Return the rows of one step of one worker."""
@@ -154,7 +160,9 @@ class ReaderOrder:
         if workers < 1:
             return "workers=1"
         if self.global_batch_size % workers == 0:
-            fitting = [each for each in divisors(self.global_batch_size, limit=1024) if each % workers == 0]
+            fitting = [
+                each for each in divisors(self.global_batch_size, limit=1024) if each % workers == 0
+            ]
             return f"lanes={max([each for each in fitting if each <= MAX_DEFAULT_LANES] or [min([*fitting, workers])])}"
         size = max(1, round(self.global_batch_size / workers)) * workers
         return f"global_batch_size={size}, which {workers} divides"
@@ -269,7 +277,9 @@ class EpochOrder:
 
     def _window_bounds(self, lane: int, window: int) -> tuple[int, int]:
         low, high = self.order.lane_bounds(lane)
-        return low + window * self.order.window_rows, min(high, low + (window + 1) * self.order.window_rows)
+        return low + window * self.order.window_rows, min(
+            high, low + (window + 1) * self.order.window_rows
+        )
 
     def _slot_edges(self, low: int, high: int) -> Rows:
         """Return ``low``, the positions between at which a block begins, and ``high``."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.formats import Plane
+from featurestore.plugins.format import Plane
 from featurestore.readers.blocks import Arrays
 from featurestore.readers.selection import PRESENT, SAMPLE_WEIGHT, SelectedColumn
 
@@ -65,7 +65,9 @@ class Packing:
         """What is read from files into the rows of the groups' arrays; weights are not."""
         values = {column.name: Plane(column.name) for column in self.columns}
         presence = {
-            column.name + PRESENT: Plane(column.name, presence=True) for column in self.columns if column.masked
+            column.name + PRESENT: Plane(column.name, presence=True)
+            for column in self.columns
+            if column.masked
         }
         return [[(presence | values).get(name) for name in names] for names in self.groups.values()]
 
@@ -84,7 +86,9 @@ class Packing:
             *(rest[name].reshape(-1, self.batch, *rest[name].shape[1:]) for name in self.alone),
         ]
 
-    def unpack(self, tensors: Sequence[Any], split: Callable[[Any], Sequence[Any]]) -> dict[str, Any]:
+    def unpack(
+        self, tensors: Sequence[Any], split: Callable[[Any], Sequence[Any]]
+    ) -> dict[str, Any]:
         """Return the outputs in order; ``split`` cuts a group into its columns."""
         found: dict[str, Any] = {}
         for names, tensor in zip(self.groups.values(), tensors, strict=False):

@@ -19,7 +19,9 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def prefetched(work: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int) -> Iterator[Result]:
+def prefetched(
+    work: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int
+) -> Iterator[Result]:
     """Yield ``work(item)`` for each item in order, with up to ``ahead`` results computed before they are asked for.
 
     Closing the iterator early cancels what has not begun and waits for what has.

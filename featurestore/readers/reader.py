@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ManifestMismatch, ReaderConfigError
-from featurestore.formats import DatasetFormat, find_format
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
+from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.readers.blocks import Blocks, Stretch, Stretches
 from featurestore.readers.order import ORDER_VERSION, ReaderOrder, Remainder, default_lanes
 from featurestore.readers.prefetch import available_cores, prefetched
@@ -68,7 +68,9 @@ class Reader:
         """The columns that are labels, of those that are read."""
         return tuple(column.name for column in self.columns if column.label)
 
-    def batches(self, epoch: int = 0, *, worker: int = 0, workers: int = 1, start_step: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int = 0, *, worker: int = 0, workers: int = 1, start_step: int = 0
+    ) -> Iterator[Batch]:
         """Yield the batches of one epoch from a step on: ``{column: array of (rows,) or (rows, n)}``.
 
         Args:
@@ -80,7 +82,9 @@ class Reader:
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or there is no such step.
         """
-        stretches = self.stretches(1, worker=worker, workers=workers, start_epoch=epoch, start_step=start_step)
+        stretches = self.stretches(
+            1, worker=worker, workers=workers, start_epoch=epoch, start_step=start_step
+        )
         size = self.order.worker_batch(workers)
         return (
             {name: array[index * size : (index + 1) * size] for name, array in arrays.items()}
@@ -88,12 +92,20 @@ class Reader:
             for index in range(stretch.steps)
         )
 
-    def rows(self, epoch: int, step: int, *, worker: int = 0, workers: int = 1) -> npt.NDArray[np.int64]:
+    def rows(
+        self, epoch: int, step: int, *, worker: int = 0, workers: int = 1
+    ) -> npt.NDArray[np.int64]:
         """Return the canonical row numbers of a batch; -1 is padding. Reads no file."""
         return self.order.epoch(epoch).batch(step, worker=worker, workers=workers)
 
     def tf_dataset(
-        self, epochs: int = 1, *, worker: int = 0, workers: int = 1, start_epoch: int = 0, start_step: int = 0
+        self,
+        epochs: int = 1,
+        *,
+        worker: int = 0,
+        workers: int = 1,
+        start_epoch: int = 0,
+        start_step: int = 0,
     ) -> Any:
         """Return a ``tf.data.Dataset`` of one worker's batches with static shapes.
 
@@ -110,10 +122,18 @@ class Reader:
         from featurestore.readers.tensorflow import tf_dataset
 
         return tf_dataset(
-            self, epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step, replicas=1
+            self,
+            epochs,
+            worker=worker,
+            workers=workers,
+            start_epoch=start_epoch,
+            start_step=start_step,
+            replicas=1,
         )
 
-    def distribute(self, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0) -> Any:
+    def distribute(
+        self, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
+    ) -> Any:
         """Return the dataset of a ``tf.distribute`` strategy: each worker reads its own lanes.
 
         Args:
@@ -134,7 +154,9 @@ class Reader:
             step: The next step of it.
         """
         if not 0 <= step <= self.steps_per_epoch or epoch < 0:
-            raise ReaderConfigError(f"There is no step {step} in epoch {epoch} of {self.steps_per_epoch} steps.")
+            raise ReaderConfigError(
+                f"There is no step {step} in epoch {epoch} of {self.steps_per_epoch} steps."
+            )
         if step == self.steps_per_epoch:
             epoch, step = epoch + 1, 0
         return {
@@ -179,7 +201,9 @@ class Reader:
                 hint=f"0 to {self.steps_per_epoch}",
             )
 
-    def stretches(self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int) -> Stretches:
+    def stretches(
+        self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
+    ) -> Stretches:
         """Return the steps of some epochs in pieces to read at once: one step first, then up to some megabytes.
 
         Raises:
@@ -208,12 +232,21 @@ class Reader:
         source = self.blocks()
         # Windows are read one after the other; records may be gathered by several threads.
         threads = min(_THREADS, available_cores()) if isinstance(source, RecordBlocks) else 1
-        return prefetched(lambda stretch: (stretch, source.read(stretch)), stretches, threads=threads, ahead=_AHEAD)
+        return prefetched(
+            lambda stretch: (stretch, source.read(stretch)),
+            stretches,
+            threads=threads,
+            ahead=_AHEAD,
+        )
 
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
         files = ShardFiles(
-            self.path, self.manifest, self.split, self.format, self.format.record_access(self.manifest.layout)
+            self.path,
+            self.manifest,
+            self.split,
+            self.format,
+            self.format.record_access(self.manifest.layout),
         )
         if files.access is not None:
             return RecordBlocks(files, files.access, self.columns)
@@ -305,7 +338,16 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
         ManifestMismatch: The state belongs to another manifest; both hashes are named.
         ReaderConfigError: The state is of another order version, or incomplete.
     """
-    wanted = ("order_version", "manifest", "epoch", "step", "split", "global_batch_size", "lanes", "window_rows")
+    wanted = (
+        "order_version",
+        "manifest",
+        "epoch",
+        "step",
+        "split",
+        "global_batch_size",
+        "lanes",
+        "window_rows",
+    )
     absent = [name for name in wanted if name not in state]
     if absent:
         raise ReaderConfigError(f"This is not the state of a reader: it lacks {', '.join(absent)}.")
@@ -322,7 +364,13 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
         )
     names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
     settings = {name: state[name] for name in names if name in state}
-    reader = open_reader(path, manifest, split=state["split"], global_batch_size=state["global_batch_size"], **settings)
+    reader = open_reader(
+        path,
+        manifest,
+        split=state["split"],
+        global_batch_size=state["global_batch_size"],
+        **settings,
+    )
     reader.check_step(state["step"])
     return reader, state["epoch"], state["step"]
 
@@ -333,7 +381,9 @@ def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
     The bytes are those of the columns' types, so that every file format has the same order.
     """
     forms = [value_form(type_from_json(column.type)) for column in manifest.columns]
-    row_bytes = sum(dtype.itemsize * abs(int(np.prod(shape, dtype=np.int64))) for dtype, shape in forms)
+    row_bytes = sum(
+        dtype.itemsize * abs(int(np.prod(shape, dtype=np.int64))) for dtype, shape in forms
+    )
     rows = min(DEFAULT_WINDOW_ROWS, DEFAULT_WINDOW_BYTES // max(1, row_bytes))
     return max(1, rows // (lanes * manifest.block_rows)) * manifest.block_rows
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.formats import PlaneReader, RecordAccess
+from featurestore.plugins.format import PlaneReader, RecordAccess
 from featurestore.readers.blocks import Arrays, Share, Stretch, finish
 from featurestore.readers.memory import Memory
 from featurestore.readers.order import PADDING, Rows
@@ -54,18 +54,24 @@ class RecordBlocks:
         """Return the same as the arrays of a packing; texts of one width where that tells all of them apart."""
         return packing.crossing(*self._read(stretch, packing, self._padded))
 
-    def _read(self, stretch: Stretch, packing: Packing, read_alone: ReadAlone) -> tuple[list[npt.NDArray[Any]], Arrays]:
+    def _read(
+        self, stretch: Stretch, packing: Packing, read_alone: ReadAlone
+    ) -> tuple[list[npt.NDArray[Any]], Arrays]:
         """Return the arrays of the groups of a packing, of shape (outputs, rows), and the other outputs."""
         if not stretch.share.epoch.order.shuffle:
             parts = self.files.slices(*stretch.canonical_ranges())
-            real = slice(0, sum(len(part) for part in parts))  # padding stands at the end of the last step
+            real = slice(
+                0, sum(len(part) for part in parts)
+            )  # padding stands at the end of the last step
             return self._decode(parts, real, packing, read_alone, rows=_rows(stretch))
         # Rows are read in the order in which they lie in the files, and put in their own order when they are small.
         places = self._places(stretch)
         order = np.argsort(places)
         padded = int(np.searchsorted(places[order], PADDING, side="right"))
         records = self._gathered(places[order[padded:]])
-        found, alone = self._decode(records, slice(padded, len(places)), packing, read_alone, rows=len(places))
+        found, alone = self._decode(
+            records, slice(padded, len(places)), packing, read_alone, rows=len(places)
+        )
         wanted = np.empty_like(order)
         wanted[order] = np.arange(len(order))
         arrays = self._borrow(packing, len(places))
@@ -74,7 +80,13 @@ class RecordBlocks:
         return arrays, {name: values[wanted] for name, values in alone.items()}
 
     def _decode(
-        self, pieces: Iterable[Records], real: slice, packing: Packing, read_alone: ReadAlone, *, rows: int
+        self,
+        pieces: Iterable[Records],
+        real: slice,
+        packing: Packing,
+        read_alone: ReadAlone,
+        *,
+        rows: int,
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
         """Return what records hold in the rows ``real``, padding in the others."""
         arrays = self._borrow(packing, rows)
@@ -98,12 +110,16 @@ class RecordBlocks:
             array[:, : real.start] = 0
             array[:, real.stop :] = 0
         columns = {column.name: column for column in self.columns}
-        return arrays, {name: _joined(parts, columns[name], real, rows=rows) for name, parts in alone.items()}
+        return arrays, {
+            name: _joined(parts, columns[name], real, rows=rows) for name, parts in alone.items()
+        }
 
     def _borrow(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
         """Return memory for the groups of a packing, of shape (outputs, rows)."""
         shapes = [(len(names), rows) for names in packing.groups.values()]
-        return self._memory.borrow(list(zip(shapes, packing.groups, strict=True)), purpose="columns")
+        return self._memory.borrow(
+            list(zip(shapes, packing.groups, strict=True)), purpose="columns"
+        )
 
     def _decoded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
         """Return a column that holds more than a number."""
@@ -174,7 +190,9 @@ def _rows(stretch: Stretch) -> int:
     return stretch.steps * stretch.share.epoch.order.worker_batch(stretch.share.workers)
 
 
-def _joined(parts: list[npt.NDArray[Any]], column: SelectedColumn, real: slice, *, rows: int) -> npt.NDArray[Any]:
+def _joined(
+    parts: list[npt.NDArray[Any]], column: SelectedColumn, real: slice, *, rows: int
+) -> npt.NDArray[Any]:
     """Return parts as one array: of objects, if any of them is; zeros or empty texts are in the rows of padding."""
     if len({part.dtype for part in parts}) > 1:
         parts = [part.astype(object) for part in parts]

@@ -61,10 +61,19 @@ def select_columns(
     names = _names(manifest, columns)
     with_nulls = {name for each in manifest.splits for name, count in each.nulls.items() if count}
     fills = _fills(nulls, names)
-    chosen = [_column(manifest, name, fills=fills, masked=nulls == "mask" and name in with_nulls) for name in names]
+    chosen = [
+        _column(manifest, name, fills=fills, masked=nulls == "mask" and name in with_nulls)
+        for name in names
+    ]
     _refuse_ragged(chosen, manifest)
     if nulls != "mask":
-        _refuse_nulls({name: split.nulls[name] for name in names if split.nulls.get(name) and name not in fills})
+        _refuse_nulls(
+            {
+                name: split.nulls[name]
+                for name in names
+                if split.nulls.get(name) and name not in fills
+            }
+        )
     return tuple(_filled(column) for column in chosen)
 
 
@@ -77,7 +86,11 @@ def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
     known = [column.name for column in manifest.columns]
     wrong = [name for name in columns if name not in known]
     if wrong or not columns or len(set(columns)) < len(columns):
-        problem = f"has no column {listing(wrong)}" if wrong else "reads each column once, and at least one"
+        problem = (
+            f"has no column {listing(wrong)}"
+            if wrong
+            else "reads each column once, and at least one"
+        )
         raise InvalidArgument(
             f"columns={list(columns)}: training dataset {manifest.name!r} {problem}. It has {listing(known, limit=50)}."
         )
@@ -87,15 +100,21 @@ def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
 def _fills(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(nulls, str):
         if nulls not in ("error", "mask"):
-            raise InvalidArgument(f"nulls={nulls!r} is unknown.", hint='nulls="error", "mask" or {column: value}')
+            raise InvalidArgument(
+                f"nulls={nulls!r} is unknown.", hint='nulls="error", "mask" or {column: value}'
+            )
         return {}
     wrong = [name for name in nulls if name not in names]
     if wrong:
-        raise InvalidArgument(f"nulls names columns that are not read: {listing(wrong)}.", hint=f"read are {names}")
+        raise InvalidArgument(
+            f"nulls names columns that are not read: {listing(wrong)}.", hint=f"read are {names}"
+        )
     return dict(nulls)
 
 
-def _column(manifest: Manifest, name: str, *, fills: Mapping[str, Any], masked: bool) -> SelectedColumn:
+def _column(
+    manifest: Manifest, name: str, *, fills: Mapping[str, Any], masked: bool
+) -> SelectedColumn:
     column = manifest.column(name)
     dtype, shape = value_form(type_from_json(column.type))
     return SelectedColumn(name, dtype, shape, column.role == "label", fills.get(name), masked)
@@ -159,7 +178,9 @@ def _filled(column: SelectedColumn) -> SelectedColumn:
         raise InvalidArgument(
             f"nulls={{{column.name!r}: {column.fill!r}}} is not a value of a column of type {column.dtype}."
         )
-    return SelectedColumn(column.name, column.dtype, column.shape, column.label, value, column.masked)
+    return SelectedColumn(
+        column.name, column.dtype, column.shape, column.label, value, column.masked
+    )
 
 
 def _same(given: npt.NDArray[Any], cast: npt.NDArray[Any]) -> bool:

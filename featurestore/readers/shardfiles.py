@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import DatasetDamaged
-from featurestore.formats import DatasetFormat, RecordAccess, ShardReader
 from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
+from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import Rows
 
 OPEN_READERS = 64
@@ -43,7 +43,9 @@ class ShardFiles:
     @cached_property
     def first_rows(self) -> Rows:
         """The canonical row at which each shard begins, and the number of rows."""
-        return np.array([*(shard.first_row for shard in self.split.shards), self.split.rows], dtype=np.int64)
+        return np.array(
+            [*(shard.first_row for shard in self.split.shards), self.split.rows], dtype=np.int64
+        )
 
     def places(self, starts: Rows, stops: Rows) -> Rows:
         """Return the places of the rows of ranges, one after the other: shard and row in it, as one number each."""
@@ -61,7 +63,9 @@ class ShardFiles:
             if begin < end:
                 # "clip" writes into ``out`` at once; no place is beyond its shard, whose rows were counted.
                 mine = offsets[begin:end]
-                np.take(self._map(int(shards[begin])), mine, axis=0, out=out[begin:end], mode="clip")
+                np.take(
+                    self._map(int(shards[begin])), mine, axis=0, out=out[begin:end], mode="clip"
+                )
 
     def slices(self, starts: Rows, stops: Rows) -> list[npt.NDArray[np.uint8]]:
         """Return the records of ranges as parts of the shards' memory maps."""
@@ -71,7 +75,10 @@ class ShardFiles:
         """Return the rows of ranges, one after the other, as an Arrow table."""
         import pyarrow as pa
 
-        batches = [self._reader(shard).read(begin, end, columns) for shard, begin, end in self._cuts(starts, stops)]
+        batches = [
+            self._reader(shard).read(begin, end, columns)
+            for shard, begin, end in self._cuts(starts, stops)
+        ]
         if not batches:
             batches.append(self._reader(0).read(0, 0, columns))
         return pa.Table.from_batches(batches)
@@ -80,7 +87,9 @@ class ShardFiles:
         """Yield (shard, begin, end in it) for ranges of canonical rows."""
         firsts = self.first_rows
         shards = np.searchsorted(firsts, starts, side="right") - 1
-        for start, stop, first_shard in zip(starts.tolist(), stops.tolist(), shards.tolist(), strict=True):
+        for start, stop, first_shard in zip(
+            starts.tolist(), stops.tolist(), shards.tolist(), strict=True
+        ):
             shard = first_shard
             while start < stop:
                 first, end = int(firsts[shard]), min(stop, int(firsts[shard + 1]))
@@ -115,7 +124,9 @@ class ShardFiles:
         if known is None:
             entry = self.split.shards[shard]
             check_shard(self.directory, entry)
-            known = self.format.open_shard(os.path.join(self.directory, entry.path), layout=self.manifest.layout)
+            known = self.format.open_shard(
+                os.path.join(self.directory, entry.path), layout=self.manifest.layout
+            )
             self._check_rows(entry, known.rows)
             self._readers[shard] = known
             while len(self._readers) > OPEN_READERS:
@@ -144,7 +155,9 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
     # On a network file system each look takes a round trip. A task is many shards: to submit it costs more than a look.
     size = -(-len(split.shards) // (4 * _CHECKERS))
     with ThreadPoolExecutor(_CHECKERS) as pool:
-        for _ in pool.map(check, [split.shards[at : at + size] for at in range(0, len(split.shards), size)]):
+        for _ in pool.map(
+            check, [split.shards[at : at + size] for at in range(0, len(split.shards), size)]
+        ):
             pass
 
 
@@ -155,7 +168,8 @@ def check_shard(directory: str, shard: ManifestShard) -> None:
         size = os.stat(path).st_size
     except OSError as error:
         raise DatasetDamaged(
-            f"Shard {path!r} cannot be read: {error.strerror or error}.", hint="restore it, or make the dataset again"
+            f"Shard {path!r} cannot be read: {error.strerror or error}.",
+            hint="restore it, or make the dataset again",
         ) from error
     if size != shard.bytes:
         raise DatasetDamaged(

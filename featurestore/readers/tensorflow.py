@@ -35,7 +35,14 @@ def import_tensorflow() -> Any:
 
 
 def tf_dataset(
-    reader: Reader, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int, replicas: int
+    reader: Reader,
+    epochs: int,
+    *,
+    worker: int,
+    workers: int,
+    start_epoch: int,
+    start_step: int,
+    replicas: int,
 ) -> Any:
     """Return the dataset of one worker; with several replicas each step is cut into as many elements, in order."""
     tf = import_tensorflow()
@@ -45,11 +52,19 @@ def tf_dataset(
             f"A worker's batch of {batch} rows cannot be cut equally for its {replicas} replicas.",
             hint=f"a global_batch_size that {workers * replicas} divides",
         )
-    part = _Part(reader, tf, Packing(reader.columns, reader.order.remainder == "pad", batch // replicas))
+    part = _Part(
+        reader, tf, Packing(reader.columns, reader.order.remainder == "pad", batch // replicas)
+    )
     # What is wrong with the arguments is said here and not in the first step.
-    stretches = reader.stretches(epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step)
+    stretches = reader.stretches(
+        epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
+    )
     source = reader.blocks()
-    dataset = part.by_number(stretches, source) if isinstance(source, RecordBlocks) else part.in_turn(stretches)
+    dataset = (
+        part.by_number(stretches, source)
+        if isinstance(source, RecordBlocks)
+        else part.in_turn(stretches)
+    )
     steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -78,7 +93,9 @@ class _Part:
             return source.read_packed(stretches[int(number)], packing)
 
         def load(number: Any) -> Any:
-            tensors = tf.numpy_function(read, [number], [spec.dtype for spec in specs], stateful=False)
+            tensors = tf.numpy_function(
+                read, [number], [spec.dtype for spec in specs], stateful=False
+            )
             for tensor, spec in zip(tensors, specs, strict=True):
                 tensor.set_shape(spec.shape)
             return self.element(packing.unpack(tensors, tf.unstack))
@@ -97,14 +114,22 @@ class _Part:
             @awaited_at_exit
             def following() -> dict[str, Any]:
                 _, arrays = next(blocks, (0, {}))
-                return {name: array.reshape(-1, batch, *array.shape[1:]) for name, array in arrays.items()}
+                return {
+                    name: array.reshape(-1, batch, *array.shape[1:])
+                    for name, array in arrays.items()
+                }
 
             return iter(following, {})
 
         specs = {
-            name: self._spec((None, batch, *shape), dtype) for name, (dtype, shape) in self.packing.outputs.items()
+            name: self._spec((None, batch, *shape), dtype)
+            for name, (dtype, shape) in self.packing.outputs.items()
         }
-        return self.tf.data.Dataset.from_generator(generate, output_signature=specs).map(self.element).unbatch()
+        return (
+            self.tf.data.Dataset.from_generator(generate, output_signature=specs)
+            .map(self.element)
+            .unbatch()
+        )
 
     def element(self, columns: Mapping[str, Any]) -> Any:
         """Return what the user gets of one batch: features, label and weight."""
@@ -122,9 +147,14 @@ class _Part:
     def _packed_specs(self) -> list[Any]:
         """Return the form of what crosses at once."""
         packing = self.packing
-        together = [self._spec((len(names), None, packing.batch), dtype) for dtype, names in packing.groups.items()]
+        together = [
+            self._spec((len(names), None, packing.batch), dtype)
+            for dtype, names in packing.groups.items()
+        ]
         alone = [packing.outputs[name] for name in packing.alone]
-        return together + [self._spec((None, packing.batch, *shape), dtype) for dtype, shape in alone]
+        return together + [
+            self._spec((None, packing.batch, *shape), dtype) for dtype, shape in alone
+        ]
 
     def _spec(self, shape: tuple[int | None, ...], dtype: Any) -> Any:
         """Return the form of values of a shape."""
@@ -132,7 +162,9 @@ class _Part:
         return tf.TensorSpec(shape, tf.string if dtype.kind == "O" else tf.as_dtype(dtype))
 
 
-def distribute(reader: Reader, strategy: Any, epochs: int, *, start_epoch: int, start_step: int) -> Any:
+def distribute(
+    reader: Reader, strategy: Any, epochs: int, *, start_epoch: int, start_step: int
+) -> Any:
     """Return the distributed dataset of a strategy; each input pipeline reads its own lanes."""
     import_tensorflow()
 
@@ -162,7 +194,9 @@ def cluster_place(strategy: Any | None) -> tuple[int, int]:
     chiefs, workers = len(cluster.get("chief", ())), len(cluster.get("worker", ()))
     if chiefs + workers < 2:
         return 0, 1
-    return (0 if resolver.task_type == "chief" else chiefs + int(resolver.task_id)), chiefs + workers
+    return (
+        0 if resolver.task_type == "chief" else chiefs + int(resolver.task_id)
+    ), chiefs + workers
 
 
 def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:

@@ -41,12 +41,18 @@ class WindowBlocks:
 
     def _ranges(self, stretch: Stretch) -> dict[str, Values]:
         count = stretch.steps * stretch.share.epoch.order.worker_batch(stretch.share.workers)
-        table = self.files.read(*stretch.canonical_ranges(), [column.name for column in self.columns])
+        table = self.files.read(
+            *stretch.canonical_ranges(), [column.name for column in self.columns]
+        )
         result: dict[str, Values] = {}
         for column in self.columns:
             # Padding stands at the end of the last step, so rows that exist come first.
             result[column.name] = empty(column, count)
-            put(result[column.name], 0, finish(column, to_numpy(table[column.name], name=column.name)))
+            put(
+                result[column.name],
+                0,
+                finish(column, to_numpy(table[column.name], name=column.name)),
+            )
         return result
 
     def _lanes(self, stretch: Stretch) -> dict[str, Values]:
@@ -55,7 +61,10 @@ class WindowBlocks:
         b, steps = order.lane_batch, stretch.steps
         result = {column.name: empty(column, steps * len(lanes) * b) for column in self.columns}
         views = {
-            name: [None if part is None else part.reshape(steps, len(lanes), b, *part.shape[1:]) for part in parts]
+            name: [
+                None if part is None else part.reshape(steps, len(lanes), b, *part.shape[1:])
+                for part in parts
+            ]
             for name, parts in result.items()
         }
         for index, lane in enumerate(lanes):
@@ -64,7 +73,11 @@ class WindowBlocks:
                     target, there = views[name]
                     _place(target, index, at, values[begin:end])
                     if there is not None:
-                        flags = np.ones(end - begin, dtype=np.bool_) if present is None else present[begin:end]
+                        flags = (
+                            np.ones(end - begin, dtype=np.bool_)
+                            if present is None
+                            else present[begin:end]
+                        )
                         _place(there, index, at, flags)
         self._look_ahead(lanes, stretch.stop * b)
         return result
@@ -126,7 +139,9 @@ def _place(target: Any, lane: int, at: int, values: npt.NDArray[Any]) -> None:
     whole = (len(values) - head) // b
     first = (at + head) // b
     if whole:
-        target[first : first + whole, lane] = values[head : head + whole * b].reshape(whole, b, *values.shape[1:])
+        target[first : first + whole, lane] = values[head : head + whole * b].reshape(
+            whole, b, *values.shape[1:]
+        )
     rest = len(values) - head - whole * b
     if rest:
         target[first + whole, lane, :rest] = values[head + whole * b :]

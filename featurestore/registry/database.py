@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine
 
-from featurestore import files
 from featurestore.errors import ConfigurationError, RegistryError, RegistryTooNew, missing_extra
+from featurestore.storage import files
 
 REGISTRY_FILE = "registry.db"
 BUSY_SECONDS = 60
@@ -177,7 +177,8 @@ def _engine(url: str) -> Engine:
         engine = sa.create_engine(parsed, connect_args=arguments)
     except exc.ArgumentError as error:
         raise ConfigurationError(
-            f"registry={url!r} is not a database URL.", hint="registry='postgresql://user@host/database'"
+            f"registry={url!r} is not a database URL.",
+            hint="registry='postgresql://user@host/database'",
         ) from error
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "psycopg", "postgres") from error

@@ -97,7 +97,9 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
             f"Feature group {name!r} has no version {version}; it has {', '.join(map(str, known))}.",
             hint="leave version=None for the latest",
         )
-    groups = connection.execute(sa.select(featuregroups.c.name).distinct().order_by(featuregroups.c.name)).scalars()
+    groups = connection.execute(
+        sa.select(featuregroups.c.name).distinct().order_by(featuregroups.c.name)
+    ).scalars()
     raise FeatureGroupNotFound(
         f"There is no feature group {name!r}; there are {listing(groups)}.",
         hint="featurestore.create_featuregroup(df, name) makes one",
@@ -106,7 +108,11 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
 
 def versions(connection: Connection, name: str) -> list[int]:
     """Return the versions of a group, ascending; empty when there is none."""
-    query = sa.select(featuregroups.c.version).where(featuregroups.c.name == name).order_by(featuregroups.c.version)
+    query = (
+        sa.select(featuregroups.c.version)
+        .where(featuregroups.c.name == name)
+        .order_by(featuregroups.c.version)
+    )
     return [int(each) for each in connection.execute(query).scalars()]
 
 
@@ -128,7 +134,12 @@ def latest(connection: Connection) -> list[RegisteredGroup]:
 
 
 def advance(
-    connection: Connection, name: str, version: int, *, delta_version: int, spec: FeatureGroupSpec | None = None
+    connection: Connection,
+    name: str,
+    version: int,
+    *,
+    delta_version: int,
+    spec: FeatureGroupSpec | None = None,
 ) -> None:
     """Record the table's Delta version and, where it gained columns, its spec; what is known of a later one stays."""
     row = _row(connection, name, version)
@@ -157,7 +168,9 @@ def remove(connection: Connection, name: str, version: int) -> None:
     row = _row(connection, name, version)
     if row is not None:
         connection.execute(featuregroups.delete().where(featuregroups.c.id == row.id))
-    connection.execute(tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version))
+    connection.execute(
+        tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version)
+    )
 
 
 def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[object, ...]] | None:

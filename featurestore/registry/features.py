@@ -37,7 +37,11 @@ def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> No
             "position": position,
             "name": field.name,
             "type": str(field.type),
-            "role": "key" if field.name in spec.primary_key else "time" if field.name in times else "feature",
+            "role": "key"
+            if field.name in spec.primary_key
+            else "time"
+            if field.name in times
+            else "feature",
         }
         for position, field in enumerate(spec.schema)
     ]
@@ -52,9 +56,20 @@ def latest(connection: Connection, *, name: str | None = None) -> list[Registere
         .subquery()
     )
     query = (
-        sa.select(featuregroups.c.name, featuregroups.c.version, features.c.name, features.c.type, features.c.role)
+        sa.select(
+            featuregroups.c.name,
+            featuregroups.c.version,
+            features.c.name,
+            features.c.type,
+            features.c.role,
+        )
         .join(features, features.c.featuregroup_id == featuregroups.c.id)
-        .join(newest, sa.and_(newest.c.name == featuregroups.c.name, newest.c.version == featuregroups.c.version))
+        .join(
+            newest,
+            sa.and_(
+                newest.c.name == featuregroups.c.name, newest.c.version == featuregroups.c.version
+            ),
+        )
         .order_by(featuregroups.c.name, features.c.position)
     )
     if name is not None:

@@ -6,9 +6,10 @@ import os
 
 from sqlalchemy.engine import Connection
 
-from featurestore import commits, deltalog, files
+from featurestore.delta import commits, deltalog
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.registry import featuregroups, intents, lineage, reports, tags
+from featurestore.storage import files
 
 STAGING = "_staging"
 
@@ -68,7 +69,9 @@ def register_table(connection: Connection, location: str, path: str) -> FeatureG
             created=found[0].timestamp if found else None,
         )
     else:
-        featuregroups.advance(connection, spec.name, spec.version, delta_version=state.version, spec=spec)
+        featuregroups.advance(
+            connection, spec.name, spec.version, delta_version=state.version, spec=spec
+        )
         featuregroups.describe(connection, spec.name, spec.version, meta.description)
     tags.replace(connection, featuregroups.KIND, spec.name, spec.version, meta.tags)
     for commit in found:

@@ -12,9 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore import files
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry.tables import intents
+from featurestore.storage import files
 
 # A process of another host cannot be looked at; after this long its unfinished write is taken for dead.
 FOREIGN_PATIENCE = timedelta(days=1)
@@ -42,7 +42,9 @@ class Intent:
         return files.process_start(self.pid) == self.process_start
 
 
-def begin(connection: Connection, *, run_id: str, kind: str, name: str, version: int, path: str) -> None:
+def begin(
+    connection: Connection, *, run_id: str, kind: str, name: str, version: int, path: str
+) -> None:
     """Record that this process begins a write."""
     connection.execute(
         intents.insert().values(

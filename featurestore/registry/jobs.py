@@ -12,12 +12,12 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore import files
 from featurestore.errors import JobNotFound, listing
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.registry.tables import job_definitions, job_states
+from featurestore.storage import files
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class RegisteredJob:
     watermark: datetime | None
 
 
-def register(connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None) -> int:
+def register(
+    connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None
+) -> int:
     """Record a definition and return its version: the one before when nothing changed, else the next.
 
     ``watermark`` is where a job stands that the registry does not know yet.
@@ -39,9 +41,13 @@ def register(connection: Connection, spec: JobSpec, *, origin: str, watermark: d
     last = _latest(connection, spec.name)
     if last is None:
         moment = None if watermark is None else to_micros(watermark)
-        connection.execute(job_states.insert().values(name=spec.name, paused=False, watermark=moment))
+        connection.execute(
+            job_states.insert().values(name=spec.name, paused=False, watermark=moment)
+        )
     if last is not None and last.hash == spec.hash:
-        same = sa.and_(job_definitions.c.name == spec.name, job_definitions.c.version == last.version)
+        same = sa.and_(
+            job_definitions.c.name == spec.name, job_definitions.c.version == last.version
+        )
         connection.execute(job_definitions.update().where(same).values(origin=origin))
         return int(last.version)
     version = 1 if last is None else int(last.version) + 1
@@ -62,7 +68,9 @@ def get(connection: Connection, name: str) -> RegisteredJob:
     """Return a job's latest definition and state; JobNotFound lists those registered."""
     found = find(connection, name)
     if found is None:
-        known = connection.execute(sa.select(job_states.c.name).order_by(job_states.c.name)).scalars()
+        known = connection.execute(
+            sa.select(job_states.c.name).order_by(job_states.c.name)
+        ).scalars()
         raise JobNotFound(
             f"There is no job {name!r}; registered are {listing(known)}.",
             hint="featurestore job register path/to/jobs.py",
@@ -97,7 +105,9 @@ def set_paused(connection: Connection, name: str, paused: bool) -> None:
 
 def watermark(connection: Connection, name: str) -> datetime | None:
     """Return up to where every window of a job was computed."""
-    found = connection.execute(sa.select(job_states.c.watermark).where(job_states.c.name == name)).scalar_one()
+    found = connection.execute(
+        sa.select(job_states.c.watermark).where(job_states.c.name == name)
+    ).scalar_one()
     return None if found is None else from_micros(found)
 
 
@@ -112,7 +122,9 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
     """Move the watermark forward; it never moves back."""
     moment = to_micros(watermark)
     behind = sa.or_(job_states.c.watermark.is_(None), job_states.c.watermark < moment)
-    connection.execute(job_states.update().where(job_states.c.name == name, behind).values(watermark=moment))
+    connection.execute(
+        job_states.update().where(job_states.c.name == name, behind).values(watermark=moment)
+    )
 
 
 # -- leases -----------------------------------------------------------------------------------
@@ -135,14 +147,18 @@ def take_lease(connection: Connection, name: str, owner: str, *, lasting: timede
 
     A lease that ran out, or whose owner died on this host, is taken over.
     """
-    row = connection.execute(sa.select(job_states).where(job_states.c.name == name).with_for_update()).one()
+    row = connection.execute(
+        sa.select(job_states).where(job_states.c.name == name).with_for_update()
+    ).one()
     now = times.utc_now()
     held = row.lease_owner is not None and row.lease_owner != owner
     if held and row.lease_until > to_micros(now) and not is_dead(row.lease_owner):
         return str(row.lease_owner)
     until = to_micros(now + lasting)
     connection.execute(
-        job_states.update().where(job_states.c.name == name).values(lease_owner=owner, lease_until=until)
+        job_states.update()
+        .where(job_states.c.name == name)
+        .values(lease_owner=owner, lease_until=until)
     )
     return None
 
@@ -159,7 +175,9 @@ def keep_lease(connection: Connection, name: str, owner: str, *, lasting: timede
     """Extend a lease; False when another owner has it by now."""
     mine = sa.and_(job_states.c.name == name, job_states.c.lease_owner == owner)
     until = to_micros(times.utc_now() + lasting)
-    return connection.execute(job_states.update().where(mine).values(lease_until=until)).rowcount == 1
+    return (
+        connection.execute(job_states.update().where(mine).values(lease_until=until)).rowcount == 1
+    )
 
 
 def drop_lease(connection: Connection, name: str, owner: str) -> None:
@@ -170,7 +188,12 @@ def drop_lease(connection: Connection, name: str, owner: str) -> None:
 
 def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None:
     columns = job_definitions.c
-    query = sa.select(job_definitions).where(columns.name == name).order_by(columns.version.desc()).limit(1)
+    query = (
+        sa.select(job_definitions)
+        .where(columns.name == name)
+        .order_by(columns.version.desc())
+        .limit(1)
+    )
     return connection.execute(query).first()
 
 

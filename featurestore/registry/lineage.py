@@ -43,7 +43,9 @@ def add(
     ``inputs`` are objects with ``source`` (or ``featuregroup``), and optionally ``version`` and ``delta_version``.
     """
     same = sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version)
-    connection.execute(lineage.delete().where(same, lineage.c.delta_version.is_not_distinct_from(delta_version)))
+    connection.execute(
+        lineage.delete().where(same, lineage.c.delta_version.is_not_distinct_from(delta_version))
+    )
     rows = [
         {
             "kind": kind,
@@ -64,7 +66,10 @@ def add(
 
 def sources(connection: Connection, kind: str, name: str, version: int) -> list[LineageEdge]:
     """Return what a group or dataset was made from, oldest commit first."""
-    return _edges(connection, sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version))
+    return _edges(
+        connection,
+        sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version),
+    )
 
 
 def results(connection: Connection, source: str, version: int | None = None) -> list[LineageEdge]:
@@ -78,12 +83,15 @@ def results(connection: Connection, source: str, version: int | None = None) -> 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
     """Forget how a version was made."""
     connection.execute(
-        lineage.delete().where(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version)
+        lineage.delete().where(
+            lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version
+        )
     )
 
 
 def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[LineageEdge]:
     columns = [column for column in lineage.c if column.name != "id"]
     return [
-        LineageEdge(*row) for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id))
+        LineageEdge(*row)
+        for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id))
     ]

@@ -29,7 +29,15 @@ def register(connection: Connection, manifest: Manifest, *, path: str) -> None:
     )
     training_datasets.add(connection, dataset)
     tags.replace(connection, KIND, name, version, manifest.tags)
-    lineage.add(connection, KIND, name, version, delta_version=None, inputs=manifest.sources, run_id=manifest.run_id)
+    lineage.add(
+        connection,
+        KIND,
+        name,
+        version,
+        delta_version=None,
+        inputs=manifest.sources,
+        run_id=manifest.run_id,
+    )
 
 
 def remove(connection: Connection, name: str, version: int) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.engine import Connection
 
-from featurestore import files
 from featurestore.errors import FeatureStoreError, RegistryError, RegistryTooNew
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
@@ -17,6 +16,7 @@ from featurestore.model.times import utc_now
 from featurestore.registry import heal, manifests
 from featurestore.registry.database import REGISTRY_FILE, Registry, open_registry
 from featurestore.registry.tables import metadata
+from featurestore.storage import files
 
 FEATUREGROUPS, TRAININGDATASETS = "featuregroups", "trainingdatasets"
 NOT_RESTORED = (
@@ -27,7 +27,15 @@ NOT_RESTORED = (
 )
 _VERSION = re.compile(r"v([1-9]\d*)")
 # Tables that the Delta tables and manifests can restore; what jobs know beyond that is left as it is.
-_RESTORED = ("featuregroups", "features", "tags", "lineage", "training_datasets", "training_dataset_pins", "intents")
+_RESTORED = (
+    "featuregroups",
+    "features",
+    "tags",
+    "lineage",
+    "training_datasets",
+    "training_dataset_pins",
+    "intents",
+)
 
 
 @dataclass
@@ -42,7 +50,10 @@ class Rebuilt:
 
 
 def rebuild(
-    location: str, *, url: str | None = None, restore: Callable[[Connection, FeatureGroupSpec, str], None] | None = None
+    location: str,
+    *,
+    url: str | None = None,
+    restore: Callable[[Connection, FeatureGroupSpec, str], None] | None = None,
 ) -> Rebuilt:
     """Write the index anew from the tables and manifests of a location.
 
@@ -106,7 +117,11 @@ def _versions(root: str) -> Iterator[str]:
     """Yield the directories ``<root>/<name>/v<n>``, by name and number."""
     for name in files.list_directory(root):
         folder = os.path.join(root, name)
-        numbers = [int(match[1]) for entry in files.list_directory(folder) if (match := _VERSION.fullmatch(entry))]
+        numbers = [
+            int(match[1])
+            for entry in files.list_directory(folder)
+            if (match := _VERSION.fullmatch(entry))
+        ]
         for number in sorted(numbers):
             yield os.path.join(folder, f"v{number}")
 

@@ -46,7 +46,11 @@ def set_statistics(
     connection: Connection, kind: str, name: str, version: int, *, delta_version: int, path: str
 ) -> None:
     """Record where the statistics of a Delta version lie (0 for training datasets)."""
-    connection.execute(statistics.delete().where(_is(kind, name, version), statistics.c.delta_version == delta_version))
+    connection.execute(
+        statistics.delete().where(
+            _is(kind, name, version), statistics.c.delta_version == delta_version
+        )
+    )
     connection.execute(
         statistics.insert().values(
             kind=kind,
@@ -59,9 +63,13 @@ def set_statistics(
     )
 
 
-def statistics_path(connection: Connection, kind: str, name: str, version: int, *, delta_version: int) -> str | None:
+def statistics_path(
+    connection: Connection, kind: str, name: str, version: int, *, delta_version: int
+) -> str | None:
     """Return where the statistics of a Delta version lie, or None."""
-    query = sa.select(statistics.c.path).where(_is(kind, name, version), statistics.c.delta_version == delta_version)
+    query = sa.select(statistics.c.path).where(
+        _is(kind, name, version), statistics.c.delta_version == delta_version
+    )
     found = connection.execute(query).scalar()
     return None if found is None else str(found)
 

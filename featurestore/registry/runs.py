@@ -48,7 +48,11 @@ class Run:
     @property
     def seconds(self) -> float | None:
         """How long it took."""
-        return None if self.ended is None or self.started is None else (self.ended - self.started).total_seconds()
+        return (
+            None
+            if self.ended is None or self.started is None
+            else (self.ended - self.started).total_seconds()
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,9 @@ def begin(connection: Connection, run: Run) -> None:
 def end(connection: Connection, run_id: str, state: str, **found: Any) -> None:
     """Record how a run ended: rows, delta_version, memory, error, hint."""
     ended = to_micros(times.utc_now())
-    connection.execute(runs.update().where(runs.c.run_id == run_id).values(state=state, ended=ended, **found))
+    connection.execute(
+        runs.update().where(runs.c.run_id == run_id).values(state=state, ended=ended, **found)
+    )
 
 
 def of_job(connection: Connection, job: str, *, state: str | None = None) -> list[Run]:
@@ -107,7 +113,11 @@ def of_job(connection: Connection, job: str, *, state: str | None = None) -> lis
 
 def last(connection: Connection, job: str) -> Run | None:
     """Return the run of a job that began last."""
-    query = sa.select(runs).where(runs.c.job == job).order_by(runs.c.started.desc(), runs.c.window_start.desc())
+    query = (
+        sa.select(runs)
+        .where(runs.c.job == job)
+        .order_by(runs.c.started.desc(), runs.c.window_start.desc())
+    )
     row = connection.execute(query.limit(1)).first()
     return None if row is None else _run(row)
 
@@ -119,12 +129,22 @@ def get(connection: Connection, run_id: str) -> Run:
 
 def restore(connection: Connection, run: Run) -> None:
     """Record a run that is known from its commit; nothing happens when it is there."""
-    if connection.execute(sa.select(runs.c.run_id).where(runs.c.run_id == run.run_id)).first() is None:
+    if (
+        connection.execute(sa.select(runs.c.run_id).where(runs.c.run_id == run.run_id)).first()
+        is None
+    ):
         begin(connection, run)
         moment = None if run.ended is None else to_micros(run.ended)
-        found = {"state": run.state, "ended": moment, "rows": run.rows, "delta_version": run.delta_version}
+        found = {
+            "state": run.state,
+            "ended": moment,
+            "rows": run.rows,
+            "delta_version": run.delta_version,
+        }
         started = {} if moment is None else {"started": moment}
-        connection.execute(runs.update().where(runs.c.run_id == run.run_id).values(**found, **started))
+        connection.execute(
+            runs.update().where(runs.c.run_id == run.run_id).values(**found, **started)
+        )
 
 
 def computed(
@@ -138,7 +158,16 @@ def computed(
 ) -> None:
     """Record windows as done, with the inputs that they saw."""
     text = json.dumps(inputs)
-    _replace(connection, job, found, state=DONE, run_id=run_id, target_version=target_version, tries=0, inputs=text)
+    _replace(
+        connection,
+        job,
+        found,
+        state=DONE,
+        run_id=run_id,
+        target_version=target_version,
+        tries=0,
+        inputs=text,
+    )
 
 
 def failed(connection: Connection, job: str, found: Sequence[Window], *, run_id: str) -> None:
@@ -146,7 +175,16 @@ def failed(connection: Connection, job: str, found: Sequence[Window], *, run_id:
     known = windows_of(connection, job, states=[FAILED])
     for window in found:
         tries = known[window].tries + 1 if window in known else 1
-        _replace(connection, job, [window], state=FAILED, run_id=run_id, target_version=None, tries=tries, inputs="{}")
+        _replace(
+            connection,
+            job,
+            [window],
+            state=FAILED,
+            run_id=run_id,
+            target_version=None,
+            tries=tries,
+            inputs="{}",
+        )
 
 
 def mark_stale(connection: Connection, job: str, found: Sequence[Window]) -> None:
@@ -156,12 +194,19 @@ def mark_stale(connection: Connection, job: str, found: Sequence[Window]) -> Non
         connection.execute(windows.update().where(done).values(state=STALE), _bound(job, found))
 
 
-def windows_of(connection: Connection, job: str, *, states: Iterable[str]) -> dict[Window, WindowState]:
+def windows_of(
+    connection: Connection, job: str, *, states: Iterable[str]
+) -> dict[Window, WindowState]:
     """Return the windows of a job in some states, oldest first, with all that is known of each."""
     query = sa.select(windows).where(windows.c.job == job, windows.c.state.in_(list(states)))
     return {
         Window(from_micros(row.window_start), from_micros(row.window_end)): WindowState(
-            row.state, row.run_id, row.target_version, row.tries, from_micros(row.updated), row.inputs
+            row.state,
+            row.run_id,
+            row.target_version,
+            row.tries,
+            from_micros(row.updated),
+            row.inputs,
         )
         for row in connection.execute(query.order_by(windows.c.window_start))
     }
@@ -190,7 +235,9 @@ def windows_in(
     if states is not None:
         query = query.where(columns.state.in_(list(states)))
     if target_version is not None:
-        query = query.where(sa.or_(columns.target_version.is_(None), columns.target_version == target_version))
+        query = query.where(
+            sa.or_(columns.target_version.is_(None), columns.target_version == target_version)
+        )
     if besides is not None:
         query = query.where(columns.run_id != besides)
     return {Window(from_micros(low), from_micros(high)) for low, high in connection.execute(query)}
@@ -205,7 +252,12 @@ def _replace(connection: Connection, job: str, found: Sequence[Window], **values
         connection.execute(windows.delete().where(_same_window()), _bound(job, replaced))
     updated = to_micros(times.utc_now())
     rows = [
-        {"job": job, "window_start": to_micros(each.start), "window_end": to_micros(each.end), "updated": updated}
+        {
+            "job": job,
+            "window_start": to_micros(each.start),
+            "window_end": to_micros(each.end),
+            "updated": updated,
+        }
         for each in found
     ]
     connection.execute(windows.insert(), [row | values for row in rows])
@@ -218,7 +270,8 @@ def _same_window() -> sa.ColumnElement[bool]:
 
 def _bound(job: str, found: Iterable[Window]) -> list[dict[str, Any]]:
     return [
-        {"b_job": job, "b_window_start": to_micros(each.start), "b_window_end": to_micros(each.end)} for each in found
+        {"b_job": job, "b_window_start": to_micros(each.start), "b_window_end": to_micros(each.end)}
+        for each in found
     ]
 
 
@@ -232,7 +285,9 @@ def _run(row: Row[tuple[object, ...]]) -> Run:
         state=row.state,
         owner=row.owner,
         inputs=json.loads(row.inputs),
-        transaction=None if row.transaction_app is None else (row.transaction_app, row.transaction_number),
+        transaction=None
+        if row.transaction_app is None
+        else (row.transaction_app, row.transaction_number),
         started=from_micros(row.started),
         ended=None if row.ended is None else from_micros(row.ended),
         rows=row.rows,

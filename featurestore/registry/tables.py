@@ -92,7 +92,11 @@ training_datasets = Table(
 training_dataset_pins = Table(
     "training_dataset_pins",
     metadata,
-    Column("training_dataset_id", ForeignKey("training_datasets.id", ondelete="CASCADE"), primary_key=True),
+    Column(
+        "training_dataset_id",
+        ForeignKey("training_datasets.id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
     Column("featuregroup", String(63), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("delta_version", BigInteger, primary_key=True),

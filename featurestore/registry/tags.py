@@ -19,16 +19,23 @@ def of(connection: Connection, kind: str, name: str, version: int) -> dict[str, 
 def every(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
     """Return the tags of all versions of a kind: ``{(name, version): {key: value}}``."""
     result: dict[tuple[str, int], dict[str, str]] = {}
-    query = sa.select(tags).where(tags.c.kind == kind).order_by(tags.c.name, tags.c.version, tags.c.key)
+    query = (
+        sa.select(tags).where(tags.c.kind == kind).order_by(tags.c.name, tags.c.version, tags.c.key)
+    )
     for row in connection.execute(query):
         result.setdefault((row.name, row.version), {})[row.key] = row.value
     return result
 
 
-def replace(connection: Connection, kind: str, name: str, version: int, values: Mapping[str, str]) -> None:
+def replace(
+    connection: Connection, kind: str, name: str, version: int, values: Mapping[str, str]
+) -> None:
     """Write the tags of one version in place of those recorded before."""
     connection.execute(tags.delete().where(_is(kind, name, version)))
-    rows = [{"kind": kind, "name": name, "version": version, "key": key, "value": values[key]} for key in values]
+    rows = [
+        {"kind": kind, "name": name, "version": version, "key": key, "value": values[key]}
+        for key in values
+    ]
     if rows:
         connection.execute(tags.insert(), rows)
 

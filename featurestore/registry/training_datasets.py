@@ -111,7 +111,9 @@ def versions(connection: Connection, name: str) -> list[int]:
 
 def every(connection: Connection) -> list[RegisteredDataset]:
     """Return every version of every dataset, by name and version."""
-    query = sa.select(training_datasets).order_by(training_datasets.c.name, training_datasets.c.version)
+    query = sa.select(training_datasets).order_by(
+        training_datasets.c.name, training_datasets.c.version
+    )
     return [_dataset(connection, row) for row in connection.execute(query).all()]
 
 
@@ -130,8 +132,12 @@ def pinning(connection: Connection, featuregroup: str, version: int) -> list[tup
 def remove(connection: Connection, name: str, version: int) -> None:
     """Forget a version with its pins and tags."""
     columns = training_datasets.c
-    connection.execute(training_datasets.delete().where(columns.name == name, columns.version == version))
-    connection.execute(tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version))
+    connection.execute(
+        training_datasets.delete().where(columns.name == name, columns.version == version)
+    )
+    connection.execute(
+        tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version)
+    )
 
 
 def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from featurestore import commits, deltalog
+from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument, VersionNotFound, listing
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
@@ -38,7 +38,11 @@ class Pins:
         self._session = session
         self._specs = specs
         self._sources: dict[tuple[str, int], Source] = {}
-        self._moment = None if as_of is None or isinstance(as_of, Mapping) else parse_moment(as_of, argument="as_of")
+        self._moment = (
+            None
+            if as_of is None or isinstance(as_of, Mapping)
+            else parse_moment(as_of, argument="as_of")
+        )
         self._by_group = dict(as_of) if isinstance(as_of, Mapping) else {}
         for group in self._by_group:
             if parse_group_reference(group)[0] not in specs:
@@ -51,7 +55,11 @@ class Pins:
         if self._moment is None:
             return self._specs
         then = {
-            name: {version: spec for version, spec in found.items() if self._version_at(name, version) is not None}
+            name: {
+                version: spec
+                for version, spec in found.items()
+                if self._version_at(name, version) is not None
+            }
             for name, found in self._specs.items()
         }
         return {name: found for name, found in then.items() if found}
@@ -61,7 +69,9 @@ class Pins:
         if group not in self._sources:
             name, version = group
             path = self._session.featuregroup_path(name, version)
-            self._sources[group] = pinned_source(path, delta_version=self._wanted(name, version, path=path))
+            self._sources[group] = pinned_source(
+                path, delta_version=self._wanted(name, version, path=path)
+            )
         return self._sources[group]
 
     def check_used(self) -> None:
@@ -69,7 +79,9 @@ class Pins:
         read = {name for name, _ in self._sources}
         unused = [group for group in self._by_group if parse_group_reference(group)[0] not in read]
         if unused:
-            raise InvalidArgument(f"as_of pins {listing(unused)}, but only {listing(sorted(read))} are read.")
+            raise InvalidArgument(
+                f"as_of pins {listing(unused)}, but only {listing(sorted(read))} are read."
+            )
 
     def _wanted(self, name: str, version: int, *, path: str) -> int | None:
         for key in (f"{name}@v{version}", name):
@@ -82,7 +94,9 @@ class Pins:
 
     def _version_at(self, name: str, version: int) -> int | None:
         try:
-            found = deltalog.version_at(self._session.featuregroup_path(name, version), self._moment_or_raise())
+            found = deltalog.version_at(
+                self._session.featuregroup_path(name, version), self._moment_or_raise()
+            )
         except VersionNotFound:
             return None
         return found if found > 0 else None  # commit 0 is an empty table: not a group yet

@@ -35,7 +35,8 @@ def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
     }
     if dataframe_type not in ways:
         raise InvalidArgument(
-            f"dataframe_type={dataframe_type!r} is not one of {listing(ways)} or None.", hint='dataframe_type="pandas"'
+            f"dataframe_type={dataframe_type!r} is not one of {listing(ways)} or None.",
+            hint='dataframe_type="pandas"',
         )
     return ways[dataframe_type]()
 
@@ -45,7 +46,8 @@ def check_dataframe_type(dataframe_type: str | None) -> None:
     known = ("pandas", "polars", "arrow", "numpy", "python", "spark")
     if dataframe_type is not None and dataframe_type not in known:
         raise InvalidArgument(
-            f"dataframe_type={dataframe_type!r} is not one of {listing(known)} or None.", hint='dataframe_type="pandas"'
+            f"dataframe_type={dataframe_type!r} is not one of {listing(known)} or None.",
+            hint='dataframe_type="pandas"',
         )
 
 
@@ -83,7 +85,8 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     if not table.num_columns:
         return np.empty((table.num_rows, 0))
     parts = [
-        _as_array(column.combine_chunks(), name) for name, column in zip(table.column_names, table.columns, strict=True)
+        _as_array(column.combine_chunks(), name)
+        for name, column in zip(table.column_names, table.columns, strict=True)
     ]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("biuf"):
@@ -97,7 +100,8 @@ def _as_array(column: pa.Array | pa.ChunkedArray, name: str) -> np.ndarray[Any, 
     if pat.is_fixed_size_list(kind) and _is_number(kind.value_type):
         if array.null_count:
             raise UnsupportedType(
-                f"Column {name!r} has missing lists, which a 2-D array cannot hold.", hint="use to_arrow()"
+                f"Column {name!r} has missing lists, which a 2-D array cannot hold.",
+                hint="use to_arrow()",
             )
         values = _numbers(array.flatten())
         return values.reshape(len(array), kind.list_size)

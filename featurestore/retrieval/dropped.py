@@ -33,12 +33,18 @@ def dropped_rows(
     if rows is not None and not any(each.filters for each in chain):
         return _left_rows(session, chain[-1], labels) - rows
     return sum(
-        _left_rows(session, each, labels) - _joined_rows(session, each, labels) for each in chain if each.how == "inner"
+        _left_rows(session, each, labels) - _joined_rows(session, each, labels)
+        for each in chain
+        if each.how == "inner"
     )
 
 
 def announced(
-    session: Session, plan: FeaturePlan | None, reader: pa.RecordBatchReader, *, labels: Labels | None
+    session: Session,
+    plan: FeaturePlan | None,
+    reader: pa.RecordBatchReader,
+    *,
+    labels: Labels | None,
 ) -> pa.RecordBatchReader:
     """Return a reader that, once all its rows are read, says in the log how many label rows the joins dropped.
 
@@ -62,7 +68,9 @@ def _counted(
         rows += batch.num_rows
         yield batch
     if _filtered(plan):
-        _log.warning("join='inner' and filters dropped label rows; frame.dropped() counts those of the join")
+        _log.warning(
+            "join='inner' and filters dropped label rows; frame.dropped() counts those of the join"
+        )
         return
     dropped = dropped_rows(session, plan, labels=labels, rows=rows)
     if dropped:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from featurestore.engines import Relation
 from featurestore.model.plan import ROW, FeaturePlan
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval.predicates import for_engine
 from featurestore.session import Session
 
@@ -35,7 +35,9 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         return engine.retrieve(plan, labels=left)
     relation = engine.retrieve(_unfiltered(plan), labels=left)
     for predicate in plan.filters:
-        relation = engine.filter(relation, for_engine(predicate, columns=relation.schema.names, engine=engine))
+        relation = engine.filter(
+            relation, for_engine(predicate, columns=relation.schema.names, engine=engine)
+        )
     return engine.select(relation, {name: name for name in plan.columns})
 
 
@@ -43,7 +45,9 @@ def _unfiltered(plan: FeaturePlan) -> FeaturePlan:
     """Return the plan with every joined column and no filter: a filter may look at columns that are not returned."""
     fields = [plan.left_schema.field(name) for name in plan.left_columns]
     for join in plan.joins:
-        fields += [join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs]
+        fields += [
+            join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs
+        ]
     schema = pa.schema(fields)
     return replace(plan, columns=tuple(schema.names), schema=schema, filters=())
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore import deltalog
-from featurestore.engines import Relation
+from featurestore.delta import deltalog
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
 from featurestore.hashing import tie_hash
 from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
 from featurestore.model.times import parse_moment, utc_now
+from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.show import cell
@@ -77,7 +77,12 @@ class Explanation:
 
 
 def explain_value(
-    session: Session, name: str, *, version: int | None = None, key: Any, at: datetime | str | None = None
+    session: Session,
+    name: str,
+    *,
+    version: int | None = None,
+    key: Any,
+    at: datetime | str | None = None,
 ) -> Explanation:
     """Return which row of a group gives the features of a key at a moment, by the rules of ``get_features``.
 
@@ -117,7 +122,9 @@ def explain_value(
     )
 
 
-def _judged(spec: FeatureGroupSpec, rows: pa.Table, at: datetime) -> list[tuple[ExplainedRow, bool]]:
+def _judged(
+    spec: FeatureGroupSpec, rows: pa.Table, at: datetime
+) -> list[tuple[ExplainedRow, bool]]:
     """Return every row with its reason and whether it won, the greatest by the rule first."""
     hashes = tie_hash(rows).tolist() if rows.num_rows else []
     told = []
@@ -153,7 +160,9 @@ def _nearest(rows: list[ExplainedRow]) -> list[ExplainedRow]:
     return past[: _SHOWN - len(future)] + future
 
 
-def _not_eligible(spec: FeatureGroupSpec, event: datetime | None, created: datetime | None, at: datetime) -> str | None:
+def _not_eligible(
+    spec: FeatureGroupSpec, event: datetime | None, created: datetime | None, at: datetime
+) -> str | None:
     if spec.event_time is None:
         return None
     if event is None:
@@ -190,7 +199,11 @@ class _Origin:
         self._key = key
         self._hashes: dict[int, frozenset[str] | None] = {}
         commits = deltalog.history(source.path)
-        self._versions = [each.version for each in commits if each.version <= source.delta_version and each.rows_in]
+        self._versions = [
+            each.version
+            for each in commits
+            if each.version <= source.delta_version and each.rows_in
+        ]
 
     def dated(self, row: ExplainedRow) -> ExplainedRow:
         """Return the row with its first version."""
@@ -202,7 +215,9 @@ class _Origin:
             else:
                 low = middle + 1
         found = self._versions[low] if self._versions else None
-        return ExplainedRow(row.values, row.event_time, row.created_time, row.row_hash, row.reason, found)
+        return ExplainedRow(
+            row.values, row.event_time, row.created_time, row.row_hash, row.reason, found
+        )
 
     def _holds(self, version: int, row_hash: str) -> bool:
         if version not in self._hashes:
@@ -213,18 +228,29 @@ class _Origin:
         try:
             source = pinned_source(self._source.path, delta_version=version)
             rows = _rows_of_key(self._session, source, self._key)
-        except (StorageError, VersionNotFound):  # vacuumed: the row is then dated by the first version still there
+        except (
+            StorageError,
+            VersionNotFound,
+        ):  # vacuumed: the row is then dated by the first version still there
             return None
-        return frozenset(f"{tie:016x}" for tie in tie_hash(rows).tolist()) if rows.num_rows else frozenset()
+        return (
+            frozenset(f"{tie:016x}" for tie in tie_hash(rows).tolist())
+            if rows.num_rows
+            else frozenset()
+        )
 
 
 def _rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
     engine, schema = session.engine, source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
-    plain = {name: value for name, value in key.items() if isinstance(value, bool | int | str | date)}
+    plain = {
+        name: value for name, value in key.items() if isinstance(value, bool | int | str | date)
+    }
     if plain:
         names = {name: f"key_{index}" for index, name in enumerate(plain)}
-        where = " AND ".join(f"{quote(name, dialect=engine.dialect)} = ${names[name]}" for name in plain)
+        where = " AND ".join(
+            f"{quote(name, dialect=engine.dialect)} = ${names[name]}" for name in plain
+        )
         found = engine.sql(
             f"SELECT * FROM fs_rows WHERE {where}",
             tables={"fs_rows": relation},
@@ -234,7 +260,9 @@ def _rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa
     table = engine.stream(relation).read_all()
     for name, value in key.items():
         if name not in plain:
-            table = table.filter(pc.equal(table.column(name), pa.scalar(value, schema.field(name).type)))
+            table = table.filter(
+                pc.equal(table.column(name), pa.scalar(value, schema.field(name).type))
+            )
     return table
 
 
@@ -244,14 +272,22 @@ def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
             f"Feature group {spec.name!r} has no primary key, so no row can be asked for.",
             hint="declare primary_key= when the group is created",
         )
-    given = dict(key) if isinstance(key, Mapping) else dict(zip(spec.primary_key, _parts(key), strict=False))
+    given = (
+        dict(key)
+        if isinstance(key, Mapping)
+        else dict(zip(spec.primary_key, _parts(key), strict=False))
+    )
     parts = 1 if isinstance(key, Mapping) else len(_parts(key))
-    if set(given) != set(spec.primary_key) or (not isinstance(key, Mapping) and parts != len(spec.primary_key)):
+    if set(given) != set(spec.primary_key) or (
+        not isinstance(key, Mapping) and parts != len(spec.primary_key)
+    ):
         raise InvalidArgument(
             f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of {spec.name!r}.",
             hint="key={" + ", ".join(f"{name!r}: ..." for name in spec.primary_key) + "}",
         )
-    return {name: _typed(given[name], spec.schema.field(name).type, name) for name in spec.primary_key}
+    return {
+        name: _typed(given[name], spec.schema.field(name).type, name) for name in spec.primary_key
+    }
 
 
 def _parts(key: Any) -> Sequence[Any]:
@@ -264,7 +300,13 @@ def _typed(value: Any, kind: pa.DataType, name: str) -> Any:
         return parse_moment(value, argument=name)
     try:
         return pa.scalar(value, kind).as_py()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+        ValueError,
+    ) as error:
         raise InvalidArgument(f"key: {name}={value!r} is no {kind}.") from error
 
 
@@ -277,5 +319,9 @@ def _moment(value: datetime | date | None) -> datetime | None:
 def _place(row: ExplainedRow) -> str:
     event = "" if row.event_time is None else f"event {cell(row.event_time)}, "
     created = "" if row.created_time is None else f"created {cell(row.created_time)}, "
-    version = "an unknown Delta version" if row.delta_version is None else f"Delta version {row.delta_version}"
+    version = (
+        "an unknown Delta version"
+        if row.delta_version is None
+        else f"Delta version {row.delta_version}"
+    )
     return f"{event}{created}{version}, hash {row.row_hash[:8]}"

@@ -11,7 +11,13 @@ from featurestore.retrieval.execute import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.joinkeys import JoinKey
 from featurestore.retrieval.labels import open_labels
-from featurestore.retrieval.planner import LabelTime, Left, Wish, plan_with_labels, plan_without_labels
+from featurestore.retrieval.planner import (
+    LabelTime,
+    Left,
+    Wish,
+    plan_with_labels,
+    plan_without_labels,
+)
 from featurestore.retrieval.resolve import resolve
 from featurestore.session import Session
 
@@ -46,7 +52,9 @@ def get_features(
         include_keys=include_keys,
         created_time_filter=created_time_filter,
     )
-    plan, relation = _plan(session, features, labels=labels, versions=versions, as_of=as_of, wish=wish)
+    plan, relation = _plan(
+        session, features, labels=labels, versions=versions, as_of=as_of, wish=wish
+    )
     return FeatureFrame.planned(session, plan, labels=relation)
 
 
@@ -54,7 +62,8 @@ def get_feature(session: Session, feature: str) -> FeatureFrame:
     """Return the one column of a feature, a row for each row of its group."""
     if not isinstance(feature, str):
         raise InvalidArgument(
-            f"get_feature takes one reference, not {feature!r}.", hint="get_features([...]) takes several"
+            f"get_feature takes one reference, not {feature!r}.",
+            hint="get_features([...]) takes several",
         )
     return get_features(session, [feature])
 
@@ -107,7 +116,9 @@ def _plan(
     found = resolve(features, specs=specs, versions=versions)
     if labels is None:
         source = pins.source(found[0].group)
-        left = Left(source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows)
+        left = Left(
+            source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
+        )
         plan = plan_without_labels(found, left=left, wish=wish, source=pins.source)
         pins.check_used()
         return plan, None

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.engines import Relation
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.model.plan import FeaturePlan
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions, show
 from featurestore.retrieval.dropped import announced, dropped_rows, drops
 from featurestore.retrieval.execute import Labels, run
@@ -42,15 +42,23 @@ class FeatureFrame:
     ) -> None:
         self._session = session
         self._relation: Relation | None = relation if isinstance(relation, Relation) else None
-        self._make: Callable[[], Relation] = (lambda: relation) if isinstance(relation, Relation) else relation
-        self._schema: pa.Schema | None = relation.schema if isinstance(relation, Relation) else schema
+        self._make: Callable[[], Relation] = (
+            (lambda: relation) if isinstance(relation, Relation) else relation
+        )
+        self._schema: pa.Schema | None = (
+            relation.schema if isinstance(relation, Relation) else schema
+        )
         self._plan = plan
         self._labels: Labels | None = None
 
     @classmethod
-    def planned(cls, session: Session, plan: FeaturePlan, *, labels: Labels | None = None) -> FeatureFrame:
+    def planned(
+        cls, session: Session, plan: FeaturePlan, *, labels: Labels | None = None
+    ) -> FeatureFrame:
         """Return the frame of a feature plan; ``labels`` gives the relation of the caller's labels."""
-        frame = cls(session, lambda: run(session, plan, labels=labels), schema=plan.schema, plan=plan)
+        frame = cls(
+            session, lambda: run(session, plan, labels=labels), schema=plan.schema, plan=plan
+        )
         frame._labels = labels
         return frame
 
@@ -111,14 +119,24 @@ class FeatureFrame:
         chosen = [name for each in columns for name in ([each] if isinstance(each, str) else each)]
         absent = [name for name in chosen if name not in self.columns]
         if absent:
-            raise FeatureNotFound(f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}.")
+            raise FeatureNotFound(
+                f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}."
+            )
         if not chosen or len(set(chosen)) != len(chosen):
-            raise InvalidArgument(f"select({', '.join(map(repr, chosen))}) needs one or more different columns.")
+            raise InvalidArgument(
+                f"select({', '.join(map(repr, chosen))}) needs one or more different columns."
+            )
         if self._plan is not None:
-            return FeatureFrame.planned(self._session, self._plan.select(chosen), labels=self._labels)
+            return FeatureFrame.planned(
+                self._session, self._plan.select(chosen), labels=self._labels
+            )
         schema = pa.schema([self.schema.field(name) for name in chosen])
         renames = {name: name for name in chosen}
-        return FeatureFrame(self._session, lambda: self._session.engine.select(self.relation, renames), schema=schema)
+        return FeatureFrame(
+            self._session,
+            lambda: self._session.engine.select(self.relation, renames),
+            schema=schema,
+        )
 
     def filter(self, sql: str) -> FeatureFrame:
         """Return a frame of the rows for which a predicate (DuckDB's SQL, on any engine) is true.
@@ -129,14 +147,18 @@ class FeatureFrame:
         condition = for_engine(sql, columns=self.columns, engine=engine)
         if self._plan is not None:
             return FeatureFrame.planned(self._session, self._plan.filter(sql), labels=self._labels)
-        return FeatureFrame(self._session, lambda: engine.filter(self.relation, condition), schema=self.schema)
+        return FeatureFrame(
+            self._session, lambda: engine.filter(self.relation, condition), schema=self.schema
+        )
 
     # -- looking --------------------------------------------------------------------------
 
     def show(self, n: int = 20, *, width: int = 20) -> None:
         """Write the first ``n`` rows to standard output, as Spark draws them."""
         table = self._first(n + 1)
-        sys.stdout.write(show.as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n))
+        sys.stdout.write(
+            show.as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n)
+        )
 
     def head(self, n: int = 5) -> pa.Table:
         """Return the first ``n`` rows as an Arrow table."""
@@ -144,7 +166,12 @@ class FeatureFrame:
 
     def count(self) -> int:
         """Return the number of rows; where every label gives one row, nothing is joined for it."""
-        if self._plan is not None and self._plan.how == "left" and not self._plan.filters and self._plan.left_columns:
+        if (
+            self._plan is not None
+            and self._plan.how == "left"
+            and not self._plan.filters
+            and self._plan.left_columns
+        ):
             narrow = self._plan.select(self._plan.left_columns[:1])
             return self._session.engine.count(run(self._session, narrow, labels=self._labels))
         return self._session.engine.count(self.relation)
@@ -166,8 +193,12 @@ class FeatureFrame:
 
     def _repr_html_(self) -> str:
         table = self._first(_HTML_ROWS + 1)
-        more = f"first {_HTML_ROWS} rows" if table.num_rows > _HTML_ROWS else f"{table.num_rows} rows"
-        return show.as_html(table.slice(0, _HTML_ROWS), caption=f"{more} of {len(self.columns)} columns")
+        more = (
+            f"first {_HTML_ROWS} rows" if table.num_rows > _HTML_ROWS else f"{table.num_rows} rows"
+        )
+        return show.as_html(
+            table.slice(0, _HTML_ROWS), caption=f"{more} of {len(self.columns)} columns"
+        )
 
     def _first(self, n: int) -> pa.Table:
         if n < 0:

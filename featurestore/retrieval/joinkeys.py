@@ -27,29 +27,54 @@ def per_group(
     """
     if not isinstance(join_key, Mapping):
         return {(spec.name, spec.version): join_key for spec in groups}
-    by_name = {name: spec for spec in groups for name in (spec.name, f"{spec.name}@v{spec.version}")}
-    of_groups = {key for key in join_key if key in by_name and not _is_column_pair(key, join_key[key], left=left)}
+    by_name = {
+        name: spec for spec in groups for name in (spec.name, f"{spec.name}@v{spec.version}")
+    }
+    of_groups = {
+        key
+        for key in join_key
+        if key in by_name and not _is_column_pair(key, join_key[key], left=left)
+    }
     columns = {key: value for key, value in join_key.items() if key not in of_groups}
-    strange = [key for key, value in columns.items() if key not in left.names or not isinstance(value, str)]
+    strange = [
+        key for key, value in columns.items() if key not in left.names or not isinstance(value, str)
+    ]
     if strange:
         raise InvalidArgument(
             f"join_key names {listing(strange)}: neither a column of the left side ({listing(left.names)}) "
             f"nor a joined group ({listing(spec.name for spec in groups)}).",
             hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key column'}}",
         )
-    unused = [f"{key}: {value}" for key, value in columns.items() if not any(value in _keys(spec) for spec in groups)]
+    unused = [
+        f"{key}: {value}"
+        for key, value in columns.items()
+        if not any(value in _keys(spec) for spec in groups)
+    ]
     if unused:
-        raise NoJoinKey(f"join_key has {listing(unused)}, which is a key of no joined group. {show_keys(groups)}")
+        raise NoJoinKey(
+            f"join_key has {listing(unused)}, which is a key of no joined group. {show_keys(groups)}"
+        )
     result: dict[tuple[str, int], Keys | None] = {}
     for spec in groups:
-        own = next((join_key[name] for name in (f"{spec.name}@v{spec.version}", spec.name) if name in of_groups), None)
+        own = next(
+            (
+                join_key[name]
+                for name in (f"{spec.name}@v{spec.version}", spec.name)
+                if name in of_groups
+            ),
+            None,
+        )
         shared = {key: value for key, value in columns.items() if value in _keys(spec)}
         result[spec.name, spec.version] = own if own is not None else (shared or None)  # type: ignore[assignment]
     return result
 
 
 def pairs(
-    spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None, groups: Sequence[FeatureGroupSpec] = ()
+    spec: FeatureGroupSpec,
+    *,
+    left: pa.Schema,
+    said: Keys | None,
+    groups: Sequence[FeatureGroupSpec] = (),
 ) -> Pairs:
     """Return (left column, key column) for every primary-key column of a group.
 

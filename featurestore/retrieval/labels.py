@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore import ingest
-from featurestore.engines import Relation
 from featurestore.errors import ColumnConflict
 from featurestore.model.plan import ROW
 from featurestore.model.references import parse_group_reference
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval.catalog import Pins
 from featurestore.retrieval.execute import Labels
 from featurestore.retrieval.frame import FeatureFrame
@@ -30,7 +30,12 @@ class OpenedLabels:
 
 
 def open_labels(
-    session: Session, labels: object, *, pins: Pins, specs: Specs, versions: Mapping[str, int] | None
+    session: Session,
+    labels: object,
+    *,
+    pins: Pins,
+    specs: Specs,
+    versions: Mapping[str, int] | None,
 ) -> OpenedLabels:
     """Return the left side that ``labels=`` means; nothing of a table is read.
 
@@ -40,7 +45,9 @@ def open_labels(
         name, version = parse_group_reference(labels)
         spec = find_spec(name, version=version or (versions or {}).get(name), specs=specs)
         source = pins.source((spec.name, spec.version))
-        left = Left(source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows)
+        left = Left(
+            source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
+        )
         return OpenedLabels(left, None)
     if isinstance(labels, FeatureFrame) and labels.session.engine is session.engine:
         return _from_frame(labels)
@@ -75,5 +82,7 @@ def _check_names(schema: pa.Schema) -> None:
     seen: set[str] = set()
     for name in schema.names:
         if name.lower() in seen or name.lower() == ROW:
-            raise ColumnConflict(f"The labels have two columns {name!r} (ignoring case).", hint="rename one")
+            raise ColumnConflict(
+                f"The labels have two columns {name!r} (ignoring case).", hint="rename one"
+            )
         seen.add(name.lower())

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.engines import Relation
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join
 from featurestore.model.times import from_micros, to_micros
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval.execute import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.show import cell
@@ -68,9 +68,13 @@ class LeakReport:
         return self.ok
 
     def __str__(self) -> str:
-        lines = [f"{'no leak' if self.ok else 'LEAK'}: {self.rows:,} rows, {self.features} features"]
+        lines = [
+            f"{'no leak' if self.ok else 'LEAK'}: {self.rows:,} rows, {self.features} features"
+        ]
         for leak in self.leaks:
-            lines.append(f"  {leak.feature} of {leak.group}: {leak.rows:,} of {self.rows:,} values change; {leak.why}")
+            lines.append(
+                f"  {leak.feature} of {leak.group}: {leak.rows:,} of {self.rows:,} values change; {leak.why}"
+            )
             lines += [f"    {example}" for example in leak.examples]
         lines += [f"  not checked: {each}" for each in self.unchecked]
         return "\n".join(lines) + "\n"
@@ -104,14 +108,23 @@ def check_leakage(
     checked.plan(plan, labels)
     strange = [name for name in checked.recompute if name not in checked.groups]
     if strange:
-        raise InvalidArgument(f"recompute names {listing(strange)}; the frame joins {listing(sorted(checked.groups))}.")
-    return LeakReport(labels.num_rows, checked.features, tuple(checked.leaks), tuple(dict.fromkeys(checked.unchecked)))
+        raise InvalidArgument(
+            f"recompute names {listing(strange)}; the frame joins {listing(sorted(checked.groups))}."
+        )
+    return LeakReport(
+        labels.num_rows,
+        checked.features,
+        tuple(checked.leaks),
+        tuple(dict.fromkeys(checked.unchecked)),
+    )
 
 
 class _Check:
     """Collects leaks over a plan and the plans that feed it."""
 
-    def __init__(self, session: Session, recompute: dict[str, Callable[[datetime], object]]) -> None:
+    def __init__(
+        self, session: Session, recompute: dict[str, Callable[[datetime], object]]
+    ) -> None:
         self.session = session
         self.recompute = recompute
         self.leaks: list[Leak] = []
@@ -133,7 +146,9 @@ class _Check:
             self._join(join, labels, given, moments)
         return given.select(list(plan.columns))
 
-    def _join(self, join: Join, labels: pa.Table, given: pa.Table, moments: np.ndarray[Any, Any]) -> None:
+    def _join(
+        self, join: Join, labels: pa.Table, given: pa.Table, moments: np.ndarray[Any, Any]
+    ) -> None:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
@@ -144,21 +159,44 @@ class _Check:
         if group in self.recompute:
             self._recomputed(join, given, keys, moments)
         elif join.source.spec.job is not None:
-            self.unchecked.append(f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}")
+            self.unchecked.append(
+                f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
+            )
 
     def _recomputed(
-        self, join: Join, given: pa.Table, keys: list[tuple[Any, ...]], moments: np.ndarray[Any, Any]
+        self,
+        join: Join,
+        given: pa.Table,
+        keys: list[tuple[Any, ...]],
+        moments: np.ndarray[Any, Any],
     ) -> None:
         known = np.unique(moments[moments != _NEVER])
-        tried = known[np.linspace(0, len(known) - 1, min(_MOMENTS, len(known))).astype(int)] if len(known) else known
+        tried = (
+            known[np.linspace(0, len(known) - 1, min(_MOMENTS, len(known))).astype(int)]
+            if len(known)
+            else known
+        )
         for moment in tried:
             made = self.recompute[join.source.spec.name](from_micros(int(moment)))
-            relation = ingest.to_relation(made, engine=self.session.engine, like=join.source.spec.schema)
+            relation = ingest.to_relation(
+                made, engine=self.session.engine, like=join.source.spec.schema
+            )
             rows = self.session.engine.stream(relation).read_all()
             places = np.flatnonzero(moments == moment)
-            again = _Rows(join, rows.select([n for n in join.source.spec.schema.names if n in rows.column_names]))
+            again = _Rows(
+                join,
+                rows.select([n for n in join.source.spec.schema.names if n in rows.column_names]),
+            )
             answers = again.answers([keys[place] for place in places], moments[places])
-            self._compare(join, given, answers, places, keys, moments, why="computed from data that came later")
+            self._compare(
+                join,
+                given,
+                answers,
+                places,
+                keys,
+                moments,
+                why="computed from data that came later",
+            )
 
     def _compare(
         self,
@@ -199,21 +237,27 @@ class _Rows:
         cuts = [_micros(rows.column(name))[order] for name in (times or _time_columns(join))]
         # A row without a declared time was never known; other time columns say nothing where they are null.
         self._until = np.max(cuts, axis=0) if cuts else np.full(len(order), _NEVER + 1)
-        self._known = ~np.any([cut == _NEVER for cut in cuts], axis=0) if times else np.ones(len(order), bool)
+        self._known = (
+            ~np.any([cut == _NEVER for cut in cuts], axis=0) if times else np.ones(len(order), bool)
+        )
         self._event = ranks[0][order] if times else None
         self._places: dict[tuple[Any, ...], list[int]] = {}
         for place, index in enumerate(order.tolist()):
             if None not in keys[index]:
                 self._places.setdefault(keys[index], []).append(place)
 
-    def answers(self, keys: Sequence[tuple[Any, ...]], moments: np.ndarray[Any, Any]) -> dict[str, pa.Array]:
+    def answers(
+        self, keys: Sequence[tuple[Any, ...]], moments: np.ndarray[Any, Any]
+    ) -> dict[str, pa.Array]:
         """Return the values of each output for each label, by the column's name."""
         found = [self._search(key, int(moment)) for key, moment in zip(keys, moments, strict=True)]
         indices = pa.array(found, pa.int64())
         result = {}
         for output in self._join.outputs:
             column = self._table.column(output.column).combine_chunks()
-            result[output.column] = column.take(indices) if len(column) else pa.nulls(len(found), column.type)
+            result[output.column] = (
+                column.take(indices) if len(column) else pa.nulls(len(found), column.type)
+            )
         return result
 
     def _search(self, key: tuple[Any, ...], moment: int) -> int | None:
@@ -226,7 +270,11 @@ class _Rows:
             return None
         last = int(places[-1])
         ttl = self._join.ttl
-        if ttl is not None and self._event is not None and moment - int(self._event[last]) > ttl.total_seconds() * 1e6:
+        if (
+            ttl is not None
+            and self._event is not None
+            and moment - int(self._event[last]) > ttl.total_seconds() * 1e6
+        ):
             return None
         return last
 
@@ -239,7 +287,9 @@ def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
     """Return the plan over labels in memory, with every output, no filter and one row for each label."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
-        fields += [join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs]
+        fields += [
+            join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs
+        ]
     schema = pa.schema(fields)
     return replace(
         plan, left_source=None, left_plan=None, left_schema=labels, how="left", filters=(), keep_order=True,
@@ -247,7 +297,9 @@ def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
     )  # fmt: skip
 
 
-def _sampled_labels(session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int) -> pa.Table:
+def _sampled_labels(
+    session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
+) -> pa.Table:
     """Return a sample of the left side that the whole chain of plans begins with; only its columns are read."""
     first = plan
     while first.left_plan is not None:
@@ -255,7 +307,9 @@ def _sampled_labels(session: Session, plan: FeaturePlan, labels: Labels | None, 
     engine = session.engine
     if first.left_source is not None:
         source = first.left_source
-        relation = engine.read_table(source.path, version=source.delta_version, schema=source.spec.schema)
+        relation = engine.read_table(
+            source.path, version=source.delta_version, schema=source.spec.schema
+        )
     elif labels is not None:
         relation = labels()
     else:
@@ -290,7 +344,8 @@ def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
     wanted = labels.select(lefts).group_by(lefts).aggregate([])
     dialect = engine.dialect
     matches = " AND ".join(
-        f"fs_rows.{quote(key, dialect=dialect)} = fs_wanted.{quote(left, dialect=dialect)}" for left, key in join.on
+        f"fs_rows.{quote(key, dialect=dialect)} = fs_wanted.{quote(left, dialect=dialect)}"
+        for left, key in join.on
     )
     found = engine.sql(
         f"SELECT fs_rows.* FROM fs_rows WHERE EXISTS (SELECT 1 FROM fs_wanted WHERE {matches})",
@@ -316,7 +371,11 @@ def _micros(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _time_columns(join: Join) -> list[str]:
-    return [each.name for each in join.source.spec.schema if pat.is_timestamp(each.type) or pat.is_date(each.type)]
+    return [
+        each.name
+        for each in join.source.spec.schema
+        if pat.is_timestamp(each.type) or pat.is_date(each.type)
+    ]
 
 
 def _keys(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -325,13 +384,19 @@ def _keys(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
 
 def _hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
     # Equal hashes are equal bits: NaN is itself, null is no value.
-    return np.asarray(tie_hash(pa.table({"value": array}))) if len(array) else np.zeros(0, np.uint64)
+    return (
+        np.asarray(tie_hash(pa.table({"value": array}))) if len(array) else np.zeros(0, np.uint64)
+    )
 
 
 def _why(join: Join) -> str:
     if join.event_time is None:
         return f"the group has no event time, and its {listing(_time_columns(join))} lies after the label's time"
-    return "rows count that became known after the label's time" if join.created_time else "rows of the future count"
+    return (
+        "rows count that became known after the label's time"
+        if join.created_time
+        else "rows of the future count"
+    )
 
 
 def _name(join: Join) -> str:

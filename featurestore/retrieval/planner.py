@@ -9,7 +9,13 @@ from datetime import date, datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import ColumnConflict, FeatureNotFound, InvalidArgument, LabelTimeRequired, listing
+from featurestore.errors import (
+    ColumnConflict,
+    FeatureNotFound,
+    InvalidArgument,
+    LabelTimeRequired,
+    listing,
+)
 from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
@@ -72,11 +78,15 @@ def plan_without_labels(
     outputs = [Output(feature.column, feature.name) for feature in own]
     if wish.include_keys:
         keys = [*spec.primary_key, *((spec.event_time,) if spec.event_time else ())]
-        outputs = [Output(key, key) for key in keys if all(each.column != key for each in outputs)] + outputs
+        outputs = [
+            Output(key, key) for key in keys if all(each.column != key for each in outputs)
+        ] + outputs
     joined = [feature for feature in features if feature.group != (spec.name, spec.version)]
     requested = [feature.name for feature in features]
     order = tuple(each.name for each in outputs if each.name not in requested)
-    plan = _plan(joined, left=left, left_outputs=tuple(outputs), order=order, wish=wish, source=source)
+    plan = _plan(
+        joined, left=left, left_outputs=tuple(outputs), order=order, wish=wish, source=source
+    )
     names = (*order, *requested)
     return _reordered(plan, names)
 
@@ -97,12 +107,18 @@ def _plan(
     specs = [members[0].spec for members in grouped.values()]
     said = per_group(wish.join_key, left=left.schema, groups=specs)
     joins = tuple(
-        _join(source(group), members, on=pairs(members[0].spec, left=left.schema, said=said[group], groups=specs))
+        _join(
+            source(group),
+            members,
+            on=pairs(members[0].spec, left=left.schema, said=said[group], groups=specs),
+        )
         for group, members in grouped.items()
     )
     timed = [join.source.spec for join in joins if join.event_time is not None]
     left_time, fixed_time = _times(wish.label_time, left=left, timed=timed)
-    names = {each.name: left.schema.field(each.column).with_name(each.name) for each in left_outputs}
+    names = {
+        each.name: left.schema.field(each.column).with_name(each.name) for each in left_outputs
+    }
     fields = [*names.values(), *(f.spec.schema.field(f.column).with_name(f.name) for f in features)]
     schema = pa.schema(fields)
     return FeaturePlan(
@@ -150,7 +166,9 @@ def _left_group(left: Left) -> FeatureGroupSpec:
 
 
 def _reordered(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
-    return replace(plan, columns=tuple(names), schema=pa.schema([plan.schema.field(name) for name in names]))
+    return replace(
+        plan, columns=tuple(names), schema=pa.schema([plan.schema.field(name) for name in names])
+    )
 
 
 def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
@@ -158,7 +176,9 @@ def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
     seen: dict[str, str] = {}
     for output in left:
         if output.name.lower() in seen:
-            raise ColumnConflict(f"The left side has two columns {output.name!r} (ignoring case).", hint="rename one")
+            raise ColumnConflict(
+                f"The left side has two columns {output.name!r} (ignoring case).", hint="rename one"
+            )
         seen[output.name.lower()] = f"the left side's column {output.name!r}"
     for feature in features:
         folded = feature.name.lower()
@@ -174,7 +194,11 @@ def _times(
     label_time: LabelTime | None, *, left: Left, timed: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
     """Return the left time column, or the one moment for all rows."""
-    columns = [field.name for field in left.schema if pat.is_timestamp(field.type) or pat.is_date(field.type)]
+    columns = [
+        field.name
+        for field in left.schema
+        if pat.is_timestamp(field.type) or pat.is_date(field.type)
+    ]
     if isinstance(label_time, str) and label_time in left.schema.names:
         if label_time not in columns:
             raise LabelTimeRequired(
@@ -195,7 +219,9 @@ def _times(
     what = f"one of {listing(columns)}" if columns else "there is none"
     raise LabelTimeRequired(
         f"Features of {groups} are joined as of a time; the time column of the left side cannot be told: {what}.",
-        hint=f"label_time={columns[0]!r}" if columns else "label_time=datetime(...), one moment for all rows",
+        hint=f"label_time={columns[0]!r}"
+        if columns
+        else "label_time=datetime(...), one moment for all rows",
     )
 
 
@@ -215,7 +241,9 @@ def _how(how: str) -> JoinKind:
         return "left"
     if how == "inner":
         return "inner"
-    raise InvalidArgument(f"join={how!r} is not one of 'left', 'inner'.", hint="join='left' keeps every label")
+    raise InvalidArgument(
+        f"join={how!r} is not one of 'left', 'inner'.", hint="join='left' keeps every label"
+    )
 
 
 def _notes(joins: Sequence[Join], *, wish: Wish) -> list[str]:
@@ -224,11 +252,15 @@ def _notes(joins: Sequence[Join], *, wish: Wish) -> list[str]:
         spec = join.source.spec
         name = f"{spec.name}@v{spec.version}"
         if join.event_time is None:
-            notes.append(f"{name} has no event time: joined on its key alone, whatever the label's time")
+            notes.append(
+                f"{name} has no event time: joined on its key alone, whatever the label's time"
+            )
         if join.ttl is not None:
             notes.append(f"{name}: values older than {format_duration(join.ttl)} count as missing")
         if join.created_time is not None and not wish.created_time_filter:
-            notes.append(f"{name}: values are used before they were known (created_time_filter=False)")
+            notes.append(
+                f"{name}: values are used before they were known (created_time_filter=False)"
+            )
         if not spec.primary_key:
             notes.append(f"{name} has no primary key: of several rows the latest is taken")
     if wish.how == "inner":

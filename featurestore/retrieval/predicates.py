@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from featurestore import sql
-from featurestore.engines import Engine
+from featurestore.plugins.engine import Engine
 
 
 def for_engine(predicate: str, *, columns: Iterable[str], engine: Engine) -> str:

@@ -52,17 +52,24 @@ def resolve(
     """
     texts = [references] if isinstance(references, str) else list(references)
     if not texts:
-        raise InvalidReference("No features were requested.", hint="get_features(['group.feature', 'group.*'])")
+        raise InvalidReference(
+            "No features were requested.", hint="get_features(['group.feature', 'group.*'])"
+        )
     pinned = dict(versions or {})
     _check_versions(pinned, specs=specs)
-    return tuple(feature for text in texts for feature in _find(parse_reference(text), specs=specs, pinned=pinned))
+    return tuple(
+        feature
+        for text in texts
+        for feature in _find(parse_reference(text), specs=specs, pinned=pinned)
+    )
 
 
 def find_spec(name: str, *, version: int | None, specs: Specs) -> FeatureGroupSpec:
     """Return a group's definition; the latest version when none is given."""
     if name not in specs:
         raise FeatureGroupNotFound(
-            f"No feature group {name!r}; there are {listing(sorted(specs))}.", hint=_near(name, specs)
+            f"No feature group {name!r}; there are {listing(sorted(specs))}.",
+            hint=_near(name, specs),
         )
     found = specs[name]
     wanted = max(found) if version is None else version
@@ -77,7 +84,10 @@ def find_spec(name: str, *, version: int | None, specs: Specs) -> FeatureGroupSp
 def _find(reference: FeatureReference, *, specs: Specs, pinned: Mapping[str, int]) -> list[Feature]:
     if reference.group is None:
         return [_find_plain(reference, specs=specs, pinned=pinned)]
-    if reference.version is not None and pinned.get(reference.group, reference.version) != reference.version:
+    if (
+        reference.version is not None
+        and pinned.get(reference.group, reference.version) != reference.version
+    ):
         raise InvalidArgument(
             f"{str(reference)!r} asks for version {reference.version}, versions= for {pinned[reference.group]}.",
             hint="pin the version in one place",
@@ -88,7 +98,8 @@ def _find(reference: FeatureReference, *, specs: Specs, pinned: Mapping[str, int
         if not spec.features:
             raise FeatureNotFound(
                 f"Feature group {spec.name!r} has keys and times only: {listing(spec.schema.names)}.",
-                hint="name a key itself, for example " + repr(f"{spec.name}.{spec.schema.names[0]}"),
+                hint="name a key itself, for example "
+                + repr(f"{spec.name}.{spec.schema.names[0]}"),
             )
         return [Feature(spec, column, column) for column in spec.features]
     if reference.feature not in spec.schema.names:
@@ -124,7 +135,9 @@ def _find_plain(reference: FeatureReference, *, specs: Specs, pinned: Mapping[st
 def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:
     for group, version in pinned.items():
         if isinstance(version, bool) or not isinstance(version, int):
-            raise InvalidArgument(f"versions={{{group!r}: {version!r}}} is not a version.", hint=f"{{{group!r}: 1}}")
+            raise InvalidArgument(
+                f"versions={{{group!r}: {version!r}}} is not a version.", hint=f"{{{group!r}: 1}}"
+            )
         find_spec(group, version=version, specs=specs)
 
 

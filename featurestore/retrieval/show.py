@@ -28,7 +28,9 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
     """
     rows = [[_cut(cell(value), width) for value in row] for row in _rows(table)]
     names = table.column_names
-    widths = [max(3, len(name), *(len(row[index]) for row in rows)) for index, name in enumerate(names)]
+    widths = [
+        max(3, len(name), *(len(row[index]) for row in rows)) for index, name in enumerate(names)
+    ]
     rule = "+" + "+".join("-" * each for each in widths) + "+"
     lines = [rule, _line(names, widths), rule, *(_line(row, widths) for row in rows), rule]
     if more:
@@ -39,15 +41,16 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
 def as_html(table: pa.Table, *, caption: str) -> str:
     """Return a table as HTML for notebooks; every cell is escaped."""
     head = "".join(
-        f"<th>{html.escape(field.name)}<br><small>{html.escape(str(field.type))}</small></th>" for field in table.schema
+        f"<th>{html.escape(field.name)}<br><small>{html.escape(str(field.type))}</small></th>"
+        for field in table.schema
     )
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_cut(cell(value), 60))}</td>" for value in row) + "</tr>"
+        "<tr>"
+        + "".join(f"<td>{html.escape(_cut(cell(value), 60))}</td>" for value in row)
+        + "</tr>"
         for row in _rows(table)
     )
-    return (
-        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def cell(value: object) -> str:
@@ -78,7 +81,9 @@ def _rows(table: pa.Table) -> list[tuple[object, ...]]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "|" + "|".join(text.rjust(width) for text, width in zip(cells, widths, strict=True)) + "|"
+    return (
+        "|" + "|".join(text.rjust(width) for text, width in zip(cells, widths, strict=True)) + "|"
+    )
 
 
 def _cut(text: str, width: int) -> str:

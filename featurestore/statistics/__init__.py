@@ -7,7 +7,13 @@ from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
 from featurestore.model.statistics import ColumnStatistics, Correlations, Statistics
 from featurestore.statistics.codec import state_from_bytes, state_to_bytes
 from featurestore.statistics.drift import compare_statistics
-from featurestore.statistics.fold import StatisticsFold, StatisticsState, count_statistics, merge, statistics_fold
+from featurestore.statistics.fold import (
+    StatisticsFold,
+    StatisticsState,
+    count_statistics,
+    merge,
+    statistics_fold,
+)
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.statistics.summary import finish
 

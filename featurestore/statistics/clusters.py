@@ -50,7 +50,9 @@ def rows_to_bytes(rows: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     # A slice would be written whole.
     whole = rows.take(pa.array(np.arange(rows.num_rows)))
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_stream(
+        sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+    ) as writer:
         writer.write_batch(whole)
     return bytes(sink.getvalue())
 
@@ -61,7 +63,9 @@ def rows_from_bytes(data: bytes) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-def find_clusters(given: StatisticsState | pa.RecordBatch, *, clusters: int | None = None, seed: int = 0) -> Clusters:
+def find_clusters(
+    given: StatisticsState | pa.RecordBatch, *, clusters: int | None = None, seed: int = 0
+) -> Clusters:
     """Return clusters of the rows of a sample, the largest first.
 
     Args:
@@ -73,7 +77,9 @@ def find_clusters(given: StatisticsState | pa.RecordBatch, *, clusters: int | No
     Raises:
         StatisticsNotFound: There are no two numeric features with values to look at.
     """
-    columns, left_out, data = _scaled(cluster_rows(given) if isinstance(given, StatisticsState) else given)
+    columns, left_out, data = _scaled(
+        cluster_rows(given) if isinstance(given, StatisticsState) else given
+    )
     if len(columns) < 2 or len(data) < 3:
         raise StatisticsNotFound(
             f"Clusters need two numeric features that vary, with values in the same rows; there are {len(columns)} "
@@ -94,7 +100,11 @@ def _scaled(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...], Flo
     for name in rows.schema.names:
         values = measured_values(rows.column(name))
         finite = _near_one(values.finite.astype(np.float64))
-        if not len(finite) or len(finite) < rows.num_rows * (1 - _MOST_MISSING) or np.ptp(finite) == 0:
+        if (
+            not len(finite)
+            or len(finite) < rows.num_rows * (1 - _MOST_MISSING)
+            or np.ptp(finite) == 0
+        ):
             left_out.append(name)
             continue
         dense = np.full(rows.num_rows, np.nan)
@@ -126,15 +136,22 @@ def _best_number(data: Floats, random: np.random.Generator) -> int:
     return max(scores, key=lambda number: scores[number], default=2)
 
 
-def _k_means(data: Floats, number: int, random: np.random.Generator) -> tuple[NDArray[np.intp], Floats]:
+def _k_means(
+    data: Floats, number: int, random: np.random.Generator
+) -> tuple[NDArray[np.intp], Floats]:
     """Return labels and centres: Lloyd's steps from k-means++ centres."""
     centres = _first_centres(data, number, random)
     labels = np.zeros(len(data), dtype=np.intp)
     for _ in range(100):
-        distances = ((data**2).sum(axis=1)[:, None] - 2 * data @ centres.T) + (centres**2).sum(axis=1)
+        distances = ((data**2).sum(axis=1)[:, None] - 2 * data @ centres.T) + (centres**2).sum(
+            axis=1
+        )
         found = distances.argmin(axis=1)
         moved = np.stack(
-            [data[found == each].mean(axis=0) if (found == each).any() else centres[each] for each in range(number)]
+            [
+                data[found == each].mean(axis=0) if (found == each).any() else centres[each]
+                for each in range(number)
+            ]
         )
         done = np.array_equal(found, labels) and np.allclose(moved, centres)
         labels, centres = found, moved
@@ -148,7 +165,9 @@ def _first_centres(data: Floats, number: int, random: np.random.Generator) -> Fl
     nearest = ((data - chosen[0]) ** 2).sum(axis=1)
     while len(chosen) < number:
         total = nearest.sum()
-        index = random.choice(len(data), p=nearest / total) if total > 0 else random.integers(len(data))
+        index = (
+            random.choice(len(data), p=nearest / total) if total > 0 else random.integers(len(data))
+        )
         chosen.append(data[index])
         nearest = np.minimum(nearest, ((data - chosen[-1]) ** 2).sum(axis=1))
     return np.stack(chosen)

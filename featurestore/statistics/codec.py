@@ -39,7 +39,11 @@ def state_to_bytes(state: StatisticsState) -> bytes:
         "cut": state.sample.cut,
         "counts": {name: asdict(counts) for name, counts in state.counts.items()},
     }
-    sections = (json.dumps(header).encode(), _co_moments_bytes(state.co_moments), _sample_bytes(state.sample))
+    sections = (
+        json.dumps(header).encode(),
+        _co_moments_bytes(state.co_moments),
+        _sample_bytes(state.sample),
+    )
     return _MAGIC + b"".join(len(each).to_bytes(8, "little") + each for each in sections)
 
 
@@ -59,18 +63,24 @@ def state_from_bytes(data: bytes) -> StatisticsState:
     sample = Sample(sample_schema(columns), head["limit"], np.uint64(head["bound"]), head["cut"])
     _fill_sample(sample, rows)
     counts = {name: _counts(each) for name, each in head["counts"].items()}
-    return StatisticsState(columns, head["seed"], sample, head["rows"], counts, _co_moments(matrices))
+    return StatisticsState(
+        columns, head["seed"], sample, head["rows"], counts, _co_moments(matrices)
+    )
 
 
 def _sections(data: bytes) -> list[bytes]:
     if data[: len(_MAGIC)] != _MAGIC:
-        raise StorageError("These bytes are not a state of statistics.", hint="compute the statistics again")
+        raise StorageError(
+            "These bytes are not a state of statistics.", hint="compute the statistics again"
+        )
     position, found = len(_MAGIC), []
     for _ in range(3):
         size = int.from_bytes(data[position : position + 8], "little")
         section = data[position + 8 : position + 8 + size]
         if len(section) != size or position + 8 > len(data):
-            raise StorageError("A state of statistics is cut off.", hint="compute the statistics again")
+            raise StorageError(
+                "A state of statistics is cut off.", hint="compute the statistics again"
+            )
         found.append(section)
         position += 8 + size
     return found
@@ -88,7 +98,12 @@ def _counts(data: dict[str, Any]) -> Counts:
 
 def _co_moments_bytes(co: CoMoments) -> bytes:
     buffer = io.BytesIO()
-    arrays = {"n": co.n, "mean": np.stack(co.mean), "square": np.stack(co.square), "product": np.stack(co.product)}
+    arrays = {
+        "n": co.n,
+        "mean": np.stack(co.mean),
+        "square": np.stack(co.square),
+        "product": np.stack(co.product),
+    }
     np.savez(buffer, **arrays)
     return buffer.getvalue()
 
@@ -96,17 +111,22 @@ def _co_moments_bytes(co: CoMoments) -> bytes:
 def _co_moments(data: bytes) -> CoMoments:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         mean, square, product = arrays["mean"], arrays["square"], arrays["product"]
-        return CoMoments(arrays["n"], (mean[0], mean[1]), (square[0], square[1]), (product[0], product[1]))
+        return CoMoments(
+            arrays["n"], (mean[0], mean[1]), (square[0], square[1]), (product[0], product[1])
+        )
 
 
 def _sample_bytes(sample: Sample) -> bytes:
     rows = sample.rows()
     hashes = sample.hashes[0] if sample.hashes else np.empty(0, dtype=np.uint64)
     table = pa.RecordBatch.from_arrays(
-        [pa.array(hashes), pa.array(sample.weights()), *rows.columns], [_HASH, _COPIES, *rows.schema.names]
+        [pa.array(hashes), pa.array(sample.weights()), *rows.columns],
+        [_HASH, _COPIES, *rows.schema.names],
     )
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_stream(
+        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+    ) as writer:
         writer.write_batch(table)
     return bytes(sink.getvalue())
 

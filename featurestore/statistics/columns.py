@@ -95,10 +95,15 @@ def _count_lengths(counts: Counts, lengths: NDArray[np.int64]) -> None:
         counts.length = int(lengths.sum())
 
 
-def _add_totals(a: int | tuple[float, float], b: int | tuple[float, float]) -> int | tuple[float, float]:
+def _add_totals(
+    a: int | tuple[float, float], b: int | tuple[float, float]
+) -> int | tuple[float, float]:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    return add_twofold(a if isinstance(a, tuple) else (float(a), 0.0), b if isinstance(b, tuple) else (float(b), 0.0))
+    return add_twofold(
+        a if isinstance(a, tuple) else (float(a), 0.0),
+        b if isinstance(b, tuple) else (float(b), 0.0),
+    )
 
 
 def _least(a: Bound, b: Bound) -> Bound:

@@ -43,7 +43,9 @@ class Cumulative:
         width = self.points[following] - self.points[inside]
         rising = (at >= 0) & (following > inside) & (width > 0)
         share = np.where(rising, (x - self.points[inside]) / np.where(width > 0, width, 1.0), 0.0)
-        return np.asarray(result + np.where(rising, share * (self.left[following] - self.right[inside]), 0.0))
+        return np.asarray(
+            result + np.where(rising, share * (self.left[following] - self.right[inside]), 0.0)
+        )
 
 
 def cumulative(column: ColumnStatistics) -> Cumulative | None:
@@ -53,7 +55,9 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
         order = np.argsort(values)
         shares = np.cumsum(np.array([each.count for each in column.top], dtype=np.float64)[order])
         shares /= shares[-1]
-        return Cumulative(values[order], np.concatenate(([0.0], shares[:-1])), shares, stepwise=True)
+        return Cumulative(
+            values[order], np.concatenate(([0.0], shares[:-1])), shares, stepwise=True
+        )
     if not column.quantiles:
         return None
     values = np.array([as_number(each) for each in column.quantiles])
@@ -66,7 +70,12 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
 def distance(a: Cumulative, b: Cumulative) -> float:
     """Return the Kolmogorov-Smirnov distance: the largest gap between two distribution functions."""
     points = np.union1d(a.points, b.points)
-    return float(max(np.abs(a.up_to(points) - b.up_to(points)).max(), np.abs(a.below(points) - b.below(points)).max()))
+    return float(
+        max(
+            np.abs(a.up_to(points) - b.up_to(points)).max(),
+            np.abs(a.below(points) - b.below(points)).max(),
+        )
+    )
 
 
 def as_number(value: object) -> float:

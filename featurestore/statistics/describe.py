@@ -24,8 +24,12 @@ def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
     except ImportError as error:
         raise missing_extra("pandas", "pandas") from error
     rows = [_row(each, statistics.rows) for each in statistics.columns]
-    frame = pd.DataFrame(rows, index=pd.Index([each.name for each in statistics.columns], name="feature"))
-    whole = dict.fromkeys(("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max"), "Int64")
+    frame = pd.DataFrame(
+        rows, index=pd.Index([each.name for each in statistics.columns], name="feature")
+    )
+    whole = dict.fromkeys(
+        ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max"), "Int64"
+    )
     return frame.astype(whole) if len(frame) else frame
 
 

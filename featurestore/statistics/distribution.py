@@ -108,7 +108,9 @@ def _texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
     return Distribution(int(counts.sum()), len(values), int((counts == 1).sum()), top, complete)
 
 
-def _top_texts(values: pa.Array, counts: NDArray[np.int64]) -> tuple[tuple[tuple[str, int], ...], bool]:
+def _top_texts(
+    values: pa.Array, counts: NDArray[np.int64]
+) -> tuple[tuple[tuple[str, int], ...], bool]:
     few = len(values) <= MOST_TOP
     table = pa.table({"value": values, "count": counts})
     if not few:
@@ -128,7 +130,9 @@ def _top(unique: NDArray[Any], counts: NDArray[np.int64]) -> tuple[list[tuple[An
     else:
         several = np.flatnonzero(counts > 1)
         chosen = (
-            several if len(several) <= _TOP else several[counts[several] >= np.partition(counts[several], -_TOP)[-_TOP]]
+            several
+            if len(several) <= _TOP
+            else several[counts[several] >= np.partition(counts[several], -_TOP)[-_TOP]]
         )
     # Stable: equal counts stay in the order of their values.
     chosen = chosen[np.argsort(-counts[chosen], kind="stable")][: MOST_TOP if few else _TOP]
@@ -154,7 +158,12 @@ def _edges(column: CountedColumn, low: Any, high: Any) -> tuple[float, ...] | No
     """Return equal bins from least to greatest; whole numbers of a small range get a bin each."""
     if low is None or high is None or not math.isfinite(float(high) - float(low)):
         return None
-    if isinstance(low, int) and isinstance(high, int) and high - low < _BINS and column.kind != "time":
+    if (
+        isinstance(low, int)
+        and isinstance(high, int)
+        and high - low < _BINS
+        and column.kind != "time"
+    ):
         return tuple(each - 0.5 for each in range(low, high + 2))
     if low == high:
         return (low - 0.5, high + 0.5)
@@ -162,7 +171,9 @@ def _edges(column: CountedColumn, low: Any, high: Any) -> tuple[float, ...] | No
     return tuple(each.item() for each in edges) if np.all(np.diff(edges) > 0) else None
 
 
-def _bins(unique: NDArray[Any], ends: NDArray[np.int64], edges: tuple[float, ...]) -> NDArray[np.int64]:
+def _bins(
+    unique: NDArray[Any], ends: NDArray[np.int64], edges: tuple[float, ...]
+) -> NDArray[np.int64]:
     """Return the rows in each bin [left, right), of the last one with its right edge, as numpy's histogram does."""
     values = unique.astype(np.float64)
     places = np.searchsorted(values, edges)
@@ -170,7 +181,9 @@ def _bins(unique: NDArray[Any], ends: NDArray[np.int64], edges: tuple[float, ...
     return np.diff(np.where(places > 0, ends[places - 1], 0))
 
 
-def rank_correlations(ranked: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]) -> Floats:
+def rank_correlations(
+    ranked: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]
+) -> Floats:
     """Return Spearman's r: the correlation of ranks, each pair over the rows where both are present."""
     state = CoMoments.empty(len(ranked))
     for start in range(0, len(weights), _BLOCK):

@@ -36,7 +36,10 @@ class HasStatistics(Protocol):
 
 
 def compare_statistics(
-    before: Statistics | HasStatistics, after: Statistics | HasStatistics, *, thresholds: DriftThresholds | None = None
+    before: Statistics | HasStatistics,
+    after: Statistics | HasStatistics,
+    *,
+    thresholds: DriftThresholds | None = None,
 ) -> DriftReport:
     """Return what changed of each feature; keys and times of a group are left out.
 
@@ -52,13 +55,17 @@ def compare_statistics(
     new = {each.name: each for each in after.columns if each.role == "feature"}
     shared = [name for name in old if name in new]
     same = [name for name in shared if old[name].kind == new[name].kind]
-    features = [_feature(_Side(old[name], before), _Side(new[name], after), limits) for name in same]
+    features = [
+        _feature(_Side(old[name], before), _Side(new[name], after), limits) for name in same
+    ]
     return DriftReport(
         before=before.source,
         after=after.source,
         rows_before=before.rows,
         rows_after=after.rows,
-        features=tuple(sorted(features, key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))),
+        features=tuple(
+            sorted(features, key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))
+        ),
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
         retyped=tuple(name for name in shared if name not in same),
@@ -113,7 +120,11 @@ def _feature(old: _Side, new: _Side, limits: DriftThresholds) -> FeatureDrift:
 
 
 def _reasons(
-    found: FeatureDrift, old: ColumnStatistics, new: ColumnStatistics, bins: int, limits: DriftThresholds
+    found: FeatureDrift,
+    old: ColumnStatistics,
+    new: ColumnStatistics,
+    bins: int,
+    limits: DriftThresholds,
 ) -> tuple[str, ...]:
     """Return what passed its threshold and is more than chance."""
     reasons = []

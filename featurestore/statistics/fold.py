@@ -19,7 +19,7 @@ from featurestore.statistics.moments import CoMoments, co_moments
 from featurestore.statistics.sample import Sample, sample_limit, sample_schema, sampled_rows
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine, Fold, Relation
+    from featurestore.plugins.engine import Engine, Fold, Relation
 
 # Room for chance: so much more than the sample lies below the bound on average.
 _MARGIN = 1.25
@@ -74,14 +74,18 @@ class StatisticsFold:
     def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> None:
         # Squares of values near the end of float64 leave it; what comes of them is reported as missing.
         with np.errstate(over="ignore", invalid="ignore"):
-            counted = {each.name: count_batch(each, batch.column(each.name)) for each in self.columns}
+            counted = {
+                each.name: count_batch(each, batch.column(each.name)) for each in self.columns
+            }
             for name, one in counted.items():
                 state.counts[name] = state.counts[name].merge(one.counts)
             correlated = [counted[each.name] for each in correlated_columns(self.columns)]
             if len(correlated) > 1:
                 values = [one.values for one in correlated if one.values is not None]
                 centred = [one.centred for one in correlated if one.centred is not None]
-                state.co_moments = state.co_moments.merge(co_moments(batch.num_rows, values, centred))
+                state.co_moments = state.co_moments.merge(
+                    co_moments(batch.num_rows, values, centred)
+                )
 
     def merge(self, left: StatisticsState, right: StatisticsState) -> StatisticsState:
         """Add the right state to the left one in place."""
@@ -89,7 +93,11 @@ class StatisticsFold:
 
 
 def statistics_fold(
-    table: FeatureGroupSpec | pa.Schema, *, seed: int = 0, limit: int | None = None, rows: int | None = None
+    table: FeatureGroupSpec | pa.Schema,
+    *,
+    seed: int = 0,
+    limit: int | None = None,
+    rows: int | None = None,
 ) -> StatisticsFold:
     """Return the fold that counts a table, for ``Engine.aggregate``.
 
@@ -108,7 +116,12 @@ def statistics_fold(
 
 
 def count_statistics(
-    engine: Engine, relation: Relation, table: FeatureGroupSpec | pa.Schema, *, rows: int | None = None, seed: int = 0
+    engine: Engine,
+    relation: Relation,
+    table: FeatureGroupSpec | pa.Schema,
+    *,
+    rows: int | None = None,
+    seed: int = 0,
 ) -> StatisticsState:
     """Return the counted state of a relation.
 
@@ -120,7 +133,9 @@ def count_statistics(
         seed: Seed of the row hashes that choose the sample.
     """
     if not relation.single_use:
-        fold = statistics_fold(table, seed=seed, rows=engine.count(relation) if rows is None else rows)
+        fold = statistics_fold(
+            table, seed=seed, rows=engine.count(relation) if rows is None else rows
+        )
         state = engine.aggregate(relation, fold)
         state.sample.compact()
         if fold.bound is None or len(state.sample.weights()) >= fold.limit:
@@ -174,7 +189,9 @@ def _beside(rows: int, call: Callable[[], Hashes]) -> Iterator[Future[Hashes]]:
 def _row_hashes(batch: pa.RecordBatch, columns: tuple[CountedColumn, ...], seed: int) -> Hashes:
     from featurestore.hashing import row_hash
 
-    return np.asarray(row_hash(batch.select([each.name for each in columns]), seed=seed), dtype=np.uint64)
+    return np.asarray(
+        row_hash(batch.select([each.name for each in columns]), seed=seed), dtype=np.uint64
+    )
 
 
 if TYPE_CHECKING:

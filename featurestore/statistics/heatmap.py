@@ -27,7 +27,9 @@ _HATCH = "////"
 def correlations_of(statistics: Statistics, method: str) -> Correlations:
     """Return the correlations of one method; StatisticsNotFound when there are none."""
     if method not in ("pearson", "spearman"):
-        raise InvalidArgument(f"method={method!r} is not a correlation.", hint="method='pearson' or method='spearman'")
+        raise InvalidArgument(
+            f"method={method!r} is not a correlation.", hint="method='pearson' or method='spearman'"
+        )
     found = statistics.pearson if method == "pearson" else statistics.spearman
     if found is None:
         raise StatisticsNotFound(
@@ -42,7 +44,10 @@ def similar_order(matrix: Floats) -> list[int]:
     known = ~np.isnan(matrix).all(axis=1)
     places = np.flatnonzero(known)
     similar = clustered_order(matrix[np.ix_(places, places)])
-    return [*(int(places[each]) for each in similar), *(int(each) for each in np.flatnonzero(~known))]
+    return [
+        *(int(places[each]) for each in similar),
+        *(int(each) for each in np.flatnonzero(~known)),
+    ]
 
 
 def restricted(found: Correlations, names: Sequence[str]) -> Floats:
@@ -51,7 +56,9 @@ def restricted(found: Correlations, names: Sequence[str]) -> Floats:
     return matrix_of(found)[np.ix_(places, places)]
 
 
-def draw_heatmap(axis: Axes, matrix: Floats, labels: Sequence[str], *, cmap: str, annot: bool | None) -> None:
+def draw_heatmap(
+    axis: Axes, matrix: Floats, labels: Sequence[str], *, cmap: str, annot: bool | None
+) -> None:
     """Draw a matrix; ``annot=None`` writes the numbers where they can be read."""
     try:
         import seaborn as sns
@@ -82,7 +89,9 @@ def draw_heatmap(axis: Axes, matrix: Floats, labels: Sequence[str], *, cmap: str
     from matplotlib.patches import Rectangle
 
     for row, column in zip(*np.nonzero(missing), strict=True):
-        cell = Rectangle((column, row), 1, 1, facecolor="none", edgecolor=_NEUTRAL, hatch=_HATCH, linewidth=0.0)
+        cell = Rectangle(
+            (column, row), 1, 1, facecolor="none", edgecolor=_NEUTRAL, hatch=_HATCH, linewidth=0.0
+        )
         axis.add_patch(cell)
 
 
@@ -95,7 +104,8 @@ def list_pairs(axis: Axes, found: Correlations) -> None:
     """Write the strongest pairs into a part of the figure."""
     axis.set_axis_off()
     lines = [
-        f"{value:+.2f}  {short(left, 17)} · {short(right, 17)}" for left, right, value in found.top_pairs(_TOP_PAIRS)
+        f"{value:+.2f}  {short(left, 17)} · {short(right, 17)}"
+        for left, right, value in found.top_pairs(_TOP_PAIRS)
     ]
     text = "\n".join(["Strongest pairs", "", *lines])
     axis.text(0.0, 0.95, text, transform=axis.transAxes, fontsize=11, va="top", linespacing=1.7)

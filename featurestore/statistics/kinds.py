@@ -43,7 +43,9 @@ def counted_columns(table: FeatureGroupSpec | pa.Schema) -> tuple[CountedColumn,
     if not isinstance(table, FeatureGroupSpec):
         return tuple(CountedColumn(each.name, each.type, kind_of(each.type)) for each in table)
     roles: dict[str, Role] = dict.fromkeys(table.primary_key, "key")
-    roles |= dict.fromkeys((name for name in (table.event_time, table.created_time) if name), "time")
+    roles |= dict.fromkeys(
+        (name for name in (table.event_time, table.created_time) if name), "time"
+    )
     return tuple(
         CountedColumn(each.name, each.type, kind_of(each.type), roles.get(each.name, "feature"))
         for each in table.schema
@@ -52,9 +54,9 @@ def counted_columns(table: FeatureGroupSpec | pa.Schema) -> tuple[CountedColumn,
 
 def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
     """Return the features that correlations are computed over: the first ``MOST_CORRELATED`` numbers and booleans."""
-    return tuple(each for each in columns if each.role == "feature" and each.kind in ("number", "boolean"))[
-        :MOST_CORRELATED
-    ]
+    return tuple(
+        each for each in columns if each.role == "feature" and each.kind in ("number", "boolean")
+    )[:MOST_CORRELATED]
 
 
 def kind_of(kind: pa.DataType) -> Kind:

@@ -160,14 +160,25 @@ def weighted_co_moments(values: Floats, weights: NDArray[np.int64]) -> CoMoments
     """Return the co-moments of rows that count several times; ``values`` is (p, n), NaN where missing."""
     present = ~np.isnan(values)
     masks = {index: mask.astype(np.float64) for index, mask in enumerate(present) if not mask.all()}
-    pivots = np.array([[row[known].mean() if known.any() else 0.0] for row, known in zip(values, present, strict=True)])
+    pivots = np.array(
+        [
+            [row[known].mean() if known.any() else 0.0]
+            for row, known in zip(values, present, strict=True)
+        ]
+    )
     deviations = np.where(present, values - pivots, 0.0) if masks else values - pivots
     held = None if (weights == 1).all() else weights.astype(np.float64)
-    return _paired(deviations, masks, np.concatenate((pivots, np.zeros_like(pivots)), axis=1), weights=held)
+    return _paired(
+        deviations, masks, np.concatenate((pivots, np.zeros_like(pivots)), axis=1), weights=held
+    )
 
 
 def _paired(
-    deviations: Floats, masks: Mapping[int, Floats], pivots: Floats, *, weights: Floats | None = None
+    deviations: Floats,
+    masks: Mapping[int, Floats],
+    pivots: Floats,
+    *,
+    weights: Floats | None = None,
 ) -> CoMoments:
     """Return co-moments from deviations (p, n), 0 where missing.
 

@@ -28,7 +28,9 @@ def clustered_order(matrix: Floats) -> list[int]:
         first, second = divmod(int(np.argmin(near)), len(near))
         first, second = min(first, second), max(first, second)
         orders[first] = _joined(orders[first], orders[second], distances)
-        mean = (near[first] * sizes[first] + near[second] * sizes[second]) / (sizes[first] + sizes[second])
+        mean = (near[first] * sizes[first] + near[second] * sizes[second]) / (
+            sizes[first] + sizes[second]
+        )
         near[first], near[:, first] = mean, mean
         near[second], near[:, second], near[first, first] = np.inf, np.inf, np.inf
         sizes[first] += sizes[second]
@@ -38,4 +40,7 @@ def clustered_order(matrix: Floats) -> list[int]:
 def _joined(left: list[int], right: list[int], distances: Floats) -> list[int]:
     """Return two orders end to end, turned so that the columns that meet are the nearest ends."""
     ways = [(left[::-1], right), (left, right), (left, right[::-1]), (left[::-1], right[::-1])]
-    return min((a + b for a, b in ways), key=lambda order: distances[order[len(left) - 1], order[len(left)]])
+    return min(
+        (a + b for a, b in ways),
+        key=lambda order: distances[order[len(left) - 1], order[len(left)]],
+    )

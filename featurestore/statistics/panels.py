@@ -23,7 +23,9 @@ _MORE_BINS = 60
 _NEUTRAL = "#8c8c8c"
 
 
-def columns_to_draw(statistics: Statistics, columns: Sequence[str] | None) -> list[ColumnStatistics]:
+def columns_to_draw(
+    statistics: Statistics, columns: Sequence[str] | None
+) -> list[ColumnStatistics]:
     """Return the columns of these names, or the features that can be drawn, at most 60."""
     if columns is not None:
         return [statistics.column(name) for name in columns]
@@ -35,13 +37,23 @@ def columns_to_draw(statistics: Statistics, columns: Sequence[str] | None) -> li
     return chosen[:_MOST_PANELS]
 
 
-def draw_distribution(axis: Axes, column: ColumnStatistics, other: ColumnStatistics | None, *, rows: int) -> None:
+def draw_distribution(
+    axis: Axes, column: ColumnStatistics, other: ColumnStatistics | None, *, rows: int
+) -> None:
     """Draw one column as bars, and another table's over it as a line or points."""
     axis.set_title(panel_title(column, rows), fontsize=9)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
     if column.count == 0:
-        axis.text(0.5, 0.5, "no values", transform=axis.transAxes, ha="center", va="center", color=_NEUTRAL)
+        axis.text(
+            0.5,
+            0.5,
+            "no values",
+            transform=axis.transAxes,
+            ha="center",
+            va="center",
+            color=_NEUTRAL,
+        )
         axis.set_xticks([])
         axis.set_yticks([])
         return
@@ -86,12 +98,24 @@ def _bars(axis: Axes, column: ColumnStatistics, other: ColumnStatistics | None) 
         return
     shares = _value_shares(column)
     theirs = {} if other is None else _value_shares(other)
-    new = sorted((value for value in theirs if value not in shares), key=lambda value: -theirs[value])[:3]
+    new = sorted(
+        (value for value in theirs if value not in shares), key=lambda value: -theirs[value]
+    )[:3]
     values = [each.value for each in top] + new
-    axis.barh(range(len(values)), [shares.get(each, 0.0) for each in values], color=FIRST, alpha=0.85)
+    axis.barh(
+        range(len(values)), [shares.get(each, 0.0) for each in values], color=FIRST, alpha=0.85
+    )
     if other is not None:
-        axis.scatter([theirs.get(each, 0.0) for each in values], range(len(values)), color=SECOND, s=18, zorder=3)
-    axis.set_yticks(range(len(values)), [short(str(each), 14) or '""' for each in values], fontsize=7)
+        axis.scatter(
+            [theirs.get(each, 0.0) for each in values],
+            range(len(values)),
+            color=SECOND,
+            s=18,
+            zorder=3,
+        )
+    axis.set_yticks(
+        range(len(values)), [short(str(each), 14) or '""' for each in values], fontsize=7
+    )
     axis.invert_yaxis()
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
@@ -116,4 +140,6 @@ def _date_ticks(axis: Axes) -> None:
     low, high = axis.get_xlim()
     days = (high - low) / 86_400
     pattern = "%Y-%m" if days > 90 else "%m-%d" if days > 3 else "%d %H:%M"
-    axis.xaxis.set_major_formatter(lambda value, _: datetime.fromtimestamp(value, UTC).strftime(pattern))
+    axis.xaxis.set_major_formatter(
+        lambda value, _: datetime.fromtimestamp(value, UTC).strftime(pattern)
+    )

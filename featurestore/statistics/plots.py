@@ -138,7 +138,11 @@ def distributions(
     figure = plt.figure(figsize=figsize or (3.1 * across, 2.2 * down + 0.5), layout="constrained")
     axes = np.atleast_1d(figure.subplots(down, across, squeeze=False)).ravel()
     for axis, column in zip(axes, chosen, strict=False):
-        beside = None if other is None else next((each for each in other.columns if each.name == column.name), None)
+        beside = (
+            None
+            if other is None
+            else next((each for each in other.columns if each.name == column.name), None)
+        )
         draw_distribution(axis, column, beside, rows=statistics.rows)
     for axis in axes[len(chosen) :]:
         axis.set_axis_off()
@@ -150,7 +154,9 @@ def distributions(
     return figure
 
 
-def clusters(found: Clusters, *, source: Mapping[str, Any] | None = None, figsize: Size | None = None) -> Figure:
+def clusters(
+    found: Clusters, *, source: Mapping[str, Any] | None = None, figsize: Size | None = None
+) -> Figure:
     """Return the rows in the plane of their principal components, by cluster, and the centre of each cluster."""
     plt = _pyplot()
     height = max(4.2, 0.24 * len(found.columns) + 1.6)
@@ -160,15 +166,26 @@ def clusters(found: Clusters, *, source: Mapping[str, Any] | None = None, figsiz
     for number in range(len(found.centres)):
         mine = found.labels == number
         share = f"{number + 1}: {mine.mean():.0%}"
-        left.scatter(*found.plane[mine].T, s=6, alpha=0.5, color=palette(number % 10), label=share, linewidths=0)
+        left.scatter(
+            *found.plane[mine].T,
+            s=6,
+            alpha=0.5,
+            color=palette(number % 10),
+            label=share,
+            linewidths=0,
+        )
     left.set_xlabel(f"1st component ({found.explained[0]:.0%} of variance)")
     left.set_ylabel(f"2nd component ({found.explained[1]:.0%})")
     left.legend(title="cluster", markerscale=3, framealpha=0.8)
-    left.set_title(f"{source_name(source or {})} Clusters of {len(found.labels):,} sampled rows".strip())
+    left.set_title(
+        f"{source_name(source or {})} Clusters of {len(found.labels):,} sampled rows".strip()
+    )
     limit = max(1.0, float(np.abs(found.centres).max()))
     names = [short(name) for name in found.columns]
     image = right.imshow(found.centres.T, cmap="coolwarm", vmin=-limit, vmax=limit, aspect="auto")
-    right.set_xticks(range(len(found.centres)), [str(number + 1) for number in range(len(found.centres))])
+    right.set_xticks(
+        range(len(found.centres)), [str(number + 1) for number in range(len(found.centres))]
+    )
     right.set_yticks(range(len(names)), names, fontsize=font_size(len(names)))
     right.set_xlabel("cluster")
     right.set_title("Centres, in standard deviations")
@@ -177,7 +194,9 @@ def clusters(found: Clusters, *, source: Mapping[str, Any] | None = None, figsiz
     return figure
 
 
-def drift(report: DriftReport, before: Statistics, after: Statistics, *, figsize: Size | None = None) -> Figure:
+def drift(
+    report: DriftReport, before: Statistics, after: Statistics, *, figsize: Size | None = None
+) -> Figure:
     """Return the stability index of every feature, and the distributions of those that changed most."""
     plt = _pyplot()
     ranked = [each for each in report.features if each.psi is not None][:30]
@@ -191,7 +210,9 @@ def drift(report: DriftReport, before: Statistics, after: Statistics, *, figsize
     values = [max(each.psi or 0.0, 1e-4) for each in ranked]
     colours = [SECOND if each.drifted else FIRST for each in ranked]
     axis.barh(range(len(ranked)), values, color=colours)
-    axis.set_yticks(range(len(ranked)), [short(each.name) for each in ranked], fontsize=font_size(len(ranked)))
+    axis.set_yticks(
+        range(len(ranked)), [short(each.name) for each in ranked], fontsize=font_size(len(ranked))
+    )
     axis.invert_yaxis()
     axis.axvline(report.thresholds.psi, color=_NEUTRAL, linestyle="--", linewidth=1)
     axis.set_xlabel(f"population stability index (dashed: {report.thresholds.psi:g}; red: drifted)")
@@ -199,7 +220,9 @@ def drift(report: DriftReport, before: Statistics, after: Statistics, *, figsize
     right.suptitle("bars: before, line: after", fontsize=9)
     panels = np.atleast_1d(right.subplots(len(shown), 1, squeeze=False)).ravel()
     for panel, each in zip(panels, shown, strict=True):
-        draw_distribution(panel, before.column(each.name), after.column(each.name), rows=before.rows)
+        draw_distribution(
+            panel, before.column(each.name), after.column(each.name), rows=before.rows
+        )
         panel.set_title(f"{short(each.name)}: {'; '.join(each.reasons) or 'no drift'}", fontsize=9)
     plt.close(figure)
     return figure

@@ -68,7 +68,9 @@ class Sample:
         if len(hashes):
             self.append(hashes, np.ones(len(hashes), dtype=np.int64), rows)
 
-    def append(self, hashes: NDArray[np.uint64], copies: NDArray[np.int64], rows: pa.RecordBatch) -> None:
+    def append(
+        self, hashes: NDArray[np.uint64], copies: NDArray[np.int64], rows: pa.RecordBatch
+    ) -> None:
         """Take in rows with the number of their copies; compacts when twice the limit is held."""
         self.hashes.append(hashes)
         self.copies.append(copies)
@@ -92,7 +94,9 @@ class Sample:
         if self.cut:
             order = order[: np.searchsorted(hashes, self.bound, side="right", sorter=order)]
         sorted_hashes = hashes[order]
-        first = np.flatnonzero(np.concatenate(([True], sorted_hashes[1:] != sorted_hashes[:-1])))[: len(order)]
+        first = np.flatnonzero(np.concatenate(([True], sorted_hashes[1:] != sorted_hashes[:-1])))[
+            : len(order)
+        ]
         counts = np.add.reduceat(copies[order], first) if len(first) else copies[:0]
         if len(first) > self.limit:
             first, counts, self.cut = first[: self.limit], counts[: self.limit], True
@@ -123,7 +127,9 @@ def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
 
 def sampled_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch as the sample keeps it."""
-    return pa.RecordBatch.from_arrays([_sampled(batch.column(field.name), field) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [_sampled(batch.column(field.name), field) for field in schema], schema=schema
+    )
 
 
 def _sampled(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from featurestore import files
 from featurestore.model.statistics import Statistics
 from featurestore.statistics.codec import state_from_bytes, state_to_bytes
 from featurestore.statistics.fold import StatisticsState, merge
 from featurestore.statistics.summary import finish
+from featurestore.storage import files
 
 _LONGEST_CHAIN = 64
 _NAME = re.compile(r"(\d+)(?:\.since\.(\d+))?\.state")

@@ -49,16 +49,30 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
         if column.name not in sampled:
             return None
         bounds = state.counts[column.name]
-        return distribution_of(column, rows.column(column.name), weights, low=bounds.minimum, high=bounds.maximum)
+        return distribution_of(
+            column, rows.column(column.name), weights, low=bounds.minimum, high=bounds.maximum
+        )
 
     # Sorting releases the GIL; more columns at a time than cores would only need more memory.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip((each.name for each in state.columns), pool.map(distribution, state.columns), strict=True))
-    ranked = {name: ranks for name in correlated if (one := found[name]) and (ranks := one.ranks) is not None}
+        found = dict(
+            zip(
+                (each.name for each in state.columns),
+                pool.map(distribution, state.columns),
+                strict=True,
+            )
+        )
+    ranked = {
+        name: ranks
+        for name in correlated
+        if (one := found[name]) and (ranks := one.ranks) is not None
+    }
     return Statistics(
         rows=state.rows,
         columns=tuple(_column(each, state, found[each.name]) for each in state.columns),
-        pearson=_correlations("pearson", correlated, state.co_moments.correlations) if len(correlated) > 1 else None,
+        pearson=_correlations("pearson", correlated, state.co_moments.correlations)
+        if len(correlated) > 1
+        else None,
         spearman=_correlations("spearman", correlated, lambda: rank_correlations(ranked, weights))
         if len(correlated) > 1
         else None,
@@ -70,7 +84,9 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     )
 
 
-def _column(column: CountedColumn, state: StatisticsState, found: Distribution | None) -> ColumnStatistics:
+def _column(
+    column: CountedColumn, state: StatisticsState, found: Distribution | None
+) -> ColumnStatistics:
     counts = state.counts[column.name]
     present = counts.rows - counts.nulls - counts.nan
     std = _std(counts, column.type) if column.measured else None
@@ -102,7 +118,9 @@ def _sampled(found: Distribution, column: CountedColumn, state: StatisticsState)
     shown = _show(column.type)
     exact = not state.sample.cut
     result: dict[str, Any] = {
-        "distinct": found.distinct if exact else found.estimate_distinct(state.counts[column.name].rows),
+        "distinct": found.distinct
+        if exact
+        else found.estimate_distinct(state.counts[column.name].rows),
         "distinct_exact": exact,
         "top": tuple(TopValue(shown(value), count) for value, count in found.top),
         "top_complete": found.top_complete,
@@ -116,7 +134,9 @@ def _sampled(found: Distribution, column: CountedColumn, state: StatisticsState)
     return result
 
 
-def _correlations(method: Literal["pearson", "spearman"], names: tuple[str, ...], compute: Any) -> Correlations:
+def _correlations(
+    method: Literal["pearson", "spearman"], names: tuple[str, ...], compute: Any
+) -> Correlations:
     matrix: Floats = compute()
     rows = tuple(tuple(None if math.isnan(each) else float(each) for each in row) for row in matrix)
     return Correlations(method, names, rows)

@@ -96,4 +96,6 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
 
 def _centred_unsigned(values: NDArray[np.uint64], pivot: int) -> NDArray[np.float64]:
     shift = np.uint64(pivot)
-    return np.where(values >= shift, (values - shift).astype(np.float64), -((shift - values).astype(np.float64)))
+    return np.where(
+        values >= shift, (values - shift).astype(np.float64), -((shift - values).astype(np.float64))
+    )

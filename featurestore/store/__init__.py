@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from featurestore import config, files
-from featurestore.engines import find_engine
+from featurestore import config
+from featurestore.plugins.engine import find_engine
 from featurestore.session import Session
+from featurestore.storage import files
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
@@ -15,7 +16,7 @@ from featurestore.store.jobs import JobCalls
 from featurestore.store.training_datasets import TrainingDatasetCalls
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine
+    from featurestore.plugins.engine import Engine
 
 __all__ = ["FeatureStore", "connect"]
 
@@ -34,13 +35,16 @@ class FeatureStore(FeatureGroupCalls, FeatureCalls, TrainingDatasetCalls, Insigh
 
 
 def connect(
-    location: str | os.PathLike[str] | None = None, *, engine: str | Engine | None = None, registry: str | None = None
+    location: str | os.PathLike[str] | None = None,
+    *,
+    engine: str | Engine | None = None,
+    registry: str | None = None,
 ) -> FeatureStore:
     """Connect to the store at a directory and make it the module's current store.
 
     Args:
         location: Directory; else ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards, ``./featurestore-data``.
-        engine: "duckdb" (default), "spark" or any entry point of ``featurestore.engines``.
+        engine: "duckdb" (default), "spark" or any entry point of ``featurestore.plugins.lookup.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location.
     """
     from featurestore import _current

@@ -145,7 +145,9 @@ class FeatureGroupCalls(Connected):
         )
         return insert(self._session, df, name, version=version, write=write)
 
-    def delete_from_featuregroup(self, name: str, where: str, *, version: int | None = None) -> Commit:
+    def delete_from_featuregroup(
+        self, name: str, where: str, *, version: int | None = None
+    ) -> Commit:
         """Delete the rows for which a condition (DuckDB's SQL, on any engine) is true."""
         from featurestore.featuregroups import delete_rows
 
@@ -213,7 +215,9 @@ class FeatureGroupCalls(Connected):
 
         return search(self._session, text)
 
-    def add_featuregroup_tag(self, name: str, key: str, value: str, *, version: int | None = None) -> None:
+    def add_featuregroup_tag(
+        self, name: str, key: str, value: str, *, version: int | None = None
+    ) -> None:
         """Set a tag of a feature group."""
         from featurestore.featuregroups.discovery import add_tag
 

@@ -36,7 +36,9 @@ class InsightCalls(Connected):
 
         return validate(self._session, name, version=version, expectations=expectations)
 
-    def get_validation_history(self, name: str, *, version: int | None = None) -> list[ValidationReport]:
+    def get_validation_history(
+        self, name: str, *, version: int | None = None
+    ) -> list[ValidationReport]:
         """Return the reports of a feature group's audits, refused writes among them, oldest first."""
         from featurestore.featuregroups.validated import validation_history
 
@@ -50,7 +52,9 @@ class InsightCalls(Connected):
 
         return statistics_of(self._session, name, version=version, delta_version=delta_version)
 
-    def update_featuregroup_statistics(self, name: str, *, version: int | None = None) -> Statistics:
+    def update_featuregroup_statistics(
+        self, name: str, *, version: int | None = None
+    ) -> Statistics:
         """Count the statistics of a feature group anew, keep and return them."""
         from featurestore.featuregroups.kept import statistics_of
 
@@ -101,7 +105,13 @@ class InsightCalls(Connected):
         from featurestore.featuregroups.pictures import distributions
 
         return distributions(
-            self._session, name, version=version, compare_with=compare_with, columns=columns, plot=plot, figsize=figsize
+            self._session,
+            name,
+            version=version,
+            compare_with=compare_with,
+            columns=columns,
+            plot=plot,
+            figsize=figsize,
         )
 
     def visualize_featuregroup_clusters(
@@ -116,9 +126,13 @@ class InsightCalls(Connected):
         """Draw the clusters of a group's sampled rows: k-means on its scaled features (None: how many fit best)."""
         from featurestore.featuregroups.pictures import clusters as draw
 
-        return draw(self._session, name, version=version, number=clusters, plot=plot, figsize=figsize)
+        return draw(
+            self._session, name, version=version, number=clusters, plot=plot, figsize=figsize
+        )
 
-    def visualize_featuregroup_descriptive_stats(self, name: str, *, version: int | None = None) -> pd.DataFrame:
+    def visualize_featuregroup_descriptive_stats(
+        self, name: str, *, version: int | None = None
+    ) -> pd.DataFrame:
         """Return the statistics of a feature group as a pandas frame, one row a feature."""
         from featurestore.featuregroups.pictures import descriptive_stats
 

@@ -24,7 +24,9 @@ __all__ = ["JobCalls"]
 class JobCalls(Connected):
     """The calls on jobs."""
 
-    def register_jobs(self, module_or_path: ModuleType | str | os.PathLike[str]) -> list[RegisteredJob]:
+    def register_jobs(
+        self, module_or_path: ModuleType | str | os.PathLike[str]
+    ) -> list[RegisteredJob]:
         """Register the jobs of a module, a Python file or a folder of such; return them as registered.
 
         A job that is registered already gets a new version when its definition changed, and keeps its watermark.
@@ -39,7 +41,9 @@ class JobCalls(Connected):
 
         return service.get_jobs(self._session)
 
-    def plan_job(self, name: str, *, window: Window | tuple[datetime | str, datetime | str] | None = None) -> JobPlan:
+    def plan_job(
+        self, name: str, *, window: Window | tuple[datetime | str, datetime | str] | None = None
+    ) -> JobPlan:
         """Return what a job would do: windows, rows and bytes of its inputs, estimated time.
 
         Args:
@@ -100,7 +104,9 @@ class JobCalls(Connected):
         from featurestore.jobs.work import Watch
 
         watch = Watch(progress)
-        return service.backfill_job(self._session, name, start, end, store=self, resume=resume, watch=watch)
+        return service.backfill_job(
+            self._session, name, start, end, store=self, resume=resume, watch=watch
+        )
 
     def get_runs(self, name: str) -> list[Run]:
         """Return the runs of a job, oldest first."""

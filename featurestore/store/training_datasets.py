@@ -112,7 +112,9 @@ class TrainingDatasetCalls(Connected):
         """Return the highest version of a training dataset."""
         return self.get_training_dataset(name).version
 
-    def get_training_dataset_tf_record_schema(self, name: str, *, version: int | None = None) -> dict[str, Any]:
+    def get_training_dataset_tf_record_schema(
+        self, name: str, *, version: int | None = None
+    ) -> dict[str, Any]:
         """Return ``{column: tf.io feature}`` of a training dataset, for ``tf.io.parse_example``."""
         return self.get_training_dataset(name, version=version).tf_feature_spec()
 

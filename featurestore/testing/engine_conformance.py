@@ -20,8 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from featurestore import deltalog
-from featurestore.engines import Engine, TableWrite
+from featurestore.delta import deltalog
+from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.testing.relation_conformance import RelationConformance, rows
 from featurestore.testing.table_conformance import TableConformance, new_table, write
 from featurestore.testing.type_conformance import VALUES, TypeConformance, same
@@ -40,7 +40,9 @@ class CrossEngineConformance:
     ) -> None:
         table = _every_type()
         for number, (first, second) in enumerate(((engine, other), (other, engine))):
-            path = new_table(first, tmp_path / str(number), schema=table.schema, partition_by=partition_by)
+            path = new_table(
+                first, tmp_path / str(number), schema=table.schema, partition_by=partition_by
+            )
             write(first, path, table.slice(0, 2))
             write(second, path, table.slice(2, 1))
             write(first, path, table.slice(1, 2), TableWrite("upsert", key=("id",)))
@@ -54,7 +56,9 @@ class CrossEngineConformance:
                 found = rows(reader, reader.read_table(path, schema=table.schema))
                 assert same(found, table.slice(2, 1).to_pylist())
 
-    def test_each_knows_the_transactions_of_the_other(self, engine: Engine, other: Engine, tmp_path: Path) -> None:
+    def test_each_knows_the_transactions_of_the_other(
+        self, engine: Engine, other: Engine, tmp_path: Path
+    ) -> None:
         table = _every_type()
         path = new_table(engine, tmp_path, schema=table.schema)
         assert write(engine, path, table, TableWrite("append", transaction=("app", 5))) == 1
@@ -72,10 +76,16 @@ class CrossEngineConformance:
             extra = pa.schema([(name, pa.uint16())])
             table = pa.table({"id": pa.array([number]), name: pa.array([number], pa.uint16())})
             write(
-                writer, path, table, TableWrite("append", add_columns=extra, note={"operation": "append", "by": name})
+                writer,
+                path,
+                table,
+                TableWrite("append", add_columns=extra, note={"operation": "append", "by": name}),
             )
         wide = pa.schema([("id", pa.int64()), *((name, pa.uint16()) for name in names)])
-        expected = [{"id": 0, "from_one": 0, "from_other": None}, {"id": 1, "from_one": None, "from_other": 1}]
+        expected = [
+            {"id": 0, "from_one": 0, "from_other": None},
+            {"id": 1, "from_one": None, "from_other": 1},
+        ]
         for reader in (engine, other):
             assert rows(reader, reader.read_table(path, schema=wide), by="id") == expected
         assert [commit.note.get("by") for commit in deltalog.history(path)][-2:] == names

@@ -12,9 +12,15 @@ import pyarrow.types as pat
 from hypothesis import strategies as st
 
 from featurestore.errors import UnsupportedType
-from featurestore.formats import ColumnEncoding, ColumnProfile, DatasetFormat, Layout, WrittenShard
 from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard, ManifestSplit
+from featurestore.plugins.format import (
+    ColumnEncoding,
+    ColumnProfile,
+    DatasetFormat,
+    Layout,
+    WrittenShard,
+)
 from featurestore.training.profile import ProfileFold, finish_profiles
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -29,13 +35,25 @@ FIXED_LISTS = (
     *(pa.list_(pa.field("item", kind), 3) for kind in SCALARS),
     pa.list_(pa.field("item", pa.list_(pa.field("item", pa.uint8()), 2)), 2),
 )
-STRUCTS = (pa.struct([("x", pa.int64()), ("y", pa.string())]), pa.list_(pa.struct([("x", pa.float32())])))
+STRUCTS = (
+    pa.struct([("x", pa.int64()), ("y", pa.string())]),
+    pa.list_(pa.struct([("x", pa.float32())])),
+)
 EVERY_TYPE = (*SCALARS, *LISTS, *FIXED_LISTS, *STRUCTS)
 # What no format may refuse.
-REQUIRED = (*NUMBERS, pa.string(), pa.binary(), pa.date32(), TIME, pa.list_(pa.field("item", pa.float32()), 3))
+REQUIRED = (
+    *NUMBERS,
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    TIME,
+    pa.list_(pa.field("item", pa.float32()), 3),
+)
 
 
-def supported(dataset_format: DatasetFormat, kinds: Sequence[pa.DataType] = EVERY_TYPE) -> list[pa.DataType]:
+def supported(
+    dataset_format: DatasetFormat, kinds: Sequence[pa.DataType] = EVERY_TYPE
+) -> list[pa.DataType]:
     """Return the types that a format takes."""
     return [kind for kind in kinds if _takes(dataset_format, kind)]
 
@@ -55,7 +73,9 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_list(kind):
         return st.lists(values(kind.value_type), max_size=4)
     if pat.is_struct(kind):
-        return st.fixed_dictionaries({kind.field(i).name: values(kind.field(i).type) for i in range(kind.num_fields)})
+        return st.fixed_dictionaries(
+            {kind.field(i).name: values(kind.field(i).type) for i in range(kind.num_fields)}
+        )
     return _scalars(kind)
 
 
@@ -71,7 +91,9 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
         return st.floats(width=kind.bit_width)
     if pat.is_decimal(kind):
         digits = st.integers(-(10**kind.precision) + 1, 10**kind.precision - 1)
-        return digits.map(lambda whole: Decimal(whole).scaleb(-kind.scale, _context(kind.precision)))
+        return digits.map(
+            lambda whole: Decimal(whole).scaleb(-kind.scale, _context(kind.precision))
+        )
     if pat.is_date(kind):
         return st.dates()
     if pat.is_timestamp(kind):
@@ -101,7 +123,10 @@ def tables(draw: st.DrawFn, kinds: Sequence[pa.DataType], *, max_rows: int = 12)
 def example_table(kinds: Sequence[pa.DataType], *, rows: int = 300) -> pa.Table:
     """Return a table with one column for each type, some of its rows null, the same each time."""
     return pa.table(
-        {f"c{at}": pa.array([_example(kind, row, at) for row in range(rows)], kind) for at, kind in enumerate(kinds)}
+        {
+            f"c{at}": pa.array([_example(kind, row, at) for row in range(rows)], kind)
+            for at, kind in enumerate(kinds)
+        }
     )
 
 
@@ -115,7 +140,9 @@ def _value(kind: pa.DataType, seed: int) -> Any:
     if pat.is_list(kind):
         return [_value(kind.value_type, seed + item) for item in range(seed % 4)]
     if pat.is_struct(kind):
-        return {kind.field(i).name: _value(kind.field(i).type, seed + i) for i in range(kind.num_fields)}
+        return {
+            kind.field(i).name: _value(kind.field(i).type, seed + i) for i in range(kind.num_fields)
+        }
     if pat.is_boolean(kind):
         return seed % 3 == 0
     if pat.is_integer(kind):
@@ -183,15 +210,25 @@ def manifest_of(
         held = encodings[field.name]
         columns.append(
             ManifestColumn(
-                field.name, type_to_json(field.type), "feature", held.tf_type, held.shape, held.null, held.loss
+                field.name,
+                type_to_json(field.type),
+                "feature",
+                held.tf_type,
+                held.shape,
+                held.null,
+                held.loss,
             )
         )
     first, entries = 0, []
     for each in shards:
-        entries.append(ManifestShard(each.file.path, first, each.rows, each.file.bytes, each.file.sha256))
+        entries.append(
+            ManifestShard(each.file.path, first, each.rows, each.file.bytes, each.file.sha256)
+        )
         first += each.rows
     nulls = {name: table[name].null_count for name in table.schema.names if table[name].null_count}
-    split = ManifestSplit("train", first, sum(entry.bytes for entry in entries), tuple(entries), nulls)
+    split = ManifestSplit(
+        "train", first, sum(entry.bytes for entry in entries), tuple(entries), nulls
+    )
     return Manifest(
         name="cases",
         version=1,

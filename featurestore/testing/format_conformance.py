@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument, UnsupportedType
-from featurestore.formats import (
+from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
     Layout,
@@ -51,28 +51,41 @@ BLOCK_ROWS = 8
 BATCHES = (1, 7, 64, 1000)
 
 
-def layout_of(dataset_format: DatasetFormat, table: pa.Table, *, compression: str | None = None) -> Layout:
+def layout_of(
+    dataset_format: DatasetFormat, table: pa.Table, *, compression: str | None = None
+) -> Layout:
     """Return the layout for a table, gone through JSON as in a manifest."""
-    layout = dataset_format.layout(table.schema, profiles(table), compression=compression, block_rows=BLOCK_ROWS)
+    layout = dataset_format.layout(
+        table.schema, profiles(table), compression=compression, block_rows=BLOCK_ROWS
+    )
     assert json.loads(json.dumps(layout)) == layout
     loaded: Layout = json.loads(json.dumps(layout))
     return loaded
 
 
 def write(
-    dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout, *, batch_rows: int = 64
+    dataset_format: DatasetFormat,
+    directory: Path,
+    table: pa.Table,
+    layout: Layout,
+    *,
+    batch_rows: int = 64,
 ) -> tuple[str, WrittenShard]:
     """Write a table as the one shard of a dataset; return its path and what was written."""
     ending = f".{dataset_format.extension}" if dataset_format.extension else ""
     path = f"train/{dataset_format.name}-00000-of-00001{ending}"
     batches = iter(table.to_batches(max_chunksize=batch_rows))
-    return str(directory / path), dataset_format.write_shard(str(directory), path, batches, layout=layout)
+    return str(directory / path), dataset_format.write_shard(
+        str(directory), path, batches, layout=layout
+    )
 
 
 class FormatConformance:
     """The suite; the fixture ``dataset_format`` is that of the module that inherits."""
 
-    def test_every_type_that_it_takes_comes_back(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_every_type_that_it_takes_comes_back(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         kinds = supported(dataset_format)
         assert set(map(str, REQUIRED)) <= set(map(str, kinds))
         table = example_table(kinds)
@@ -95,7 +108,10 @@ class FormatConformance:
     )
     @given(data=st.data())
     def test_random_tables_come_back(
-        self, dataset_format: DatasetFormat, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+        self,
+        dataset_format: DatasetFormat,
+        tmp_path_factory: pytest.TempPathFactory,
+        data: st.DataObject,
     ) -> None:
         table = data.draw(tables(supported(dataset_format)))
         layout = layout_of(dataset_format, table)
@@ -108,7 +124,12 @@ class FormatConformance:
         columns = data.draw(st.permutations(table.schema.names))
         found = reader.read(start, stop, columns)
         found.validate(full=True)
-        assert same(found, kept(table, dataset_format.encodings(layout)).select(columns).slice(start, stop - start))
+        assert same(
+            found,
+            kept(table, dataset_format.encodings(layout))
+            .select(columns)
+            .slice(start, stop - start),
+        )
         reader.close()
 
     def test_any_range_of_rows_is_read(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
@@ -119,25 +140,36 @@ class FormatConformance:
         assert reader.rows == 200
         expected = kept(table, dataset_format.encodings(layout))
         for start, stop in ((0, 200), (0, 1), (199, 200), (63, 65), (64, 128), (50, 50), (7, 193)):
-            assert same(reader.read(start, stop, table.schema.names), expected.slice(start, stop - start))
+            assert same(
+                reader.read(start, stop, table.schema.names), expected.slice(start, stop - start)
+            )
         some = [table.schema.names[-1], table.schema.names[0]]
         assert same(reader.read(3, 9, some), expected.select(some).slice(3, 6))
         reader.close()
 
-    def test_bytes_do_not_depend_on_batches(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_bytes_do_not_depend_on_batches(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
-        written = [write(dataset_format, tmp_path / str(n), table, layout, batch_rows=n)[1] for n in BATCHES]
+        written = [
+            write(dataset_format, tmp_path / str(n), table, layout, batch_rows=n)[1]
+            for n in BATCHES
+        ]
         assert len(set(written)) == 1
         sliced = pa.concat_tables([table.slice(0, 11), table]).slice(11)
         assert write(dataset_format, tmp_path / "sliced", sliced, layout)[1] == written[0]
 
-    def test_what_stands_under_a_null_decides_no_byte(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_what_stands_under_a_null_decides_no_byte(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         valid = pa.py_buffer(bytes([0b101]))
         hidden = [
             pa.table(
                 {
-                    "x": pa.Array.from_buffers(pa.int64(), 3, [valid, pa.py_buffer(np.array([1, junk, 3]))]),
+                    "x": pa.Array.from_buffers(
+                        pa.int64(), 3, [valid, pa.py_buffer(np.array([1, junk, 3]))]
+                    ),
                     "v": pa.Array.from_buffers(
                         pa.list_(pa.field("item", pa.float32()), 2),
                         3,
@@ -149,7 +181,10 @@ class FormatConformance:
             for junk in (0, 77)
         ]
         layout = layout_of(dataset_format, hidden[0])
-        found = [write(dataset_format, tmp_path / str(n), table, layout)[1] for n, table in enumerate(hidden)]
+        found = [
+            write(dataset_format, tmp_path / str(n), table, layout)[1]
+            for n, table in enumerate(hidden)
+        ]
         assert found[0] == found[1]
 
     def test_empty_shards_are_shards(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
@@ -168,12 +203,16 @@ class FormatConformance:
             if access is not None:
                 assert access.records(path).shape == (0, access.record_bytes)
 
-    def test_sizes_and_hashes_are_those_of_the_files(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_sizes_and_hashes_are_those_of_the_files(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
         _, written = write(dataset_format, tmp_path, table, layout)
         files = [written.file, *written.sidecars]
-        files += dataset_format.finish(str(tmp_path), manifest_of(dataset_format, table, layout, [written]))
+        files += dataset_format.finish(
+            str(tmp_path), manifest_of(dataset_format, table, layout, [written])
+        )
         for file in files:
             check_file(tmp_path, file)
         found = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
@@ -190,14 +229,19 @@ class FormatConformance:
         first = list(dataset_format.finish(str(tmp_path), manifest))
         assert list(dataset_format.finish(str(tmp_path), manifest)) == first
 
-    def test_columns_that_it_does_not_look_at_decide_nothing(self, dataset_format: DatasetFormat) -> None:
+    def test_columns_that_it_does_not_look_at_decide_nothing(
+        self, dataset_format: DatasetFormat
+    ) -> None:
         if not isinstance(dataset_format, NarrowProfile):
             return
         table = example_table(supported(dataset_format))
         looked_at = list(dataset_format.profiled(table.schema))
         assert looked_at == [name for name in table.schema.names if name in looked_at]
         every = profiles(table)
-        some = [each if each.name in looked_at else ColumnProfile(each.name, each.rows, 0) for each in every]
+        some = [
+            each if each.name in looked_at else ColumnProfile(each.name, each.rows, 0)
+            for each in every
+        ]
         layouts = [
             dataset_format.layout(table.schema, given, compression=None, block_rows=BLOCK_ROWS)
             for given in (every, some)
@@ -222,7 +266,9 @@ class FormatConformance:
         refused = [kind for kind in EVERY_TYPE if kind not in taken]
         if not refused:
             return
-        schema = pa.schema([("good", pa.int64()), *((f"bad{n}", kind) for n, kind in enumerate(refused))])
+        schema = pa.schema(
+            [("good", pa.int64()), *((f"bad{n}", kind) for n, kind in enumerate(refused))]
+        )
         with pytest.raises(UnsupportedType) as caught:
             dataset_format.check(schema, compression=None)
         assert all(f"bad{n}" in caught.value.message for n in range(len(refused)))
@@ -233,7 +279,9 @@ class FormatConformance:
         with pytest.raises(InvalidArgument, match="LZ5"):
             dataset_format.check(pa.schema([("x", pa.int64())]), compression="LZ5")
 
-    def test_a_failed_write_leaves_nothing(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_a_failed_write_leaves_nothing(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
 
@@ -245,14 +293,20 @@ class FormatConformance:
             dataset_format.write_shard(str(tmp_path), "train/shard", batches(), layout=layout)
         assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
 
-    def test_a_shard_written_again_is_the_same(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_a_shard_written_again_is_the_same(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
         first, again = (write(dataset_format, tmp_path, table, layout)[1] for _ in range(2))
         assert first == again
-        assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == 1 + len(first.sidecars)
+        assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == 1 + len(
+            first.sidecars
+        )
 
-    def test_cut_off_and_missing_files_are_found(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_cut_off_and_missing_files_are_found(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
         path, written = write(dataset_format, tmp_path, table, layout)
@@ -273,7 +327,9 @@ class FormatConformance:
         copy = pickle.loads(pickle.dumps(dataset_format))
         assert (copy.name, copy.extension) == (dataset_format.name, dataset_format.extension)
 
-    def test_records_decode_as_rows_are_read(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_records_decode_as_rows_are_read(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         kinds = [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
         table = example_table(kinds)
         layout = layout_of(dataset_format, table)
@@ -296,8 +352,12 @@ class FormatConformance:
                 continue
             assert values[there].tolist() == column.drop_null().to_pylist()
 
-    def test_records_go_into_planes_as_they_decode(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
-        table = example_table([kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)])
+    def test_records_go_into_planes_as_they_decode(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
+        table = example_table(
+            [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
+        )
         layout = layout_of(dataset_format, table)
         written = records_of(dataset_format, tmp_path, table, layout)
         if written is None:
@@ -321,7 +381,9 @@ class FormatConformance:
             assert (row == (True if present is None else present)).all()
             assert row.all() if found is None else (row == found).all()
 
-    def test_padded_texts_are_the_texts_or_nothing(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
+    def test_padded_texts_are_the_texts_or_nothing(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
         texts: dict[str, list[str | None]] = {
             "same": ["ab", "cd", "ef"],
             "longer": ["", "a", "bcd"],

@@ -72,15 +72,24 @@ class _Row:
 
 
 def _winners(
-    join: Join, table: pa.Table, labels: list[dict[str, Any]], moments: list[datetime | None], *, waits: bool
+    join: Join,
+    table: pa.Table,
+    labels: list[dict[str, Any]],
+    moments: list[datetime | None],
+    *,
+    waits: bool,
 ) -> list[int | None]:
     rows = _rows(join, table)
     won: list[int | None] = []
     for label, moment in zip(labels, moments, strict=True):
         key = tuple(label[left] for left, _ in join.on)
-        eligible = [row for row in rows if row.key == key and _is_eligible(join, row, moment, waits=waits)]
+        eligible = [
+            row for row in rows if row.key == key and _is_eligible(join, row, moment, waits=waits)
+        ]
         best = max(eligible, key=lambda row: row.rank, default=None)
-        won.append(None if best is None or None in key or _is_stale(join, best, moment) else best.index)
+        won.append(
+            None if best is None or None in key or _is_stale(join, best, moment) else best.index
+        )
     return won
 
 
@@ -127,7 +136,11 @@ def _moment(value: datetime | date | None) -> datetime | None:
 
 
 def _taken(column: pa.ChunkedArray, indices: list[int | None]) -> pa.ChunkedArray:
-    return column.combine_chunks().take(pa.array(indices, pa.int64())) if len(column) else _nulls(column, indices)
+    return (
+        column.combine_chunks().take(pa.array(indices, pa.int64()))
+        if len(column)
+        else _nulls(column, indices)
+    )
 
 
 def _nulls(column: pa.ChunkedArray, indices: list[int | None]) -> pa.Array:

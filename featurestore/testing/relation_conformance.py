@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.engines import Engine, Relation, TimeRange
 from featurestore.errors import FeatureStoreError
 from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Engine, Relation, TimeRange
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -36,7 +36,9 @@ def numbered(count: int) -> pa.Table:
         {
             "id": pa.array(ids, pa.int64()),
             "hour": pa.array([NOON + timedelta(hours=int(each)) for each in ids], TIMESTAMP),
-            "zone": pa.array([None if each % 5 == 4 else "abcd"[each % 5] for each in ids], pa.string()),
+            "zone": pa.array(
+                [None if each % 5 == 4 else "abcd"[each % 5] for each in ids], pa.string()
+            ),
             "value": pa.array(ids / 2, pa.float64()),
         }
     )
@@ -45,7 +47,9 @@ def numbered(count: int) -> pa.Table:
 def double_value(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return id and twice the value."""
     values = pa.array(np.asarray(batch.column(batch.schema.get_field_index("value"))) * 2)
-    return pa.RecordBatch.from_arrays([batch.column(batch.schema.get_field_index("id")), values], names=["id", "twice"])
+    return pa.RecordBatch.from_arrays(
+        [batch.column(batch.schema.get_field_index("id")), values], names=["id", "twice"]
+    )
 
 
 def fail_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -122,10 +126,21 @@ class RelationConformance:
 
     def test_within_takes_dates_as_midnights_and_leaves_nulls_out(self, engine: Engine) -> None:
         days = pa.table(
-            {"id": pa.array([1, 2, 3, 4]), "day": pa.array([date(2024, 1, each) for each in (1, 2, 3)] + [None])}
+            {
+                "id": pa.array([1, 2, 3, 4]),
+                "day": pa.array([date(2024, 1, each) for each in (1, 2, 3)] + [None]),
+            }
         )
-        window = TimeRange("day", datetime(2024, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(2024, 1, 3, tzinfo=UTC), "right")
-        assert [row["id"] for row in rows(engine, engine.within(self.given(engine, days), window), by="id")] == [2, 3]
+        window = TimeRange(
+            "day",
+            datetime(2024, 1, 1, 0, 0, 1, tzinfo=UTC),
+            datetime(2024, 1, 3, tzinfo=UTC),
+            "right",
+        )
+        assert [
+            row["id"]
+            for row in rows(engine, engine.within(self.given(engine, days), window), by="id")
+        ] == [2, 3]
 
     def test_union_matches_columns_by_name_and_keeps_equal_rows(self, engine: Engine) -> None:
         left, right = numbered(2), numbered(2).select(["value", "zone", "hour", "id"])
@@ -142,7 +157,12 @@ class RelationConformance:
             tables=["l", "r"],
             dialect=engine.dialect,
         )
-        values = {"start": NOON + timedelta(hours=1), "end": NOON + timedelta(hours=3), "word": "it's", "flag": True}
+        values = {
+            "start": NOON + timedelta(hours=1),
+            "end": NOON + timedelta(hours=3),
+            "word": "it's",
+            "flag": True,
+        }
         tables = {"l": self.given(engine, numbered(5)), "r": self.given(engine, numbered(2))}
         found = engine.sql(text, tables=tables, parameters=values)
         assert rows(engine, found) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
@@ -151,7 +171,11 @@ class RelationConformance:
         with pytest.raises(FeatureStoreError, match="nowhere"):
             rows(
                 engine,
-                engine.sql("select * from nowhere", tables={"l": self.given(engine, numbered(1))}, parameters={}),
+                engine.sql(
+                    "select * from nowhere",
+                    tables={"l": self.given(engine, numbered(1))},
+                    parameters={},
+                ),
             )
 
     def test_count_counts(self, engine: Engine) -> None:
@@ -179,7 +203,12 @@ class RelationConformance:
         assert engine.aggregate(engine.filter(relation, "id < 0"), SumAndCount()) == (0, 0)
 
     def test_duplicates_are_counted_with_examples(self, engine: Engine) -> None:
-        keys = pa.table({"a": pa.array([1, 1, 1, 2, 2, 3, None, None]), "b": ["x", "x", "x", "y", "y", "z", "n", "n"]})
+        keys = pa.table(
+            {
+                "a": pa.array([1, 1, 1, 2, 2, 3, None, None]),
+                "b": ["x", "x", "x", "y", "y", "z", "n", "n"],
+            }
+        )
         found, examples = engine.duplicates(self.given(engine, keys), ["a", "b"], limit=1)
         assert found == 2
         assert examples == [{"a": 1, "b": "x", "n": 3}]
@@ -189,7 +218,11 @@ class RelationConformance:
         table = pa.table({"k": pa.array([1, 2, 1, 3, 2, 1]), "id": pa.array([0, 1, 2, 3, 4, 5])})
         found = engine.last_per_key(self.given(engine, table), ["k"])
         assert found.schema == table.schema
-        assert rows(engine, found, by="id") == [{"k": 3, "id": 3}, {"k": 2, "id": 4}, {"k": 1, "id": 5}]
+        assert rows(engine, found, by="id") == [
+            {"k": 3, "id": 3},
+            {"k": 2, "id": 4},
+            {"k": 1, "id": 5},
+        ]
 
     def test_stream_cuts_batches_and_stops_at_the_limit(self, engine: Engine) -> None:
         relation = self.given(engine, numbered(100))
@@ -226,7 +259,10 @@ class RelationConformance:
         (tmp_path / "folder").mkdir()
         parquet.write_table(table.slice(0, 2), tmp_path / "folder" / "a.parquet")
         parquet.write_table(table.slice(2, 2), tmp_path / "folder" / "b.parquet")
-        assert rows(engine, engine.read_files([str(tmp_path / "folder")]), by="id") == table.to_pylist()
+        assert (
+            rows(engine, engine.read_files([str(tmp_path / "folder")]), by="id")
+            == table.to_pylist()
+        )
         one = engine.read_files([str(tmp_path / "folder" / "b.parquet")], schema=table.schema)
         assert [row["id"] for row in rows(engine, one, by="id")] == [2, 3]
 
@@ -237,7 +273,10 @@ class RelationConformance:
         shard = pa.array(rng.choice([0, 1, 2, 5], count), pa.int32())
         table = pa.table({"id": pa.array(range(count), pa.int64()), "order": order, "shard": shard})
         results = engine.write_shards(
-            self.given(engine, table), shard="shard", order=["order"], write=functools.partial(write_ids, str(tmp_path))
+            self.given(engine, table),
+            shard="shard",
+            order=["order"],
+            write=functools.partial(write_ids, str(tmp_path)),
         )
         shards, orders = np.asarray(shard), np.asarray(order)
         assert results == [(number, int((shards == number).sum())) for number in (0, 1, 2, 5)]
@@ -249,7 +288,10 @@ class RelationConformance:
     def test_shards_of_no_rows_are_none(self, engine: Engine, tmp_path: Path) -> None:
         table = pa.table({"id": pa.array([], pa.int64()), "shard": pa.array([], pa.int32())})
         write = functools.partial(write_ids, str(tmp_path))
-        assert engine.write_shards(self.given(engine, table), shard="shard", order=["id"], write=write) == []
+        assert (
+            engine.write_shards(self.given(engine, table), shard="shard", order=["id"], write=write)
+            == []
+        )
 
     def test_explain_is_a_text(self, engine: Engine) -> None:
         assert len(engine.explain(engine.filter(self.given(engine, numbered(3)), "id > 1"))) > 10

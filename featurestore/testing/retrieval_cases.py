@@ -32,7 +32,10 @@ _FEATURES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "x": (pa.float64(), [float("nan"), 0.0, -0.0, 1.5, float("-inf"), None]),
     "s": (pa.string(), ["", "a", "\x00", "é", None]),
     "v": (pa.list_(pa.float32()), [[], [1.0], [None], [float("nan"), 2.0], None]),
-    "p": (pa.struct([("a", pa.int8()), ("b", pa.string())]), [{"a": 1, "b": None}, {"a": None, "b": ""}, None]),
+    "p": (
+        pa.struct([("a", pa.int8()), ("b", pa.string())]),
+        [{"a": 1, "b": None}, {"a": None, "b": ""}, None],
+    ),
     "q": (pa.list_(pa.field("item", pa.uint8()), 2), [[1, 2], [2, 1], None]),
     "u": (pa.uint64(), [2**64 - 1, 1, None]),
 }
@@ -54,7 +57,9 @@ class Case:
 
     def __str__(self) -> str:
         plain = Case()
-        said = [f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name)]
+        said = [
+            f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name)
+        ]
         return "-".join(said) or "plain"
 
 
@@ -94,7 +99,9 @@ def any_shape() -> st.SearchStrategy[Case]:
         fixed=st.booleans(),
         label_time=st.sampled_from(["timestamp", "date"]),
     )
-    timeless = st.builds(Case, time=st.just("none"), unique=st.booleans(), how=st.sampled_from(["left", "inner"]))
+    timeless = st.builds(
+        Case, time=st.just("none"), unique=st.booleans(), how=st.sampled_from(["left", "inner"])
+    )
     return st.one_of(timed, timeless)
 
 
@@ -114,7 +121,9 @@ def random_cases(shape: Case, *, count: int, seed: int) -> Cases:
     """Return ``count`` cases of up to eight rows and five labels each."""
     random = np.random.default_rng(seed)
     keys = _key_columns(shape)
-    rows: dict[str, list[Any]] = {name: [] for name in ("case", *keys, "event", "created", *_FEATURES)}
+    rows: dict[str, list[Any]] = {
+        name: [] for name in ("case", *keys, "event", "created", *_FEATURES)
+    }
     labels: dict[str, list[Any]] = {name: [] for name in ("case", *keys, "at", "n")}
     draw = _Draw(random)
     for case in range(count):
@@ -144,7 +153,11 @@ class _Draw:
 
     def one(self, values: list[Any], *, null: float) -> Any:
         present = [value for value in values if value is not None]
-        return None if self._random.random() < null else present[int(self._random.integers(len(present)))]
+        return (
+            None
+            if self._random.random() < null
+            else present[int(self._random.integers(len(present)))]
+        )
 
     def time(self, kind: str, moments: int, *, null: float) -> Any:
         if kind == "none" or self._random.random() < null:
@@ -193,7 +206,11 @@ def _cases(
         "created_time": "created" if shape.created else None,
         "ttl": None if shape.ttl is None else shape.ttl * step,
     }
-    wish = {"created_time_filter": shape.waits, "how": shape.how, "label_time": _micros(3) if shape.fixed else "at"}
+    wish = {
+        "created_time_filter": shape.waits,
+        "how": shape.how,
+        "label_time": _micros(3) if shape.fixed else "at",
+    }
     return Cases(
         rows=table,
         labels=pa.table({name: pa.array(values, kinds[name]) for name, values in labels.items()}),

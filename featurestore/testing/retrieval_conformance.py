@@ -20,12 +20,12 @@ import pyarrow as pa
 import pytest
 
 from featurestore import ingest
-from featurestore.engines import Engine, TableWrite
 from featurestore.errors import ColumnConflict
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import ROW, FeaturePlan, Source
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.planner import Left, Wish, plan_with_labels, plan_without_labels
 from featurestore.retrieval.resolve import resolve
@@ -85,7 +85,9 @@ class World:
         self.tables[name, version] = table
         return source
 
-    def plan(self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any) -> FeaturePlan:
+    def plan(
+        self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any
+    ) -> FeaturePlan:
         """Return the plan of a retrieval, as the store would make it."""
         specs: dict[str, dict[int, FeatureGroupSpec]] = {}
         for (name, version), source in self.sources.items():
@@ -93,7 +95,9 @@ class World:
         found = resolve(features, specs=specs)
         if isinstance(labels, pa.Table):
             left = Left(labels.schema, ordered=True, rows=labels.num_rows)
-            return plan_with_labels(found, left=left, wish=Wish(**wish), source=self.sources.__getitem__)
+            return plan_with_labels(
+                found, left=left, wish=Wish(**wish), source=self.sources.__getitem__
+            )
         source = self.sources[(labels, 1) if labels is not None else found[0].group]
         left = Left(source.spec.schema, source=source, time=source.spec.event_time)
         make = plan_without_labels if labels is None else plan_with_labels
@@ -107,7 +111,9 @@ class World:
             relation = self.engine.from_arrow(numbered.to_reader())
         return self.engine.stream(self.engine.retrieve(plan, labels=relation)).read_all()
 
-    def check(self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any) -> list[dict[str, Any]]:
+    def check(
+        self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any
+    ) -> list[dict[str, Any]]:
         """Return the rows that the engine gives, after comparing them with the oracle's bit by bit."""
         plan = self.plan(features, labels, **wish)
         given = labels if isinstance(labels, pa.Table) else None
@@ -167,17 +173,23 @@ class RetrievalConformance:
         assert [row["x"] for row in rows] == [0.0, 2.0, 4.0]
 
     def test_label_time_equal_to_event_time_counts(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(1)], "x": [5]}, primary_key=("k",), event_time="t", unique=True)
+        world.group(
+            "w", {"k": [1], "t": [at(1)], "x": [5]}, primary_key=("k",), event_time="t", unique=True
+        )
         early = at(1) - timedelta(microseconds=1)
         rows = world.check(["w.x"], labels_of(k=[1, 1], at=[at(1), early]))
         assert [row["x"] for row in rows] == [5, None]
 
     def test_a_label_whose_rows_all_lie_in_its_future_gets_nulls(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(5)], "x": [5]}, primary_key=("k",), event_time="t", unique=True)
+        world.group(
+            "w", {"k": [1], "t": [at(5)], "x": [5]}, primary_key=("k",), event_time="t", unique=True
+        )
         assert world.check(["w.x"], labels_of(k=[1], at=[at(4)]))[0]["x"] is None
 
     def test_duplicate_labels_stay_duplicates_in_their_order(self, world: World) -> None:
-        world.group("w", {"k": [1, 2], "t": [at(0), at(0)], "x": [1, 2]}, primary_key=("k",), event_time="t")
+        world.group(
+            "w", {"k": [1, 2], "t": [at(0), at(0)], "x": [1, 2]}, primary_key=("k",), event_time="t"
+        )
         labels = labels_of(k=[2, 1, 2, 2, 1], at=[at(1)] * 5, y=[0, 1, 2, 3, 3])
         assert [(row["y"], row["x"]) for row in world.check(["w.x"], labels)] == [
             (0, 2),
@@ -188,17 +200,33 @@ class RetrievalConformance:
         ]
 
     @pytest.mark.parametrize("backwards", [False, True])
-    def test_equal_event_times_are_decided_by_created_time_then_hash(self, world: World, backwards: bool) -> None:
-        table = _table({"k": [1, 1, 1, 1], "t": [at(0)] * 4, "c": [at(1), at(2), at(2), at(2)], "x": [9, 1, 2, 3]}, {})
+    def test_equal_event_times_are_decided_by_created_time_then_hash(
+        self, world: World, backwards: bool
+    ) -> None:
+        table = _table(
+            {
+                "k": [1, 1, 1, 1],
+                "t": [at(0)] * 4,
+                "c": [at(1), at(2), at(2), at(2)],
+                "x": [9, 1, 2, 3],
+            },
+            {},
+        )
         order = [3, 2, 1, 0] if backwards else [0, 1, 2, 3]
-        world.group("w", table.take(order), primary_key=("k",), event_time="t", created_time="c", parts=2)
+        world.group(
+            "w", table.take(order), primary_key=("k",), event_time="t", created_time="c", parts=2
+        )
         rows = world.check(["w.x"], labels_of(k=[1, 1], at=[at(1.5), at(3)]))
         assert rows[0]["x"] == 9
         assert rows[1]["x"] in {1, 2, 3}
 
     @pytest.mark.parametrize("backwards", [False, True])
-    def test_equal_event_times_without_created_time_are_decided_by_hash(self, world: World, backwards: bool) -> None:
-        table = _table({"k": [1] * 4, "t": [at(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]}, {})
+    def test_equal_event_times_without_created_time_are_decided_by_hash(
+        self, world: World, backwards: bool
+    ) -> None:
+        table = _table(
+            {"k": [1] * 4, "t": [at(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]}, {}
+        )
         world.group("w", table.take([3, 1, 0, 2] if backwards else [0, 1, 2, 3]),
                     primary_key=("k",), event_time="t", parts=2)  # fmt: skip
         world.check(["w.x"], labels_of(k=[1], at=[at(3)]))
@@ -220,13 +248,19 @@ class RetrievalConformance:
         rows = world.check(["w.x"], labels_of(k=[1] * 4, at=[at(0.5), at(1), at(5), at(6)]))
         assert [row["x"] for row in rows] == [None, 0, 0, 2]
 
-    def test_three_corrections_of_one_row_count_from_when_each_was_known(self, world: World) -> None:
+    def test_three_corrections_of_one_row_count_from_when_each_was_known(
+        self, world: World
+    ) -> None:
         world.group("w", {"k": [1] * 4, "t": [at(0)] * 4, "c": [at(1), at(2), at(3), at(4)], "x": [1, 2, 3, 4]},
                     primary_key=("k",), event_time="t", created_time="c", unique=True)  # fmt: skip
-        rows = world.check(["w.x"], labels_of(k=[1] * 5, at=[at(0.5), at(1.5), at(2.5), at(3.5), at(9)]))
+        rows = world.check(
+            ["w.x"], labels_of(k=[1] * 5, at=[at(0.5), at(1.5), at(2.5), at(3.5), at(9)])
+        )
         assert [row["x"] for row in rows] == [None, 1, 2, 3, 4]
 
-    def test_a_late_correction_of_an_older_row_does_not_hide_a_newer_one(self, world: World) -> None:
+    def test_a_late_correction_of_an_older_row_does_not_hide_a_newer_one(
+        self, world: World
+    ) -> None:
         world.group("w", {"k": [1] * 3, "t": [at(0), at(5), at(0)], "c": [at(0), at(5), at(8)], "x": [1, 5, 100]},
                     primary_key=("k",), event_time="t", created_time="c", unique=True)  # fmt: skip
         rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(7), at(9)]))
@@ -248,7 +282,9 @@ class RetrievalConformance:
     # -- ttl ----------------------------------------------------------------------------
 
     def test_without_ttl_the_oldest_row_still_counts(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t", ttl=None)
+        world.group(
+            "w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t", ttl=None
+        )
         assert world.check(["w.x"], labels_of(k=[1], at=[at(24 * 365 * 100)]))[0]["x"] == 1
 
     def test_a_row_beyond_the_ttl_is_not_replaced_by_an_older_one(self, world: World) -> None:
@@ -294,7 +330,10 @@ class RetrievalConformance:
                     primary_key=("a", "b"), event_time="t")  # fmt: skip
         keys = [*first, *second]
         labels = labels_of(a=[a for a, _ in keys], b=[b for _, b in keys], at=[at(1)] * len(keys))
-        assert [row["x"] for row in world.check(["w.x"], labels)] == [*range(len(first)), *[None] * len(second)]
+        assert [row["x"] for row in world.check(["w.x"], labels)] == [
+            *range(len(first)),
+            *[None] * len(second),
+        ]
 
     def test_null_keys_match_nothing(self, world: World) -> None:
         world.group("w", {"a": [None, 1, None], "b": [2, None, None], "t": [at(0)] * 3, "x": [1, 2, 3]},
@@ -323,7 +362,9 @@ class RetrievalConformance:
         ],
         ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
     )
-    def test_keys_of_every_type_meet(self, world: World, values: list[Any], kind: pa.DataType) -> None:
+    def test_keys_of_every_type_meet(
+        self, world: World, values: list[Any], kind: pa.DataType
+    ) -> None:
         world.group("w", _table({"k": values, "t": [at(0)] * 3, "x": [0, 1, 2]}, {"k": kind}),
                     primary_key=("k",), event_time="t")  # fmt: skip
         labels = _table({"k": values[::-1], "at": [at(1)] * 3}, {"k": kind})
@@ -337,13 +378,19 @@ class RetrievalConformance:
         assert [row["x"] for row in world.check(["w.x"], labels)] == [2, None, 1]
 
     def test_label_columns_of_other_names_join_through_join_key(self, world: World) -> None:
-        world.group("w", {"a": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, primary_key=("a",), event_time="t")
-        rows = world.check(["w.x"], labels_of(place=[2, 1], at=[at(1)] * 2), join_key={"place": "a"})
+        world.group(
+            "w", {"a": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, primary_key=("a",), event_time="t"
+        )
+        rows = world.check(
+            ["w.x"], labels_of(place=[2, 1], at=[at(1)] * 2), join_key={"place": "a"}
+        )
         assert [row["x"] for row in rows] == [2, 1]
 
     # -- shapes of results ------------------------------------------------------------------
 
-    def test_left_join_gives_one_row_for_each_label_and_inner_join_drops(self, world: World) -> None:
+    def test_left_join_gives_one_row_for_each_label_and_inner_join_drops(
+        self, world: World
+    ) -> None:
         world.group("w", {"k": [1], "t": [at(0)], "x": [None]}, types={"x": pa.int32()},
                     primary_key=("k",), event_time="t", ttl=timedelta(hours=3))  # fmt: skip
         world.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
@@ -358,7 +405,9 @@ class RetrievalConformance:
         world.group("e", labels_of(k=[1], t=[at(0)], y=[1]).slice(0, 0), **roles)
         world.group("f", labels_of(k=[1], z=[1]).slice(0, 0), primary_key=("k",))
         labels = labels_of(k=[1], at=[at(1)])
-        assert world.check(["w.x", "e.y", "f.z"], labels) == [{"k": 1, "at": at(1), "x": 1, "y": None, "z": None}]
+        assert world.check(["w.x", "e.y", "f.z"], labels) == [
+            {"k": 1, "at": at(1), "x": 1, "y": None, "z": None}
+        ]
         assert world.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
 
     def test_groups_without_event_time_are_one_row_a_key(self, world: World) -> None:
@@ -369,7 +418,9 @@ class RetrievalConformance:
 
     def test_nan_stays_nan_and_null_stays_null(self, world: World) -> None:
         values = [float("nan"), None, -0.0, float("inf"), 5e-324]
-        table = _table({"k": range(5), "t": [at(0)] * 5, "x": values, "y": values}, {"y": pa.float32()})
+        table = _table(
+            {"k": range(5), "t": [at(0)] * 5, "x": values, "y": values}, {"y": pa.float32()}
+        )
         world.group("w", table, primary_key=("k",), event_time="t", ttl=timedelta(days=1))
         rows = world.check(["w.x", "w.y"], labels_of(k=list(range(6)), at=[at(1)] * 6))
         assert rows[1]["x"] is None
@@ -387,7 +438,12 @@ class RetrievalConformance:
             "t": [at(0), at(1), at(1), at(0)],
             "tags": [["a", None], [], None, ["x"]],
             "image": [[1, 2, 3], [255, 0, 1], None, [0, 0, 0]],
-            "place": [{"lat": 1.5, "names": ["p"]}, {"lat": None, "names": None}, None, {"lat": -0.0, "names": []}],
+            "place": [
+                {"lat": 1.5, "names": ["p"]},
+                {"lat": None, "names": None},
+                None,
+                {"lat": -0.0, "names": []},
+            ],
             "steps": [[{"n": 1}], [{"n": None}], [], None],
         }
         world.group("w", _table(columns, kinds), primary_key=("k",), event_time="t")
@@ -403,7 +459,9 @@ class RetrievalConformance:
         rows = world.check(["w.x"], labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)]))
         assert [row["x"] for row in rows] == [1, None]
 
-    def test_naive_times_are_utc_and_times_of_other_zones_are_the_same_moments(self, world: World) -> None:
+    def test_naive_times_are_utc_and_times_of_other_zones_are_the_same_moments(
+        self, world: World
+    ) -> None:
         naive, zoned = pa.timestamp("us"), pa.timestamp("ms", tz="America/New_York")
         summer = datetime(2024, 7, 1, 12)
         aware = [summer.replace(tzinfo=UTC), (summer + timedelta(hours=1)).replace(tzinfo=UTC)]
@@ -411,7 +469,9 @@ class RetrievalConformance:
             rows = _as_taken(_table({"k": [1, 1], "t": [each.replace(tzinfo=None) for each in aware], "x": [0, 1]},
                                     {"t": naive}))  # fmt: skip
         world.group("w", rows, primary_key=("k",), event_time="t", ttl=timedelta(0))
-        labels = _as_taken(_table({"k": [1, 1], "at": pa.array(aware, TIMESTAMP).cast(zoned)}, {"at": zoned}))
+        labels = _as_taken(
+            _table({"k": [1, 1], "at": pa.array(aware, TIMESTAMP).cast(zoned)}, {"at": zoned})
+        )
         assert [row["x"] for row in world.check(["w.x"], labels)] == [0, 1]
         with pytest.warns(NaiveTimeWarning):
             labels = _as_taken(_table({"k": [1], "at": [summer]}, {"at": naive}))
@@ -429,9 +489,21 @@ class RetrievalConformance:
         world.group("w", {"k": [1, 1, 2], "t": [at(0), at(5), at(5)], "c": [at(0), at(6), at(7)], "x": [0, 5, 25]},
                     primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=9))  # fmt: skip
         labels = labels_of(k=[1, 2, 3])
-        assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(6))] == [5, None, None]
-        assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(9.5))] == [5, 25, None]
-        assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(20))] == [None, None, None]
+        assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(6))] == [
+            5,
+            None,
+            None,
+        ]
+        assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(9.5))] == [
+            5,
+            25,
+            None,
+        ]
+        assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(20))] == [
+            None,
+            None,
+            None,
+        ]
 
     def test_the_order_of_requested_features_never_changes_values(self, world: World) -> None:
         for name in ("a", "b", "c"):
@@ -445,16 +517,23 @@ class RetrievalConformance:
         assert one == [{name: row[name] for name in one[0]} for row in other]
 
     def test_a_group_as_labels_keeps_all_its_rows(self, world: World) -> None:
-        world.group("w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t")
+        world.group(
+            "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
+        )
         world.group("y", {"id": [1, 2, 3], "k": [1, 2, 1], "at": [at(1)] * 3, "late": [True, False, True]},
                     primary_key=("id",), event_time="at")  # fmt: skip
         rows = world.check(["w.x"], "y")
-        assert sorted((row["id"], row["x"]) for row in rows if row["x"] is not None) == [(1, 1), (3, 1)]
+        assert sorted((row["id"], row["x"]) for row in rows if row["x"] is not None) == [
+            (1, 1),
+            (3, 1),
+        ]
 
     def test_without_labels_the_first_group_is_the_left_side(self, world: World) -> None:
         world.group("y", {"id": [1, 2, 3], "k": [1, 2, None], "at": [at(1)] * 3, "z": [1.0, None, 3.0]},
                     primary_key=("id",), event_time="at")  # fmt: skip
-        world.group("w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t")
+        world.group(
+            "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
+        )
         assert {tuple(row) for row in world.check(["y.z", "w.x"], None)} == {("z", "x")}
         rows = world.check(["y.z as other", "w.x"], None, include_keys=True)
         assert {tuple(row) for row in rows} == {("id", "at", "other", "x")}
@@ -469,8 +548,16 @@ class RetrievalConformance:
             "c": [at(int(hour)) for hour in random.integers(0, 25, 300)],
             "x": list(range(300)),
         }
-        world.group("w", columns, primary_key=("a", "b"), event_time="t", created_time="c" if created else None)
-        labels = labels_of(a=[1, 1, 9, None], b=["b1", "b1", "b0", "b0"], at=[at(9), at(9), at(9), at(9)])
+        world.group(
+            "w",
+            columns,
+            primary_key=("a", "b"),
+            event_time="t",
+            created_time="c" if created else None,
+        )
+        labels = labels_of(
+            a=[1, 1, 9, None], b=["b1", "b1", "b0", "b0"], at=[at(9), at(9), at(9), at(9)]
+        )
         rows = world.check(["w.x"], labels)
         assert rows[0] == rows[1]
 
@@ -483,7 +570,9 @@ class RetrievalConformance:
 
     def test_aliases_tell_equal_names_apart(self, world: World) -> None:
         for name, value in (("w", 1), ("v", 2)):
-            world.group(name, {"k": [1], "t": [at(0)], "x": [value]}, primary_key=("k",), event_time="t")
+            world.group(
+                name, {"k": [1], "t": [at(0)], "x": [value]}, primary_key=("k",), event_time="t"
+            )
         rows = world.check(["w.x", "v.x as vx", "w.x as again"], labels_of(k=[1], at=[at(1)]))
         assert rows == [{"k": 1, "at": at(1), "x": 1, "vx": 2, "again": 1}]
 
@@ -498,7 +587,9 @@ class RetrievalConformance:
         random = np.random.default_rng(5)
 
         def keys_and_times(rows: int) -> tuple[list[int], list[datetime]]:
-            return random.integers(0, 4, rows).tolist(), [at(int(hour)) for hour in random.integers(0, 6, rows)]
+            return random.integers(0, 4, rows).tolist(), [
+                at(int(hour)) for hour in random.integers(0, 6, rows)
+            ]
 
         for number in range(10):
             keys, times = keys_and_times(12)
@@ -516,14 +607,20 @@ class RetrievalConformance:
         assert [(row["x"], row["day"]) for row in rows] == [(2, "b"), (3, "a")]
 
     def test_label_columns_with_awkward_names_survive(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "select": [7]}, primary_key=("k",), event_time="t")
-        labels = labels_of(k=[1], at=[at(1)], event=[3], since=[4], l=[5], r0=[6], tie=[8], o0=[9], created=[10])
+        world.group(
+            "w", {"k": [1], "t": [at(0)], "select": [7]}, primary_key=("k",), event_time="t"
+        )
+        labels = labels_of(
+            k=[1], at=[at(1)], event=[3], since=[4], l=[5], r0=[6], tie=[8], o0=[9], created=[10]
+        )
         assert world.check(["w.select"], labels)[0]["select"] == 7
 
     # -- many small cases -----------------------------------------------------------------
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
-    def test_small_random_cases_agree_with_the_oracle_bit_by_bit(self, world: World, shape: Case) -> None:
+    def test_small_random_cases_agree_with_the_oracle_bit_by_bit(
+        self, world: World, shape: Case
+    ) -> None:
         for round_ in range(self.rounds_per_shape):
             check_cases(world, shape, count=self.cases_at_once, seed=round_)
 
@@ -540,7 +637,9 @@ def check_cases(world: World, shape: Case, *, count: int, seed: int) -> None:
     CASES[world.engine.name] += count
 
 
-def _assert_equal_cases(found: pa.Table, expected: pa.Table, labels: pa.Table, rows: pa.Table) -> None:
+def _assert_equal_cases(
+    found: pa.Table, expected: pa.Table, labels: pa.Table, rows: pa.Table
+) -> None:
     """Compare, and show the first case that differs with all its labels and rows."""
     assert found.schema.equals(expected.schema)
     mine, theirs = bits(found), bits(expected)
@@ -548,7 +647,11 @@ def _assert_equal_cases(found: pa.Table, expected: pa.Table, labels: pa.Table, r
         return
     case = found.column("case").to_pylist()
     wanted = expected.column("case").to_pylist()
-    different = [pair[0] for pair in zip(wanted, theirs, strict=True) if pair not in set(zip(case, mine, strict=True))]
+    different = [
+        pair[0]
+        for pair in zip(wanted, theirs, strict=True)
+        if pair not in set(zip(case, mine, strict=True))
+    ]
     first = (different or case)[0]
 
     def of_case(table: pa.Table) -> str:

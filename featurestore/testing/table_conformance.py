@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore import deltalog
-from featurestore.engines import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureStoreError, TableDamaged, VersionNotFound
+from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
 from featurestore.testing.relation_conformance import NOON, numbered, rows
 from featurestore.testing.type_conformance import same
 
@@ -21,11 +21,21 @@ SCHEMA = numbered(0).schema
 
 
 def new_table(
-    engine: Engine, directory: Path, *, partition_by: tuple[str, ...] = (), schema: pa.Schema = SCHEMA
+    engine: Engine,
+    directory: Path,
+    *,
+    partition_by: tuple[str, ...] = (),
+    schema: pa.Schema = SCHEMA,
 ) -> str:
     """Create an empty table and return its path."""
     path = str(directory / "table")
-    engine.create_table(path, schema=schema, partition_by=partition_by, properties={"featurestore.spec": "{}"}, note={})
+    engine.create_table(
+        path,
+        schema=schema,
+        partition_by=partition_by,
+        properties={"featurestore.spec": "{}"},
+        note={},
+    )
     return path
 
 
@@ -51,7 +61,9 @@ def some(*numbers: int, value: float | None = None) -> pa.Table:
 class TableConformance:
     """Everything of the door that changes tables."""
 
-    def test_commit_zero_is_an_empty_table_with_its_properties(self, engine: Engine, tmp_path: Path) -> None:
+    def test_commit_zero_is_an_empty_table_with_its_properties(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         state = deltalog.table_state(path)
         assert (state.version, state.rows, state.files) == (0, 0, ())
@@ -102,10 +114,14 @@ class TableConformance:
         with pytest.raises(VersionNotFound):
             ids(engine, path, version=5)
 
-    def test_columns_match_by_name_and_absent_ones_are_null(self, engine: Engine, tmp_path: Path) -> None:
+    def test_columns_match_by_name_and_absent_ones_are_null(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1).select(["value", "id", "hour"]))
-        assert rows(engine, engine.read_table(path, schema=SCHEMA)) == [{**some(1).to_pylist()[0], "zone": None}]
+        assert rows(engine, engine.read_table(path, schema=SCHEMA)) == [
+            {**some(1).to_pylist()[0], "zone": None}
+        ]
 
     def test_narrower_types_are_cast_to_the_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
@@ -114,7 +130,9 @@ class TableConformance:
         found = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]))
         assert found == [{"id": 7, "value": 0.5}]
 
-    def test_reading_some_columns_gives_them_in_that_order(self, engine: Engine, tmp_path: Path) -> None:
+    def test_reading_some_columns_gives_them_in_that_order(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
         assert rows(engine, engine.read_table(path, schema=SCHEMA, columns=["value", "id"])) == [
@@ -140,11 +158,16 @@ class TableConformance:
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
         write(engine, path, numbered(10))
-        version = write(engine, path, some(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour")))
+        version = write(
+            engine, path, some(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour"))
+        )
         assert version == 2
         found = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
         changed = {3: -1.0, 11: -1.0}
-        expected = [{**row, "value": changed.get(row["id"], row["value"])} for row in numbered(12).to_pylist()]
+        expected = [
+            {**row, "value": changed.get(row["id"], row["value"])}
+            for row in numbered(12).to_pylist()
+        ]
         assert found == [row for row in expected if row["id"] != 10]
 
     def test_upsert_of_a_null_key_matches_nothing(self, engine: Engine, tmp_path: Path) -> None:
@@ -153,17 +176,26 @@ class TableConformance:
         table = pa.table({"id": pa.array([1, None], pa.int64()), "value": [1.0, 2.0]})
         write(engine, path, table)
         write(engine, path, table, TableWrite("upsert", key=("id",)))
-        values = sorted(row["value"] for row in rows(engine, engine.read_table(path, schema=schema)))
+        values = sorted(
+            row["value"] for row in rows(engine, engine.read_table(path, schema=schema))
+        )
         assert values == [1.0, 2.0, 2.0]
 
     def test_composite_keys_never_meet_by_their_text(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("id", pa.int64())])
         path = new_table(engine, tmp_path, schema=schema)
         write(engine, path, pa.table({"a": ["x|", "x"], "b": ["y", "|y"], "id": [1, 2]}))
-        write(engine, path, pa.table({"a": ["x|"], "b": ["y"], "id": [3]}), TableWrite("upsert", key=("a", "b")))
+        write(
+            engine,
+            path,
+            pa.table({"a": ["x|"], "b": ["y"], "id": [3]}),
+            TableWrite("upsert", key=("a", "b")),
+        )
         assert ids(engine, path) == [2, 3]
 
-    def test_upsert_into_an_empty_table_and_of_no_rows(self, engine: Engine, tmp_path: Path) -> None:
+    def test_upsert_into_an_empty_table_and_of_no_rows(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1, 2), TableWrite("upsert", key=("id",)))
         write(engine, path, numbered(0), TableWrite("upsert", key=("id",)))
@@ -229,7 +261,9 @@ class TableConformance:
         assert same(rows(engine, engine.read_table(path, schema=schema), by="id"), expected)
         again = some(1, value=8.0).append_column("extra", pa.array([7], pa.uint8()))
         write(engine, path, again, TableWrite("upsert", key=("id",), add_columns=added))
-        assert [row["extra"] for row in rows(engine, engine.read_table(path, schema=schema), by="id")] == [7, 200]
+        assert [
+            row["extra"] for row in rows(engine, engine.read_table(path, schema=schema), by="id")
+        ] == [7, 200]
         old = engine.read_table(path, version=1, schema=schema)
         assert [row["extra"] for row in rows(engine, old)] == [None]
 
@@ -245,11 +279,19 @@ class TableConformance:
             assert write(engine, path, some(1), lower) is None
             assert deltalog.table_state(path).version == before
             assert deltalog.transaction_version(path, app) == 3
-        assert write(engine, path, some(2), TableWrite("append", transaction=("app/append", 4))) is not None
+        assert (
+            write(engine, path, some(2), TableWrite("append", transaction=("app/append", 4)))
+            is not None
+        )
 
     def test_notes_and_row_counts_are_in_the_history(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, numbered(4), TableWrite("append", note={"operation": "append", "run": "r1"}))
+        write(
+            engine,
+            path,
+            numbered(4),
+            TableWrite("append", note={"operation": "append", "run": "r1"}),
+        )
         note = {"operation": "upsert", "inputs": {"a": 1}}
         write(engine, path, some(3, 4, value=1.0), TableWrite("upsert", key=("id",), note=note))
         engine.delete(path, "id = 0", note={"operation": "delete"})
@@ -270,10 +312,15 @@ class TableConformance:
         version = write(engine, path, numbered(4))
         state = deltalog.table_state(path)
         assert version is not None
-        assert (state.rows, state.bytes) == (4, sum(Path(file.path).stat().st_size for file in state.files))
+        assert (state.rows, state.bytes) == (
+            4,
+            sum(Path(file.path).stat().st_size for file in state.files),
+        )
         assert set(deltalog.added_files(path, version)) == {file.path for file in state.files}
 
-    def test_properties_change_in_a_commit_of_their_own(self, engine: Engine, tmp_path: Path) -> None:
+    def test_properties_change_in_a_commit_of_their_own(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
         engine.set_properties(path, {"featurestore.meta": '{"tags": {"a": "ü"}}'})
@@ -297,7 +344,9 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         for each in range(4):
             write(engine, path, some(each), TableWrite("overwrite"))
-        removed = engine.vacuum(path, keep_versions=[2], retain=datetime.now(UTC) + timedelta(seconds=1))
+        removed = engine.vacuum(
+            path, keep_versions=[2], retain=datetime.now(UTC) + timedelta(seconds=1)
+        )
         assert len(removed) == 2
         assert ids(engine, path) == [3]
         assert ids(engine, path, version=2) == [1]
@@ -305,11 +354,18 @@ class TableConformance:
             ids(engine, path, version=1)
         assert len(deltalog.history(path)) == 5
 
-    def test_vacuum_keeps_what_versions_since_the_moment_need(self, engine: Engine, tmp_path: Path) -> None:
+    def test_vacuum_keeps_what_versions_since_the_moment_need(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         for each in range(3):
             write(engine, path, some(each), TableWrite("overwrite"))
-        assert list(engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC) - timedelta(days=1))) == []
+        assert (
+            list(
+                engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC) - timedelta(days=1))
+            )
+            == []
+        )
         assert [ids(engine, path, version=each) for each in (1, 2, 3)] == [[0], [1], [2]]
 
     def test_a_missing_data_file_is_named(self, engine: Engine, tmp_path: Path) -> None:
@@ -339,7 +395,9 @@ class TableConformance:
         assert failures == []
         assert ids(engine, path) == list(range(9))
 
-    def test_a_table_of_many_versions_reads_through_its_checkpoints(self, engine: Engine, tmp_path: Path) -> None:
+    def test_a_table_of_many_versions_reads_through_its_checkpoints(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
         path = new_table(engine, tmp_path)
         for each in range(23):
             write(engine, path, some(each))
@@ -357,4 +415,7 @@ class TableConformance:
         assert ids(engine, path) == list(range(1000))
         for file in (tmp_path / "stage").rglob("*.parquet"):
             file.unlink()
-        assert rows(engine, engine.read_table(path, schema=SCHEMA), by="id") == numbered(1000).to_pylist()
+        assert (
+            rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
+            == numbered(1000).to_pylist()
+        )

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from featurestore.engines import Engine, TableWrite
 from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Engine, TableWrite
 
 _MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _STRUCT = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.list_(pa.string()))])
@@ -28,11 +28,20 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "uint16": (pa.uint16(), [0, 2**16 - 1]),
     "uint32": (pa.uint32(), [0, 2**32 - 1]),
     "uint64": (pa.uint64(), [0, 2**63, 2**64 - 1]),
-    "float32": (pa.float32(), [1.5, float("inf"), -float("inf"), float("nan"), -0.0, 1.401298464324817e-45]),
+    "float32": (
+        pa.float32(),
+        [1.5, float("inf"), -float("inf"), float("nan"), -0.0, 1.401298464324817e-45],
+    ),
     "float64": (pa.float64(), [0.1, float("inf"), -float("inf"), float("nan"), -0.0, 5e-324]),
     "decimal": (pa.decimal128(10, 2), [Decimal("12345678.90"), Decimal("-0.01")]),
-    "wide_decimal": (pa.decimal128(38, 10), [Decimal("9999999999999999999999999999.9999999999"), Decimal(0)]),
-    "string": (pa.string(), ["", "a", "ä€𝄞", "x" * 5000, 'it\'s "quoted"\n\t\\', "__HIVE_DEFAULT_PARTITION__"]),
+    "wide_decimal": (
+        pa.decimal128(38, 10),
+        [Decimal("9999999999999999999999999999.9999999999"), Decimal(0)],
+    ),
+    "string": (
+        pa.string(),
+        ["", "a", "ä€𝄞", "x" * 5000, 'it\'s "quoted"\n\t\\', "__HIVE_DEFAULT_PARTITION__"],
+    ),
     "binary": (pa.binary(), [b"", b"\x00\xff", b"y" * 5000]),
     "date": (pa.date32(), [date(1970, 1, 1), date(1900, 3, 1), date(9999, 12, 31)]),
     "timestamp": (
@@ -76,29 +85,48 @@ class TypeConformance:
         path = str(tmp_path / "table")
         engine.create_table(path, schema=table.schema, partition_by=(), properties={}, note={})
         engine.write(path, engine.from_arrow(table.slice(0, 2).to_reader()), TableWrite("append"))
-        engine.write(path, engine.from_arrow(table.slice(1, 2).to_reader()), TableWrite("upsert", key=("id",)))
+        engine.write(
+            path,
+            engine.from_arrow(table.slice(1, 2).to_reader()),
+            TableWrite("upsert", key=("id",)),
+        )
         found = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
         assert same(found.sort_by("id").to_pylist(), table.to_pylist())
 
-    @pytest.mark.parametrize("name", ["int8", "uint16", "int64", "bool", "decimal", "string", "date", "timestamp"])
-    def test_partition_values_come_back_equal(self, engine: Engine, tmp_path: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        "name", ["int8", "uint16", "int64", "bool", "decimal", "string", "date", "timestamp"]
+    )
+    def test_partition_values_come_back_equal(
+        self, engine: Engine, tmp_path: Path, name: str
+    ) -> None:
         kind, values = VALUES[name]
         if name == "string":
             # The empty text is null to Delta, and the name of the null folder cannot be told from null by all readers.
             values = ["a", "with space", "a/b=c?d*e[f]%20+'\"ä€", "null"]
-        table = pa.table({"id": pa.array(range(len(values) + 1), pa.int64()), "part": pa.array([*values, None], kind)})
+        table = pa.table(
+            {
+                "id": pa.array(range(len(values) + 1), pa.int64()),
+                "part": pa.array([*values, None], kind),
+            }
+        )
         path = str(tmp_path / "table")
-        engine.create_table(path, schema=table.schema, partition_by=("part",), properties={}, note={})
+        engine.create_table(
+            path, schema=table.schema, partition_by=("part",), properties={}, note={}
+        )
         engine.write(path, engine.from_arrow(table.to_reader()), TableWrite("append"))
         found = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
         assert same(found.sort_by("id").to_pylist(), table.to_pylist())
 
     def test_an_empty_stream_keeps_its_schema(self, engine: Engine, tmp_path: Path) -> None:
-        schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in VALUES.items())])
+        schema = pa.schema(
+            [("id", pa.int64()), *((name, kind) for name, (kind, _) in VALUES.items())]
+        )
         path = str(tmp_path / "table")
         engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
         assert engine.stream(engine.read_table(path, schema=schema)).read_all().schema == schema
-        engine.write(path, engine.from_arrow(schema.empty_table().to_reader()), TableWrite("append"))
+        engine.write(
+            path, engine.from_arrow(schema.empty_table().to_reader()), TableWrite("append")
+        )
         found = engine.stream(engine.read_table(path, schema=schema)).read_all()
         assert (found.schema, found.num_rows) == (schema, 0)
 

@@ -6,11 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from featurestore.formats import WrittenFile
 from featurestore.model.arrow_json import type_to_json
-from featurestore.model.manifest import Manifest, ManifestColumn, ManifestFile, ManifestShard, ManifestSplit
+from featurestore.model.manifest import (
+    Manifest,
+    ManifestColumn,
+    ManifestFile,
+    ManifestShard,
+    ManifestSplit,
+)
 from featurestore.model.times import utc_now
-from featurestore.training.request import ExportRequest, class_weights, labels_json, library_versions
+from featurestore.plugins.format import WrittenFile
+from featurestore.training.request import (
+    ExportRequest,
+    class_weights,
+    labels_json,
+    library_versions,
+)
 from featurestore.training.shape import Shape
 from featurestore.training.shards import ShardSummary
 
@@ -59,7 +70,9 @@ def build_manifest(
         created=utc_now().isoformat(),
         run_id=run_id,
         libraries=library_versions(LIBRARIES),
-        prefixes=prefixes_of([file for each in summaries for file in (each.written.file, *each.written.sidecars)]),
+        prefixes=prefixes_of(
+            [file for each in summaries for file in (each.written.file, *each.written.sidecars)]
+        ),
         **provenance,
     )
 
@@ -69,7 +82,9 @@ def _manifest_splits(
 ) -> tuple[ManifestSplit, ...]:
     result = []
     bounds = list(accumulate((len(sizes) for sizes in shape.shard_rows), initial=0))
-    for name, rows, (begin, end) in zip(request.rule.names, shape.rows, pairwise(bounds), strict=True):
+    for name, rows, (begin, end) in zip(
+        request.rule.names, shape.rows, pairwise(bounds), strict=True
+    ):
         mine = summaries[begin:end]
         counts = labels_json(_merge_labels(request.labels, mine))
         shards = _manifest_shards(mine)
@@ -79,7 +94,15 @@ def _manifest_splits(
                 nulls[column] = nulls.get(column, 0) + count
         sized = sum(shard.bytes for shard in shards)
         result.append(
-            ManifestSplit(name, rows, sized, shards, dict(sorted(nulls.items())), counts, class_weights(counts))
+            ManifestSplit(
+                name,
+                rows,
+                sized,
+                shards,
+                dict(sorted(nulls.items())),
+                counts,
+                class_weights(counts),
+            )
         )
     return tuple(result)
 
@@ -89,12 +112,16 @@ def _manifest_shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, 
     for summary in summaries:
         file = summary.written.file
         sidecars = tuple(manifest_file(each) for each in summary.written.sidecars)
-        shards.append(ManifestShard(file.path, first, summary.written.rows, file.bytes, file.sha256, sidecars))
+        shards.append(
+            ManifestShard(file.path, first, summary.written.rows, file.bytes, file.sha256, sidecars)
+        )
         first += summary.written.rows
     return tuple(shards)
 
 
-def _merge_labels(labels: Sequence[str], summaries: Sequence[ShardSummary]) -> dict[str, Mapping[str, int] | None]:
+def _merge_labels(
+    labels: Sequence[str], summaries: Sequence[ShardSummary]
+) -> dict[str, Mapping[str, int] | None]:
     merged: dict[str, Mapping[str, int] | None] = {}
     for label in labels:
         total: dict[str, int] | None = {}

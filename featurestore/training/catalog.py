@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from featurestore import files
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.registry import manifests, reports, training_datasets
 from featurestore.registry.training_datasets import KIND, RegisteredDataset
 from featurestore.session import TRAININGDATASETS, Session
+from featurestore.storage import files
 from featurestore.training.claim import clean, is_finished, versions_in
 from featurestore.training.dataset import TrainingDataset, load_manifest
 from featurestore.training.staging import remove_dead
@@ -69,7 +69,9 @@ def remove(session: Session, name: str, version: int) -> None:
 def clean_all(session: Session) -> list[str]:
     """Remove what killed exports left, of every dataset, and their staged rows; return the directories."""
     parent = os.path.join(session.location, TRAININGDATASETS)
-    removed = [each for name in files.list_directory(parent) for each in clean(os.path.join(parent, name))]
+    removed = [
+        each for name in files.list_directory(parent) for each in clean(os.path.join(parent, name))
+    ]
     return [*removed, *remove_dead(session)]
 
 

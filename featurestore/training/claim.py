@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from featurestore import files, locks
 from featurestore.errors import InvalidArgument, TrainingDatasetExists
 from featurestore.model.manifest import MANIFEST_FILE
+from featurestore.storage import files, locks
 
 
 @dataclass
@@ -37,8 +37,12 @@ def claim_version(parent: str, version: int | None, *, floor: int = 0) -> Claim:
     Raises:
         TrainingDatasetExists: The version exists, or another export is writing it.
     """
-    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
-        raise InvalidArgument(f"version={version!r} is not a version.", hint="versions are 1, 2, ...")
+    if version is not None and (
+        not isinstance(version, int) or isinstance(version, bool) or version < 1
+    ):
+        raise InvalidArgument(
+            f"version={version!r} is not a version.", hint="versions are 1, 2, ..."
+        )
     files.make_directory(parent)
     with locks.locked(os.path.join(parent, ".lock")):
         remove_abandoned(parent)
@@ -56,7 +60,11 @@ def claim_version(parent: str, version: int | None, *, floor: int = 0) -> Claim:
 
 def versions_in(parent: str) -> list[int]:
     """Return the versions that have a directory, finished or not."""
-    return sorted(int(name[1:]) for name in files.list_directory(parent) if name[:1] == "v" and name[1:].isdigit())
+    return sorted(
+        int(name[1:])
+        for name in files.list_directory(parent)
+        if name[:1] == "v" and name[1:].isdigit()
+    )
 
 
 def is_finished(directory: str) -> bool:

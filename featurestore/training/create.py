@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.engines import Relation
 from featurestore.ingest import to_relation
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.splits import TimeSplit
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.training.catalog import last_version, register
@@ -95,7 +95,9 @@ def create(
         description=description,
         tags=tags,
     )
-    gate = Gate(session, request, expectations=expectations, policy=validation, statistics=statistics)
+    gate = Gate(
+        session, request, expectations=expectations, policy=validation, statistics=statistics
+    )
     parent = os.path.dirname(session.training_dataset_path(name, 1))
     claim = claim_version(parent, version, floor=last_version(session, name))
     finished = False
@@ -132,7 +134,12 @@ def given_data(session: Session, data: object) -> Given:
         return Given(lambda: data.relation, data.schema, plan, key, time, reason, _dropped(data))
     relation = to_relation(data, engine=session.engine)
     return Given(
-        lambda: relation, relation.schema, None, (), None, "the data was a dataframe, not features of the store"
+        lambda: relation,
+        relation.schema,
+        None,
+        (),
+        None,
+        "the data was a dataframe, not features of the store",
     )
 
 
@@ -157,4 +164,6 @@ def _event_time(plan: FeaturePlan) -> str | None:
 
 
 def _is_pinned(plan: FeaturePlan) -> bool:
-    return _is_pinned(plan.left_plan) if plan.left_plan is not None else plan.left_source is not None
+    return (
+        _is_pinned(plan.left_plan) if plan.left_plan is not None else plan.left_source is not None
+    )

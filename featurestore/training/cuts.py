@@ -85,7 +85,9 @@ class SumFold:
         """Add the hashes of a batch."""
         groups, hashes = columns_of(batch)
         for group in np.unique(groups).tolist():
-            state[group] = (state.get(group, 0) + int(hashes[groups == group].sum(dtype=np.uint64))) % 2**64
+            state[group] = (
+                state.get(group, 0) + int(hashes[groups == group].sum(dtype=np.uint64))
+            ) % 2**64
         return state
 
     def merge(self, left: Sums, right: Sums) -> Sums:
@@ -146,7 +148,9 @@ class RefineFold:
         for start, stop in zip(starts, np.r_[starts[1:], len(groups)], strict=True):
             place = (int(groups[start]), int(bins[start]))
             if place in self.bins:
-                state.setdefault(place, Found()).put(*np.unique(hashes[start:stop], return_counts=True))
+                state.setdefault(place, Found()).put(
+                    *np.unique(hashes[start:stop], return_counts=True)
+                )
         return state
 
     def merge(self, left: Refined, right: Refined) -> Refined:
@@ -156,9 +160,13 @@ class RefineFold:
         return left
 
 
-def bins_of_ranks(counts: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]]) -> frozenset[tuple[int, int]]:
+def bins_of_ranks(
+    counts: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]]
+) -> frozenset[tuple[int, int]]:
     """Return the (group, bin) pairs in which the cuts at ``ranks`` (0 < rank < rows of the group) fall."""
-    return frozenset((group, _bin(counts[group], rank)[0]) for group, wanted in ranks.items() for rank in wanted)
+    return frozenset(
+        (group, _bin(counts[group], rank)[0]) for group, wanted in ranks.items() for rank in wanted
+    )
 
 
 def cuts_at_ranks(

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from featurestore import files
 from featurestore.errors import InvalidArgument, StatisticsNotFound, TrainingDatasetNotFound
-from featurestore.formats import NativeReading, find_format
 from featurestore.model.manifest import MANIFEST_FILE, MANIFEST_FORMAT, Manifest
+from featurestore.plugins.format import NativeReading, find_format
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +95,9 @@ class TrainingDataset:
         from featurestore.training.diff import diff
         from featurestore.training.reading import drift_between
 
-        return diff(self.path, self.manifest, other.path, other.manifest, drift=drift_between(self, other))
+        return diff(
+            self.path, self.manifest, other.path, other.manifest, drift=drift_between(self, other)
+        )
 
     def tf_feature_spec(self) -> dict[str, Any]:
         """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``."""
@@ -149,7 +151,9 @@ class TrainingDataset:
 
         return resume(self.path, self.manifest, state)
 
-    def petastorm_reader(self, split: str, *, worker: int = 0, workers: int = 1, **options: Any) -> Any:
+    def petastorm_reader(
+        self, split: str, *, worker: int = 0, workers: int = 1, **options: Any
+    ) -> Any:
         """Return petastorm's own batch reader of one worker's share of a split's row groups.
 
         Args:
@@ -164,7 +168,9 @@ class TrainingDataset:
                 f"Training dataset {self.name!r} version {self.version} is {self.manifest.data_format}, not petastorm.",
                 hint="create it with data_format='petastorm', or use .reader(), which reads every format",
             )
-        return chosen.native_reader(self.path, self.manifest, split=split, worker=worker, workers=workers, **options)
+        return chosen.native_reader(
+            self.path, self.manifest, split=split, worker=worker, workers=workers, **options
+        )
 
 
 def load_manifest(directory: str) -> Manifest:

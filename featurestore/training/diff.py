@@ -80,12 +80,25 @@ class DatasetDiff:
 
 
 def diff(
-    directory: str, manifest: Manifest, other_directory: str, other: Manifest, *, drift: Mapping[str, Any] | None = None
+    directory: str,
+    manifest: Manifest,
+    other_directory: str,
+    other: Manifest,
+    *,
+    drift: Mapping[str, Any] | None = None,
 ) -> DatasetDiff:
     """Return what changed from one dataset to another; rows meet by the key of the first where both have it."""
     columns = _column_changes(manifest, other)
-    shared = [column.name for column in manifest.columns if column.name in {each.name for each in other.columns}]
-    key = [name for name in manifest.key if name in shared] if set(manifest.key) <= set(shared) else shared
+    shared = [
+        column.name
+        for column in manifest.columns
+        if column.name in {each.name for each in other.columns}
+    ]
+    key = (
+        [name for name in manifest.key if name in shared]
+        if set(manifest.key) <= set(shared)
+        else shared
+    )
     splits = {}
     for name in dict.fromkeys([split.name for split in (*manifest.splits, *other.splits)]):
         mine = _rows(directory, manifest, name, key=key, columns=shared)
@@ -109,7 +122,10 @@ def _column_changes(manifest: Manifest, other: Manifest) -> list[str]:
     changes = [f"column {name!r} removed" for name in mine if name not in theirs]
     changes += [f"column {name!r} added" for name in theirs if name not in mine]
     for name in mine:
-        if name in theirs and (mine[name].type, mine[name].role) != (theirs[name].type, theirs[name].role):
+        if name in theirs and (mine[name].type, mine[name].role) != (
+            theirs[name].type,
+            theirs[name].role,
+        ):
             changes.append(
                 f"column {name!r}: {mine[name].type} ({mine[name].role}) -> {theirs[name].type} ({theirs[name].role})"
             )
@@ -117,7 +133,10 @@ def _column_changes(manifest: Manifest, other: Manifest) -> list[str]:
 
 
 def _source_changes(manifest: Manifest, other: Manifest) -> list[str]:
-    mine, theirs = ({f"{s['featuregroup']}@v{s['version']}": s for s in each.sources} for each in (manifest, other))
+    mine, theirs = (
+        {f"{s['featuregroup']}@v{s['version']}": s for s in each.sources}
+        for each in (manifest, other)
+    )
     changes = [f"source {name} removed" for name in mine if name not in theirs]
     changes += [f"source {name} added" for name in theirs if name not in mine]
     for name in mine:
@@ -147,7 +166,9 @@ def _rows(
     for batch in split_batches(directory, manifest, split, columns=columns):
         keys.append(row_hash(batch, columns=list(key), seed=0))
         digests.append(row_hash(batch, columns=list(columns), seed=1))
-    unique, inverse, counts = np.unique(np.concatenate(keys), return_inverse=True, return_counts=True)
+    unique, inverse, counts = np.unique(
+        np.concatenate(keys), return_inverse=True, return_counts=True
+    )
     summed = np.zeros(len(unique), dtype=np.uint64)
     np.add.at(summed, inverse.reshape(-1), np.concatenate(digests))
     return unique, summed, counts

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore import files
-from featurestore.engines import Engine, Relation
 from featurestore.errors import DatasetDamaged
-from featurestore.formats import is_temporary
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.model.plan import FeaturePlan
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.storage import files
+from featurestore.storage.shardfile import is_temporary
 from featurestore.training.assemble import build_manifest, manifest_file, prefixes_of
 from featurestore.training.cuts import HASH, SHARD, Cut
 from featurestore.training.prepare import Prepared, prepare
@@ -32,7 +32,12 @@ def write(
 ) -> list[ShardSummary]:
     """Write every shard and return their summaries in order; empty shards are written here."""
     writer = ShardWriter(
-        directory, request.format, shape.layout, shard_tasks(request, shape), request.columns, request.labels
+        directory,
+        request.format,
+        shape.layout,
+        shard_tasks(request, shape),
+        request.columns,
+        request.labels,
     )
     schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
     assigned = staged.mapped(engine, shape.assignment, schema=schema)
@@ -62,7 +67,9 @@ def shard_tasks(request: ExportRequest, shape: Shape) -> tuple[ShardTask, ...]:
     """Return what each shard's writer must know, by shard number."""
     tasks = []
     ending = f".{request.format.extension}" if request.format.extension else ""
-    for split, sizes, cuts in zip(request.rule.names, shape.shard_rows, shape.assignment.cuts, strict=True):
+    for split, sizes, cuts in zip(
+        request.rule.names, shape.shard_rows, shape.assignment.cuts, strict=True
+    ):
         for index, rows in enumerate(sizes):
             path = f"{split}/{request.format.name}-{index:05d}-of-{len(sizes):05d}{ending}"
             tasks.append(ShardTask(path, rows, skip=_skip(cuts, index)))
@@ -73,9 +80,13 @@ def finish(manifest: Manifest, request: ExportRequest, *, directory: str) -> Man
     """Write the format's own files and then, last and atomically, the manifest."""
     written = request.format.finish(directory, manifest)
     prefixes = {**manifest.prefixes, **prefixes_of(written)}
-    manifest = replace(manifest, files=tuple(manifest_file(each) for each in written), prefixes=prefixes)
+    manifest = replace(
+        manifest, files=tuple(manifest_file(each) for each in written), prefixes=prefixes
+    )
     data = manifest.to_json()
-    files.write_json(os.path.join(directory, MANIFEST_FILE), {**data, "content_hash": manifest.content_hash})
+    files.write_json(
+        os.path.join(directory, MANIFEST_FILE), {**data, "content_hash": manifest.content_hash}
+    )
     return manifest
 
 
@@ -108,10 +119,17 @@ def export(
         staged, rows = Prepared(passed, None, request), passed
     progress.phase("count and cut")
     shape = plan_shape(engine, staged, request)
-    with progress.writing(directory, rows=sum(shape.rows), bytes_per_row=_bytes_per_row(request, shape)):
+    with progress.writing(
+        directory, rows=sum(shape.rows), bytes_per_row=_bytes_per_row(request, shape)
+    ):
         summaries = write(engine, staged, request, shape, directory=directory)
     manifest = build_manifest(
-        request, shape, summaries, version=version, provenance=provenance, run_id=os.path.basename(staging)
+        request,
+        shape,
+        summaries,
+        version=version,
+        provenance=provenance,
+        run_id=os.path.basename(staging),
     )
     manifest = replace(manifest, dropped_rows=left_out)
     if inspect is not None:
@@ -126,7 +144,9 @@ class Inspect:
         """Return the rows to export; raise to stop the export."""
         return staged
 
-    def after(self, staged: Relation, assignment: Assignment, manifest: Manifest, *, directory: str) -> Manifest:
+    def after(
+        self, staged: Relation, assignment: Assignment, manifest: Manifest, *, directory: str
+    ) -> Manifest:
         """Return the manifest with what was found noted."""
         return manifest
 
@@ -143,7 +163,11 @@ def _skip(cuts: Sequence[Cut], index: int) -> int:
 
 
 def _check_written(
-    tasks: Sequence[ShardTask], summaries: Sequence[ShardSummary], *, request: ExportRequest, shape: Shape
+    tasks: Sequence[ShardTask],
+    summaries: Sequence[ShardSummary],
+    *,
+    request: ExportRequest,
+    shape: Shape,
 ) -> None:
     """Compare what was written with what was counted: rows of each shard, and which rows each split got.
 
@@ -157,9 +181,16 @@ def _check_written(
                 hint="the source changed while it was read; run the export again",
             )
     bounds = accumulate((len(sizes) for sizes in shape.shard_rows), initial=0)
-    for name, expected, (begin, end) in zip(request.rule.names, shape.hash_sums, pairwise(bounds), strict=True):
+    for name, expected, (begin, end) in zip(
+        request.rule.names, shape.hash_sums, pairwise(bounds), strict=True
+    ):
         mine = summaries[begin:end]
-        places = [place for each in mine for place in (each.first_hash, each.last_hash) if place is not None]
+        places = [
+            place
+            for each in mine
+            for place in (each.first_hash, each.last_hash)
+            if place is not None
+        ]
         if sum(each.hash_sum for each in mine) % 2**64 != expected or places != sorted(places):
             raise DatasetDamaged(
                 f"Split {name!r} got other rows than those that were counted.",

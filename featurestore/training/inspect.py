@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore import files
-from featurestore.engines import Relation
 from featurestore.errors import InvalidArgument
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import Manifest
 from featurestore.model.validation import ValidationReport
+from featurestore.plugins.engine import Relation
+from featurestore.plugins.validator import find_validator
 from featurestore.registry import reports
 from featurestore.registry.training_datasets import KIND
 from featurestore.session import Session
 from featurestore.statistics import StatisticsFold, StatisticsState, finish, statistics_fold
 from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
+from featurestore.storage import files
 from featurestore.training.cuts import columns_of
 from featurestore.training.export import Inspect
 from featurestore.training.request import ExportRequest
 from featurestore.training.shards import Assignment
 from featurestore.validation import Subject, audit, report_to_json
-from featurestore.validators import find_validator
 
 QUARANTINE = "_quarantine"
 STATISTICS = "_statistics"
@@ -44,18 +44,27 @@ class Gate(Inspect):
     """
 
     def __init__(
-        self, session: Session, request: ExportRequest, *, expectations: object, policy: str, statistics: bool
+        self,
+        session: Session,
+        request: ExportRequest,
+        *,
+        expectations: object,
+        policy: str,
+        statistics: bool,
     ) -> None:
         if policy not in VALIDATION_POLICIES:
             raise InvalidArgument(
-                f"validation={policy!r} is no policy.", hint=f"one of {', '.join(VALIDATION_POLICIES)}"
+                f"validation={policy!r} is no policy.",
+                hint=f"one of {', '.join(VALIDATION_POLICIES)}",
             )
         self._session = session
         self._request = request
         self._policy = policy
         self._statistics = statistics
         self._validator = find_validator() if expectations else None
-        self._expectations = self._validator.normalise(expectations) if self._validator is not None else ()
+        self._expectations = (
+            self._validator.normalise(expectations) if self._validator is not None else ()
+        )
         self._report: ValidationReport | None = None
         self._quarantined: Relation | None = None
 
@@ -79,14 +88,22 @@ class Gate(Inspect):
         self._quarantined = outcome.quarantined
         return outcome.good
 
-    def after(self, staged: Relation, assignment: Assignment, manifest: Manifest, *, directory: str) -> Manifest:
+    def after(
+        self, staged: Relation, assignment: Assignment, manifest: Manifest, *, directory: str
+    ) -> Manifest:
         """Write quarantined rows and statistics beside the shards, and note them."""
         if self._quarantined is not None:
-            columns = {name: name for name in self._quarantined.schema.names if not name.startswith("__fs_")}
+            columns = {
+                name: name
+                for name in self._quarantined.schema.names
+                if not name.startswith("__fs_")
+            }
             rows = self._session.engine.select(self._quarantined, columns)
             self._session.engine.stage(rows, os.path.join(directory, QUARANTINE))
             manifest = replace(
-                manifest, reproducible=False, reproducible_reason=f"failing rows were put aside in {QUARANTINE}/"
+                manifest,
+                reproducible=False,
+                reproducible_reason=f"failing rows were put aside in {QUARANTINE}/",
             )
         if not self._statistics:
             return manifest
@@ -94,13 +111,19 @@ class Gate(Inspect):
         noted = {}
         for split, state in zip(manifest.splits, states, strict=True):
             found = finish(state, source={"training_dataset": manifest.name, "split": split.name})
-            path, sample = (os.path.join(STATISTICS, f"{split.name}.{end}") for end in ("json", "sample.arrow"))
+            path, sample = (
+                os.path.join(STATISTICS, f"{split.name}.{end}") for end in ("json", "sample.arrow")
+            )
             files.write_json(os.path.join(directory, path), found.to_json())
-            files.write_atomically(os.path.join(directory, sample), rows_to_bytes(cluster_rows(state)))
+            files.write_atomically(
+                os.path.join(directory, sample), rows_to_bytes(cluster_rows(state))
+            )
             noted[split.name] = {**_noted(directory, path), "sample": _noted(directory, sample)}
         return replace(manifest, statistics=noted)
 
-    def _count(self, staged: Relation, assignment: Assignment, manifest: Manifest) -> list[StatisticsState]:
+    def _count(
+        self, staged: Relation, assignment: Assignment, manifest: Manifest
+    ) -> list[StatisticsState]:
         """Return the counted state of each split.
 
         Each partition samples its share of a split's rows. Where copies make a sample too small, all is counted again
@@ -146,7 +169,9 @@ class SplitStatisticsFold:
         """Return the state of no rows."""
         return {}
 
-    def add(self, state: dict[int, StatisticsState], batch: pa.RecordBatch) -> dict[int, StatisticsState]:
+    def add(
+        self, state: dict[int, StatisticsState], batch: pa.RecordBatch
+    ) -> dict[int, StatisticsState]:
         """Add each row to its split's statistics."""
         split_of = self.assignment.split_of(*columns_of(batch))
         for split, fold in enumerate(self.statistics):
@@ -156,8 +181,12 @@ class SplitStatisticsFold:
                 state[split] = fold.add(state.get(split) or fold.start(), part)
         return state
 
-    def merge(self, left: dict[int, StatisticsState], right: dict[int, StatisticsState]) -> dict[int, StatisticsState]:
+    def merge(
+        self, left: dict[int, StatisticsState], right: dict[int, StatisticsState]
+    ) -> dict[int, StatisticsState]:
         """Merge split by split."""
         for split, state in right.items():
-            left[split] = self.statistics[split].merge(left[split], state) if split in left else state
+            left[split] = (
+                self.statistics[split].merge(left[split], state) if split in left else state
+            )
         return left

@@ -27,8 +27,14 @@ def label_changes(manifest: Manifest, other: Manifest) -> Iterator[str]:
             after = theirs.get(split, {}).get(label)
             if after is None or before == after:
                 continue
-            values = sorted({*before, *after}, key=lambda value: -abs(before.get(value, 0.0) - after.get(value, 0.0)))
-            listed = [f"{each}: {before.get(each, 0.0):.2%} -> {after.get(each, 0.0):.2%}" for each in values[:_LISTED]]
+            values = sorted(
+                {*before, *after},
+                key=lambda value: -abs(before.get(value, 0.0) - after.get(value, 0.0)),
+            )
+            listed = [
+                f"{each}: {before.get(each, 0.0):.2%} -> {after.get(each, 0.0):.2%}"
+                for each in values[:_LISTED]
+            ]
             more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
             yield f"label {label!r} in {split}: {', '.join(listed)}{more}"
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from featurestore import files
 from featurestore.statistics import Statistics, StatisticsState, statistics_fold
+from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
@@ -31,8 +31,13 @@ def correlations(
     """Draw the correlations of a split, beside those of another split."""
     from featurestore.statistics import plots
 
-    found, other = _of(dataset, split), None if compare_with is None else dataset.statistics(compare_with)
-    figure = plots.correlations(found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot)
+    found, other = (
+        _of(dataset, split),
+        None if compare_with is None else dataset.statistics(compare_with),
+    )
+    figure = plots.correlations(
+        found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot
+    )
     return plots.shown(figure, plot=plot)
 
 
@@ -48,13 +53,21 @@ def distributions(
     """Draw the distribution of each column of a split, and over it those of another split."""
     from featurestore.statistics import plots
 
-    found, other = _of(dataset, split), None if compare_with is None else dataset.statistics(compare_with)
+    found, other = (
+        _of(dataset, split),
+        None if compare_with is None else dataset.statistics(compare_with),
+    )
     figure = plots.distributions(found, other=other, columns=columns, figsize=figsize)
     return plots.shown(figure, plot=plot)
 
 
 def clusters(
-    dataset: TrainingDataset, *, split: str | None, number: int | None, plot: bool, figsize: Size | None
+    dataset: TrainingDataset,
+    *,
+    split: str | None,
+    number: int | None,
+    plot: bool,
+    figsize: Size | None,
 ) -> Figure | None:
     """Draw the clusters of the rows that the export sampled of a split; where it counted nothing, the split is read."""
     from featurestore.statistics import plots

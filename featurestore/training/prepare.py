@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from featurestore.engines import BatchFunction, Engine, Fold, Relation
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
+from featurestore.plugins.engine import BatchFunction, Engine, Fold, Relation
 from featurestore.training.cuts import GROUP, HASH, to_sortable
 from featurestore.training.request import ExportRequest
 from featurestore.training.splitting import SplitRule, group_of_rows
@@ -86,10 +86,17 @@ class Prepared:
         """Return all columns, hash and group."""
         if self.function is None:
             return self.source
-        return engine.map_batches(self.source, self.function, schema=pa.schema([*self.request.schema, *HASHED]))
+        return engine.map_batches(
+            self.source, self.function, schema=pa.schema([*self.request.schema, *HASHED])
+        )
 
     def aggregate(
-        self, engine: Engine, fold: Fold[State], *, columns: Iterable[str] = (), then: BatchFunction | None = None
+        self,
+        engine: Engine,
+        fold: Fold[State],
+        *,
+        columns: Iterable[str] = (),
+        then: BatchFunction | None = None,
     ) -> State:
         """Return the state of a fold over hash, group and some columns, changed by ``then``."""
         wanted = tuple(columns)
@@ -108,13 +115,24 @@ class Prepared:
         return engine.map_batches(self.source, chained, schema=schema)
 
     def _narrow(self, engine: Engine, columns: Iterable[str]) -> Relation:
-        deciding = (HASH, GROUP) if self.function is None else (*self.request.key, *self.request.rule.columns)
+        deciding = (
+            (HASH, GROUP)
+            if self.function is None
+            else (*self.request.key, *self.request.rule.columns)
+        )
         needed = {*columns, *deciding}
-        return engine.select(self.source, {name: name for name in self.source.schema.names if name in needed})
+        return engine.select(
+            self.source, {name: name for name in self.source.schema.names if name in needed}
+        )
 
 
 def prepare(
-    engine: Engine, relation: Relation, request: ExportRequest, *, plan: FeaturePlan | None, directory: str
+    engine: Engine,
+    relation: Relation,
+    request: ExportRequest,
+    *,
+    plan: FeaturePlan | None,
+    directory: str,
 ) -> Prepared:
     """Return the rows with hash and group.
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.formats import ColumnProfile
+from featurestore.plugins.format import ColumnProfile
 
 
 @dataclass
@@ -71,7 +71,9 @@ def finish_profiles(columns: Sequence[str], state: Sequence[Extremes]) -> tuple[
     )
 
 
-def every_profile(columns: Sequence[str], found: Sequence[ColumnProfile], *, rows: int) -> tuple[ColumnProfile, ...]:
+def every_profile(
+    columns: Sequence[str], found: Sequence[ColumnProfile], *, rows: int
+) -> tuple[ColumnProfile, ...]:
     """Return a profile for each column; of those that nobody looked at, only the rows are known."""
     known = {each.name: each for each in found}
     return tuple(known.get(name) or ColumnProfile(name, rows, 0) for name in columns)

@@ -47,7 +47,9 @@ class ExportProgress:
             watcher.join()
         self._report("write shards", rows, rows)
 
-    def _watch(self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float) -> None:
+    def _watch(
+        self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
+    ) -> None:
         assert self._report is not None
         while not stop.wait(_INTERVAL):
             self._report("write shards", min(rows, int(_size(directory) / bytes_per_row)), rows)
@@ -68,7 +70,13 @@ def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
 @contextmanager
 def _bar() -> Iterator[Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

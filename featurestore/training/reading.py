@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from featurestore.engines import find_engine
+from featurestore.plugins.engine import find_engine
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.training.rows import dataset_schema, split_batches
@@ -43,5 +43,8 @@ def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str,
 
     shared = [split for split in dataset.splits if split in dataset.manifest.statistics]
     shared = [split for split in shared if split in other.manifest.statistics]
-    reports = {split: compare_statistics(dataset.statistics(split), other.statistics(split)) for split in shared}
+    reports = {
+        split: compare_statistics(dataset.statistics(split), other.statistics(split))
+        for split in shared
+    }
     return {split: report.to_json() for split, report in reports.items()} or None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from featurestore.errors import FeatureStoreError, InvalidArgument
-from featurestore.formats import find_format
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
+from featurestore.plugins.format import find_format
 from featurestore.retrieval import FeatureFrame
 from featurestore.training.assemble import build_manifest
 from featurestore.training.export import write
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from featurestore.session import Session
 
 
-def recompute_problems(directory: str, manifest: Manifest, *, session: Session | None) -> Iterator[Problem]:
+def recompute_problems(
+    directory: str, manifest: Manifest, *, session: Session | None
+) -> Iterator[Problem]:
     """Yield a problem for each shard whose bytes come out differently.
 
     Raises:
@@ -65,7 +67,13 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
         shape,
         summaries,
         version=manifest.version,
-        provenance={"plan": None, "plan_hash": None, "sources": (), "reproducible": True, "reproducible_reason": None},
+        provenance={
+            "plan": None,
+            "plan_hash": None,
+            "sources": (),
+            "reproducible": True,
+            "reproducible_reason": None,
+        },
         run_id="",
     )
 
@@ -92,9 +100,12 @@ def _differences(manifest: Manifest, again: Manifest) -> Iterator[Problem]:
         yield Problem(MANIFEST_FILE, "recomputed rows need another layout")
     for split, other in zip(manifest.splits, again.splits, strict=True):
         if split.rows != other.rows:
-            yield Problem(split.name, f"recomputed has {other.rows:,} rows, the manifest says {split.rows:,}")
+            yield Problem(
+                split.name, f"recomputed has {other.rows:,} rows, the manifest says {split.rows:,}"
+            )
         for shard, new in zip(split.shards, other.shards, strict=True):
             if shard.sha256 != new.sha256:
                 yield Problem(
-                    shard.path, f"recomputed bytes have SHA-256 {new.sha256}, the manifest says {shard.sha256}"
+                    shard.path,
+                    f"recomputed bytes have SHA-256 {new.sha256}, the manifest says {shard.sha256}",
                 )

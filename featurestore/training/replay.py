@@ -23,13 +23,21 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     left_plan = replay_plan(session, data["left_plan"]) if "left_plan" in data else None
     left = None if data["left"] is None else _source(session, data["left"])
     joins = tuple(_join(session, each) for each in data["joins"])
-    left_schema = left.spec.schema if left is not None else left_plan.schema if left_plan is not None else pa.schema([])
+    left_schema = (
+        left.spec.schema
+        if left is not None
+        else left_plan.schema
+        if left_plan is not None
+        else pa.schema([])
+    )
     return FeaturePlan(
         left_source=left,
         left_schema=left_schema,
         left_columns=tuple(data["left_columns"]),
         left_time=data["left_time"],
-        fixed_time=None if data["fixed_time"] is None else datetime.fromisoformat(data["fixed_time"]),
+        fixed_time=None
+        if data["fixed_time"] is None
+        else datetime.fromisoformat(data["fixed_time"]),
         joins=joins,
         columns=tuple(data["columns"]),
         schema=_schema(data, left_schema, joins),
@@ -71,7 +79,9 @@ def _join(session: Session, data: Mapping[str, Any]) -> Join:
 
 def _schema(data: Mapping[str, Any], left: pa.Schema, joins: tuple[Join, ...]) -> pa.Schema:
     types = {field.name: field.type for field in left}
-    types |= {each["name"]: left.field(each["column"]).type for each in data.get("left_renames", ())}
+    types |= {
+        each["name"]: left.field(each["column"]).type for each in data.get("left_renames", ())
+    }
     for join in joins:
         for output in join.outputs:
             types[output.name] = join.source.spec.schema.field(output.column).type

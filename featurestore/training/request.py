@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
-from featurestore.formats import DatasetFormat, find_format
 from featurestore.model.manifest import Role
 from featurestore.model.names import check_feature_names, check_name
 from featurestore.model.splits import TimeSplit
+from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.splitting import SplitRule, as_columns, check_columns, make_rule
 
 DEFAULT_BLOCK_ROWS = 1024
@@ -89,13 +89,23 @@ def check_request(
     chosen = find_format(data_format)
     chosen.check(schema, compression=compression)
     rule = make_rule(splits, split_by=split_by, stratify=stratify, schema=schema)
-    for argument, value in (("shards", shards), ("rows_per_shard", rows_per_shard), ("block_rows", block_rows)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    for argument, value in (
+        ("shards", shards),
+        ("rows_per_shard", rows_per_shard),
+        ("block_rows", block_rows),
+    ):
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < 1
+        ):
             raise InvalidArgument(f"{argument}={value!r} is not a positive whole number.")
     if shards is not None and rows_per_shard is not None:
-        raise InvalidArgument("shards and rows_per_shard exclude one another.", hint="give one of them")
+        raise InvalidArgument(
+            "shards and rows_per_shard exclude one another.", hint="give one of them"
+        )
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-        raise InvalidArgument(f"seed={seed!r} is not a seed.", hint="seeds are whole numbers from 0 to 2**64 - 1")
+        raise InvalidArgument(
+            f"seed={seed!r} is not a seed.", hint="seeds are whole numbers from 0 to 2**64 - 1"
+        )
     return ExportRequest(
         name=name,
         schema=schema,
@@ -114,7 +124,9 @@ def check_request(
     )
 
 
-def _roles(schema: pa.Schema, *, labels: Sequence[str], keys: Sequence[str], time: str | None) -> dict[str, Role]:
+def _roles(
+    schema: pa.Schema, *, labels: Sequence[str], keys: Sequence[str], time: str | None
+) -> dict[str, Role]:
     """Return the role of each column: labels first, then the time, then keys; all else are features."""
     roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
     roles.update(dict.fromkeys(keys, "key"))
@@ -123,14 +135,17 @@ def _roles(schema: pa.Schema, *, labels: Sequence[str], keys: Sequence[str], tim
     roles.update(dict.fromkeys(labels, "label"))
     if all(role != "feature" for role in roles.values()) and not labels:
         raise InvalidArgument(
-            "The data holds only keys and times, no features.", hint="ask for features, or name other columns in key="
+            "The data holds only keys and times, no features.",
+            hint="ask for features, or name other columns in key=",
         )
     return roles
 
 
 def labels_json(counts: Mapping[str, Mapping[str, int] | None]) -> dict[str, dict[str, int]]:
     """Return the label counts that are known, sorted by value."""
-    return {name: dict(sorted(values.items())) for name, values in counts.items() if values is not None}
+    return {
+        name: dict(sorted(values.items())) for name, values in counts.items() if values is not None
+    }
 
 
 def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:

@@ -8,16 +8,18 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
-from featurestore.formats import find_format
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestShard
+from featurestore.plugins.format import find_format
 
 READ_ROWS = 65_536
 
 
 def dataset_schema(manifest: Manifest, *, columns: Sequence[str] | None = None) -> pa.Schema:
     """Return the feature types of a dataset's columns."""
-    chosen = [manifest.column(name) for name in columns] if columns is not None else manifest.columns
+    chosen = (
+        [manifest.column(name) for name in columns] if columns is not None else manifest.columns
+    )
     return pa.schema([(column.name, type_from_json(column.type)) for column in chosen])
 
 
@@ -34,7 +36,11 @@ def split_batches(
 
 
 def shard_batches(
-    directory: str, manifest: Manifest, shard: ManifestShard, *, columns: Sequence[str] | None = None
+    directory: str,
+    manifest: Manifest,
+    shard: ManifestShard,
+    *,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one shard."""
     chosen = find_format(manifest.data_format)

@@ -8,9 +8,9 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from featurestore.engines import Engine
 from featurestore.errors import InvalidSplit
-from featurestore.formats import ColumnProfile, Layout, NarrowProfile, ShardFitting
+from featurestore.plugins.engine import Engine
+from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
 from featurestore.training.cuts import (
     GROUP,
     HASH,
@@ -109,25 +109,38 @@ def plan_shape(
     looked_at = _looked_at(request)
     fold = CountingFold(groups, ProfileFold(looked_at))
     (counts, sums), extremes = prepared.aggregate(engine, fold, columns=looked_at)
-    profiles = every_profile(request.columns, finish_profiles(looked_at, extremes), rows=_rows(counts))
+    profiles = every_profile(
+        request.columns, finish_profiles(looked_at, extremes), rows=_rows(counts)
+    )
     layout = _layout(request, profiles)
     bytes_per_row = request.format.bytes_per_row(layout, profiles)
-    uncovered = int(counts.pop(UNCOVERED).sum()) if UNCOVERED in counts and not request.rule.stratify else 0
+    uncovered = (
+        int(counts.pop(UNCOVERED).sum()) if UNCOVERED in counts and not request.rule.stratify else 0
+    )
     classes = _class_splits(engine, prepared, counts, bits) if request.rule.stratify else None
     splits = None if classes is None else SplitGroups(classes)
     if splits is not None:
         counts, sums = prepared.aggregate(engine, groups, then=splits)
-    totals = tuple(int(counts[split].sum()) if split in counts else 0 for split in range(len(request.rule.names)))
+    totals = tuple(
+        int(counts[split].sum()) if split in counts else 0
+        for split in range(len(request.rule.names))
+    )
     shards = shard_counts or [request.shards_of(n, bytes_per_row=bytes_per_row) for n in totals]
     layout = _fitted(request, layout, totals, shards)
-    shard_rows = tuple(tuple(equal_sizes(n, count)) for n, count in zip(totals, shards, strict=True))
+    shard_rows = tuple(
+        tuple(equal_sizes(n, count)) for n, count in zip(totals, shards, strict=True)
+    )
     cuts = _shard_cuts(engine, prepared, counts, shard_rows, splits, bits)
     firsts = tuple(accumulate((len(sizes) for sizes in shard_rows[:-1]), initial=0))
     hash_sums = tuple(sums.get(split, 0) for split in range(len(totals)))
-    return Shape(totals, hash_sums, shard_rows, Assignment(firsts, cuts, classes), layout, uncovered)
+    return Shape(
+        totals, hash_sums, shard_rows, Assignment(firsts, cuts, classes), layout, uncovered
+    )
 
 
-def _fitted(request: ExportRequest, layout: Layout, totals: Sequence[int], shards: Sequence[int]) -> Layout:
+def _fitted(
+    request: ExportRequest, layout: Layout, totals: Sequence[int], shards: Sequence[int]
+) -> Layout:
     if not isinstance(request.format, ShardFitting):
         return layout
     rows, count = max(zip(totals, shards, strict=True))
@@ -151,7 +164,9 @@ def _layout(request: ExportRequest, profiles: Sequence[ColumnProfile]) -> Layout
     )
 
 
-def _class_splits(engine: Engine, prepared: Prepared, counts: Counts, bits: int) -> dict[int, SplitOfClass]:
+def _class_splits(
+    engine: Engine, prepared: Prepared, counts: Counts, bits: int
+) -> dict[int, SplitOfClass]:
     """Return where the splits of each class begin: at the hash of the row of that rank."""
     request = prepared.request
     if len(counts) > MAX_CLASSES:
@@ -160,12 +175,18 @@ def _class_splits(engine: Engine, prepared: Prepared, counts: Counts, bits: int)
             hint="stratify by a column with few values, or leave stratify= out",
         )
     ends = {group: class_ends(int(bins.sum()), request.rule) for group, bins in counts.items()}
-    inner = {group: [end for end in ranks if 0 < end < counts[group].sum()] for group, ranks in ends.items()}
+    inner = {
+        group: [end for end in ranks if 0 < end < counts[group].sum()]
+        for group, ranks in ends.items()
+    }
     cuts = _cuts(engine, prepared, counts, inner, bits)
     result = {}
     for group, ranks in ends.items():
         found = iter(cuts[group])
-        starts = [0 if end <= 0 else 2**64 - 1 if end >= counts[group].sum() else _whole(next(found)) for end in ranks]
+        starts = [
+            0 if end <= 0 else 2**64 - 1 if end >= counts[group].sum() else _whole(next(found))
+            for end in ranks
+        ]
         result[group] = SplitOfClass(tuple(starts))
     return result
 
@@ -185,7 +206,9 @@ class SplitGroups:
         """Return hash and split of each row."""
         groups, hashes = columns_of(batch)
         splits = Assignment((), (), self.classes).split_of(groups, hashes)
-        return pa.RecordBatch.from_arrays([pa.array(to_sortable(hashes)), pa.array(splits)], names=[HASH, GROUP])
+        return pa.RecordBatch.from_arrays(
+            [pa.array(to_sortable(hashes)), pa.array(splits)], names=[HASH, GROUP]
+        )
 
 
 def _shard_cuts(

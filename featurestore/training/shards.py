@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.formats import DatasetFormat, Layout, WrittenShard
 from featurestore.hashing import canonical_bytes
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.types import is_nested
+from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.training.cuts import GROUP, HASH, SHARD, Cut, columns_of, from_sortable
 
 MAX_LABEL_VALUES = 1000
@@ -40,7 +40,9 @@ class Assignment:
     cuts: tuple[tuple[Cut, ...], ...]
     classes: Mapping[int, SplitOfClass] | None = None
 
-    def split_of(self, groups: npt.NDArray[np.int64], hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    def split_of(
+        self, groups: npt.NDArray[np.int64], hashes: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.int64]:
         """Return the split of each row, -1 for uncovered ones."""
         if self.classes is None:
             return groups
@@ -71,12 +73,16 @@ class Assignment:
             return _with_shard(plain, numbers)
         covered = np.flatnonzero(numbers >= 0)
         rows = np.concatenate([covered, *shared])
-        return _with_shard(plain.take(pa.array(rows)), np.concatenate([numbers[covered], *shared_numbers]))
+        return _with_shard(
+            plain.take(pa.array(rows)), np.concatenate([numbers[covered], *shared_numbers])
+        )
 
 
 def _with_shard(batch: pa.RecordBatch, numbers: npt.NDArray[Any]) -> pa.RecordBatch:
     schema = batch.schema.append(pa.field(SHARD, pa.int32()))
-    return pa.RecordBatch.from_arrays([*batch.columns, pa.array(numbers.astype(np.int32))], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, pa.array(numbers.astype(np.int32))], schema=schema
+    )
 
 
 def _shard_span(hashes: npt.NDArray[np.uint64], cuts: Sequence[Cut]) -> tuple[Any, Any]:
@@ -130,7 +136,9 @@ class ShardWriter:
         """Write shard ``number`` from batches sorted by hash."""
         task = self.tasks[number]
         tally = Tally(self.labels)
-        rows = take_rows(in_total_order(batches, columns=self.columns), skip=task.skip, rows=task.rows)
+        rows = take_rows(
+            in_total_order(batches, columns=self.columns), skip=task.skip, rows=task.rows
+        )
         written = self.format.write_shard(
             self.directory, task.path, tally.watch(rows, columns=self.columns), layout=self.layout
         )
@@ -147,7 +155,9 @@ class Tally:
         self._first: int | None = None
         self._last: int | None = None
 
-    def watch(self, batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def watch(
+        self, batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the batches without internal columns and count them."""
         for batch in batches:
             hashes = hashes_of(batch)
@@ -194,7 +204,9 @@ def label_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def in_total_order(batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def in_total_order(
+    batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """Yield batches sorted by hash in the total order: rows of one hash by their canonical bytes."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -213,7 +225,9 @@ def in_total_order(batches: Iterator[pa.RecordBatch], *, columns: Sequence[str])
         yield _ordered(held, columns)
 
 
-def take_rows(batches: Iterator[pa.RecordBatch], *, skip: int, rows: int) -> Iterator[pa.RecordBatch]:
+def take_rows(
+    batches: Iterator[pa.RecordBatch], *, skip: int, rows: int
+) -> Iterator[pa.RecordBatch]:
     """Yield ``rows`` rows after the first ``skip``."""
     for batch in batches:
         dropped = min(skip, batch.num_rows)
@@ -239,8 +253,12 @@ def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.Re
         return batch
     tied = np.flatnonzero(np.r_[same, False] | np.r_[False, same])
     subset = rows_at(batch, tied)
-    ties = pa.table({"hash": pa.array(hashes[tied]), "bytes": canonical_bytes(subset, columns=list(columns))})
-    order = pc.sort_indices(ties, sort_keys=[("hash", "ascending"), ("bytes", "ascending")]).to_numpy()
+    ties = pa.table(
+        {"hash": pa.array(hashes[tied]), "bytes": canonical_bytes(subset, columns=list(columns))}
+    )
+    order = pc.sort_indices(
+        ties, sort_keys=[("hash", "ascending"), ("bytes", "ascending")]
+    ).to_numpy()
     index = np.arange(len(hashes))
     index[tied] = tied[order]
     return rows_at(batch, index)

@@ -61,7 +61,12 @@ class SplitRule:
     def from_json(cls, data: Mapping[str, Any]) -> SplitRule:
         """Return the rule that ``to_json`` wrote."""
         if "time" in data:
-            return cls(TimeSplit(data["time"], {name: (start, end) for name, (start, end) in data["ranges"].items()}))
+            return cls(
+                TimeSplit(
+                    data["time"],
+                    {name: (start, end) for name, (start, end) in data["ranges"].items()},
+                )
+            )
         fractions = tuple((name, fraction) for name, fraction in data["fractions"])
         return cls(FractionSplit(fractions), tuple(data["split_by"]), tuple(data["stratify"]))
 
@@ -83,9 +88,14 @@ def make_rule(
     if by and classes:
         raise InvalidSplit("split_by and stratify exclude one another.", hint="give one of them")
     if isinstance(splits, TimeSplit) and (by or classes):
-        raise InvalidSplit("TimeSplit takes neither split_by nor stratify.", hint="leave split_by= and stratify= out")
+        raise InvalidSplit(
+            "TimeSplit takes neither split_by nor stratify.",
+            hint="leave split_by= and stratify= out",
+        )
     if splits is not None and not isinstance(splits, TimeSplit | Mapping):
-        raise InvalidSplit(f"splits={splits!r} is no split rule.", hint="splits={'train': 0.8, 'test': 0.2}")
+        raise InvalidSplit(
+            f"splits={splits!r} is no split rule.", hint="splits={'train': 0.8, 'test': 0.2}"
+        )
     rule = (
         splits
         if isinstance(splits, TimeSplit)
@@ -150,14 +160,18 @@ def class_ends(rows: int, rule: SplitRule) -> list[int]:
     """
     if isinstance(rule.rule, TimeSplit):
         raise InvalidSplit("TimeSplit has no classes.")
-    return [round(each * rows) for each in accumulate(fraction for _, fraction in rule.rule.fractions)][:-1]
+    return [
+        round(each * rows) for each in accumulate(fraction for _, fraction in rule.rule.fractions)
+    ][:-1]
 
 
 def _by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
     column = batch.column(batch.schema.get_field_index(split.column))
     missing = pc.is_null(column).to_numpy(zero_copy_only=False)
     micros = (
-        pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64())
+        .fill_null(0)
+        .to_numpy(zero_copy_only=False)
     )
     result = np.full(batch.num_rows, UNCOVERED, dtype=np.int64)
     for number, (_, start, end) in enumerate(split.ranges):

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from featurestore import files, locks
 from featurestore.session import STAGING, Session
+from featurestore.storage import files, locks
 
 _PREFIX = "td-"
 
@@ -47,7 +47,9 @@ def _root_lock(session: Session) -> str:
 
 
 def _remove_dead(root: str) -> list[str]:
-    places = [os.path.join(root, name) for name in files.list_directory(root) if name.startswith(_PREFIX)]
+    places = [
+        os.path.join(root, name) for name in files.list_directory(root) if name.startswith(_PREFIX)
+    ]
     dead = [place for place in places if not locks.is_held(place)]
     for place in dead:
         files.remove(place)

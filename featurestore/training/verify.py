@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore import files
 from featurestore.errors import FeatureStoreError
-from featurestore.formats import PIECE_BYTES, DatasetFormat, digest_of, find_format, is_temporary
 from featurestore.hashing import row_hash
 from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
+from featurestore.plugins.format import DatasetFormat, find_format
+from featurestore.storage import files
+from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
 from featurestore.training.rows import split_batches
 from featurestore.training.splitting import SplitRule, group_of_rows
 
@@ -63,13 +64,21 @@ class VerifyReport:
             "files": self.files,
             "bytes": self.bytes,
             "recomputed": self.recomputed,
-            "problems": [{"file": p.file, "message": p.message, "offset": p.offset} for p in self.problems],
+            "problems": [
+                {"file": p.file, "message": p.message, "offset": p.offset} for p in self.problems
+            ],
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
         head = f"{self.dataset}: {'ok' if self.ok else 'DAMAGED'}, {self.rows:,} rows, {self.files} files"
-        return "\n".join([head, *(f"  {problem}" for problem in self.problems), *(f"  {note}" for note in self.notes)])
+        return "\n".join(
+            [
+                head,
+                *(f"  {problem}" for problem in self.problems),
+                *(f"  {note}" for note in self.notes),
+            ]
+        )
 
 
 def verify(
@@ -116,13 +125,17 @@ def verify(
 def _manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
     stated = files.read_json(os.path.join(directory, MANIFEST_FILE)).get("content_hash")
     if stated != manifest.content_hash:
-        yield Problem(MANIFEST_FILE, f"its content hash is {manifest.content_hash}, but it states {stated}")
+        yield Problem(
+            MANIFEST_FILE, f"its content hash is {manifest.content_hash}, but it states {stated}"
+        )
 
 
 def _strangers(directory: str, manifest: Manifest) -> Iterator[Problem]:
     """Files below the splits that the manifest does not know would be read by plain globs."""
     known = {shard.path for split in manifest.splits for shard in split.shards}
-    known |= {side.path for split in manifest.splits for shard in split.shards for side in shard.sidecars}
+    known |= {
+        side.path for split in manifest.splits for shard in split.shards for side in shard.sidecars
+    }
     known |= {file.path for file in manifest.files}
     for split in manifest.splits:
         for name in files.list_directory(os.path.join(directory, split.name)):
@@ -134,7 +147,9 @@ def _strangers(directory: str, manifest: Manifest) -> Iterator[Problem]:
 def _shard_problems(
     directory: str, manifest: Manifest, shard: ManifestShard, chosen: DatasetFormat
 ) -> Iterator[Problem]:
-    yield from _file_problems(directory, manifest, ManifestFile(shard.path, shard.bytes, shard.sha256))
+    yield from _file_problems(
+        directory, manifest, ManifestFile(shard.path, shard.bytes, shard.sha256)
+    )
     for sidecar in shard.sidecars:
         yield from _file_problems(directory, manifest, sidecar)
     path = os.path.join(directory, shard.path)
@@ -151,25 +166,43 @@ def _file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> It
         return
     size = os.path.getsize(path)
     if size != file.bytes:
-        yield Problem(file.path, f"has {size:,} bytes where the manifest says {file.bytes:,}", min(size, file.bytes))
+        yield Problem(
+            file.path,
+            f"has {size:,} bytes where the manifest says {file.bytes:,}",
+            min(size, file.bytes),
+        )
         return
     found = digest_of(path)
     sha256 = found.hexdigest()
     if sha256 == file.sha256:
         return
-    owner = next((each.path for split in manifest.splits for each in split.shards if each.sha256 == sha256), None)
+    owner = next(
+        (each.path for split in manifest.splits for each in split.shards if each.sha256 == sha256),
+        None,
+    )
     if owner is not None:
         yield Problem(file.path, f"holds the bytes of {owner!r}", 0)
         return
     stated = manifest.prefixes.get(file.path, [])
-    same = next((at for at, pair in enumerate(zip(found.prefixes, stated, strict=False)) if pair[0] != pair[1]), None)
+    same = next(
+        (
+            at
+            for at, pair in enumerate(zip(found.prefixes, stated, strict=False))
+            if pair[0] != pair[1]
+        ),
+        None,
+    )
     first = PIECE_BYTES * (len(stated) if same is None else same)
     end = size if not stated else min(first + PIECE_BYTES, size)
-    yield Problem(file.path, f"its SHA-256 differs from the manifest's, first before byte {end:,}", first)
+    yield Problem(
+        file.path, f"its SHA-256 differs from the manifest's, first before byte {end:,}", first
+    )
 
 
 def _statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    for entry in (each for kept in manifest.statistics.values() for each in (kept, kept.get("sample")) if each):
+    for entry in (
+        each for kept in manifest.statistics.values() for each in (kept, kept.get("sample")) if each
+    ):
         path = os.path.join(directory, entry["path"])
         if not files.exists(path):
             yield Problem(entry["path"], "is missing")
@@ -181,10 +214,14 @@ def _range_problems(split: str, rows: int, shards: tuple[ManifestShard, ...]) ->
     expected = 0
     for shard in shards:
         if shard.first_row != expected:
-            yield Problem(shard.path, f"begins at row {shard.first_row} of its split where {expected} was due")
+            yield Problem(
+                shard.path, f"begins at row {shard.first_row} of its split where {expected} was due"
+            )
         expected = shard.first_row + shard.rows
     if expected != rows:
-        yield Problem(MANIFEST_FILE, f"split {split!r} has {rows:,} rows but its shards hold {expected:,}")
+        yield Problem(
+            MANIFEST_FILE, f"split {split!r} has {rows:,} rows but its shards hold {expected:,}"
+        )
 
 
 @dataclass(frozen=True)
@@ -231,18 +268,32 @@ def _row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
             for batch in split_batches(directory, manifest, split.name):
                 hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
                 if ordered and sorted_so_far and len(hashes):
-                    sorted_so_far = int(hashes[0]) >= last and bool((hashes[1:] >= hashes[:-1]).all())
+                    sorted_so_far = int(hashes[0]) >= last and bool(
+                        (hashes[1:] >= hashes[:-1]).all()
+                    )
                     last = int(hashes[-1])
                     if not sorted_so_far:
-                        yield Problem(split.name, f"rows are not in the order of their hash near row {row:,}")
-                if ruled and (group_of_rows(batch, rule=rule, hashes=hashes, seed=manifest.seed) != number).any():
-                    yield Problem(split.name, f"holds rows that the split rule puts elsewhere, near row {row:,}")
+                        yield Problem(
+                            split.name, f"rows are not in the order of their hash near row {row:,}"
+                        )
+                if (
+                    ruled
+                    and (
+                        group_of_rows(batch, rule=rule, hashes=hashes, seed=manifest.seed) != number
+                    ).any()
+                ):
+                    yield Problem(
+                        split.name,
+                        f"holds rows that the split rule puts elsewhere, near row {row:,}",
+                    )
                 if checks.distinct:
                     found.append(row_hash(batch, seed=0))
                 row += batch.num_rows
         except FeatureStoreError as error:
             yield Problem(split.name, f"cannot be read: {error.message}")
-        digests[split.name] = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.uint64)
+        digests[split.name] = (
+            np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.uint64)
+        )
     yield from _overlaps(digests)
 
 

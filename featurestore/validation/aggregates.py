@@ -9,29 +9,35 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.validators import Measure
+from featurestore.plugins.validator import Measure
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
-    from featurestore.engines import Engine, Relation
+    from featurestore.plugins.engine import Engine, Relation
 
 # The square of more leaves float64 before long.
 _HUGE = "1e150"
 
 
-def measure(relation: Relation, measures: Iterable[Measure], *, engine: Engine) -> dict[Measure, Any]:
+def measure(
+    relation: Relation, measures: Iterable[Measure], *, engine: Engine
+) -> dict[Measure, Any]:
     """Return the value of each measure; whole numbers as int, None where there is nothing to measure."""
     wanted = list(dict.fromkeys(measures))
     found: dict[Measure, Any] = {}
     together = [each for each in wanted if each.kind != "repeated"]
     if together:
-        chosen = [expression for each in together for expression in _expressions(each, relation.schema)]
+        chosen = [
+            expression for each in together for expression in _expressions(each, relation.schema)
+        ]
         row = _row(relation, _select(chosen), engine=engine)
         found |= {each: _value(each, row) for each in together}
     for each in wanted:
         if each.kind == "repeated":
-            found[each] = int(_row(relation, _repeated(each.columns, relation.schema), engine=engine)["n"])
+            found[each] = int(
+                _row(relation, _repeated(each.columns, relation.schema), engine=engine)["n"]
+            )
     return found
 
 
@@ -39,7 +45,9 @@ def different_rows(relation: Relation, columns: Sequence[str], *, engine: Engine
     """Return every row of the columns once."""
     from sqlglot import exp
 
-    query = exp.select(*(exp.column(name, quoted=True) for name in columns)).distinct().from_(_rows())
+    query = (
+        exp.select(*(exp.column(name, quoted=True) for name in columns)).distinct().from_(_rows())
+    )
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
@@ -93,7 +101,9 @@ def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
     """Return the deviation, and how many values are too large to have one: engines refuse those, infinities too."""
     from sqlglot import exp
 
-    huge = exp.GT(this=exp.Abs(this=number.copy()), expression=exp.cast(exp.Literal.string(_HUGE), "double"))
+    huge = exp.GT(
+        this=exp.Abs(this=number.copy()), expression=exp.cast(exp.Literal.string(_HUGE), "double")
+    )
     usual = exp.Case().when(exp.not_(huge), number)
     counted = exp.Count(this=exp.Case().when(huge.copy(), exp.Literal.number(1)))
     return [
@@ -107,7 +117,11 @@ def _present(name: str, kind: pa.DataType) -> exp.Expr:
     from sqlglot import exp
 
     column = exp.column(name, quoted=True)
-    return exp.Case().when(exp.IsNan(this=column).not_(), column.copy()) if pat.is_floating(kind) else column
+    return (
+        exp.Case().when(exp.IsNan(this=column).not_(), column.copy())
+        if pat.is_floating(kind)
+        else column
+    )
 
 
 def _widest(kind: pa.DataType) -> str:
@@ -126,7 +140,9 @@ def _repeated(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
     many = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
     counted = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
     grouped = counted.from_(inner).where(some).group_by(*(key.copy() for key in keys)).having(many)
-    total = exp.Coalesce(this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)])
+    total = exp.Coalesce(
+        this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)]
+    )
     return exp.select(exp.alias_(total, "n", quoted=True)).from_(grouped.subquery("grouped"))
 
 
@@ -135,7 +151,11 @@ def _value(measure: Measure, row: Mapping[str, Any]) -> Any:
     if row.get(f"{name} huge"):
         return None
     value = row[name]
-    if measure.kind in ("sum", "min", "max") and isinstance(value, Decimal) and value == value.to_integral_value():
+    if (
+        measure.kind in ("sum", "min", "max")
+        and isinstance(value, Decimal)
+        and value == value.to_integral_value()
+    ):
         return int(value)
     return value
 

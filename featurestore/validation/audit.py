@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import DuplicateKeys, InvalidArgument, InvalidExpectation, ValidationFailed, listing
+from featurestore.errors import (
+    DuplicateKeys,
+    InvalidArgument,
+    InvalidExpectation,
+    ValidationFailed,
+    listing,
+)
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.model.validation import ExpectationResult, ValidationReport, describe
+from featurestore.plugins.validator import Validator, find_validator
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
     RowCheck,
@@ -23,10 +30,9 @@ from featurestore.validation.quarantine import part
 from featurestore.validation.rows import RowExpectations, RowFold
 from featurestore.validation.subject import Subject
 from featurestore.validation.tables import check_table
-from featurestore.validators import Validator, find_validator
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine, Relation
+    from featurestore.plugins.engine import Engine, Relation
 
 
 @dataclass(frozen=True)
@@ -97,19 +103,28 @@ def audit(
     subject = spec if isinstance(spec, Subject) else Subject.of(spec)
     if policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={policy!r} is not a policy.", hint=f"one of {', '.join(VALIDATION_POLICIES)}"
+            f"validation={policy!r} is not a policy.",
+            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
     now = now or utc_now()
-    report = ValidationReport(subject.name, subject.version, policy, now, 0, run_id=run_id, details={"mode": mode})
+    report = ValidationReport(
+        subject.name, subject.version, policy, now, 0, run_id=run_id, details={"mode": mode}
+    )
     if policy == "off":
         return AuditOutcome(report, relation)
     if expectations and validator is None:
         validator = find_validator()
     run = _prepare(
-        subject, engine, expectations, validator, row_checks(subject, now=now, tolerance=event_time_tolerance)
+        subject,
+        engine,
+        expectations,
+        validator,
+        row_checks(subject, now=now, tolerance=event_time_tolerance),
     )
     results, rows = _check_rows(run, relation)
-    duplicated = next((each for each in results if _is(each, DUPLICATE_KEYS) and not each.success), None)
+    duplicated = next(
+        (each for each in results if _is(each, DUPLICATE_KEYS) and not each.success), None
+    )
     unique = (duplicated is None) if subject.key else None
     good, quarantined = relation, None
     failed = [each for each in results if not each.success and not each.warning]
@@ -136,7 +151,9 @@ def _prepare(
     for expectation in expectations:
         if validator is None:
             raise InvalidArgument("Expectations need a validator.")
-        absent = [name for name in validator.columns(expectation) if name not in subject.schema.names]
+        absent = [
+            name for name in validator.columns(expectation) if name not in subject.schema.names
+        ]
         if absent:
             raise InvalidExpectation(
                 f"{describe(expectation)} names columns that {subject.name!r} does not have: {listing(absent)}; "
@@ -150,26 +167,40 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
     """Return the results of all checks of rows, and the number of rows."""
     rules = RowExpectations(run.by_row, run.validator, run.subject.key)
     needed = [*run.subject.key, *(name for check in run.checks for name in check.columns)]
-    needed += [name for each in run.by_row if run.validator is not None for name in run.validator.columns(each)]
+    needed += [
+        name
+        for each in run.by_row
+        if run.validator is not None
+        for name in run.validator.columns(each)
+    ]
     results: list[ExpectationResult] = []
     if needed:
         names = dict.fromkeys(needed)
-        columns = run.engine.select(relation, {name: name for name in run.subject.schema.names if name in names})
+        columns = run.engine.select(
+            relation, {name: name for name in run.subject.schema.names if name in names}
+        )
         state = run.engine.aggregate(columns, RowFold(run.checks, rules))
         state.flush()
         rows = state.rows
-        results += [row_check_result(check, found) for check, found in zip(run.checks, state.checks, strict=True)]
+        results += [
+            row_check_result(check, found)
+            for check, found in zip(run.checks, state.checks, strict=True)
+        ]
     else:
         rows = run.engine.count(relation)
     if run.subject.key:
         duplicated, examples = run.engine.duplicates(relation, run.subject.key)
-        results.append(duplicates_result(run.subject.key, rows=rows, duplicated=duplicated, samples=examples))
+        results.append(
+            duplicates_result(run.subject.key, rows=rows, duplicated=duplicated, samples=examples)
+        )
     if needed and run.validator is not None:
         for expectation, found in zip(run.by_row, state.found, strict=True):
             results.append(
                 ExpectationResult(
                     expectation=expectation,
-                    success=run.validator.holds(expectation, checked=found.checked, unexpected=found.unexpected),
+                    success=run.validator.holds(
+                        expectation, checked=found.checked, unexpected=found.unexpected
+                    ),
                     rows=found.rows,
                     unexpected=found.unexpected,
                     samples=tuple(found.samples),
@@ -182,7 +213,9 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
 def _check_table(run: _Audit, relation: Relation) -> list[ExpectationResult]:
     if not run.by_table or run.validator is None:
         return []
-    return check_table(relation, run.subject, engine=run.engine, expectations=run.by_table, validator=run.validator)
+    return check_table(
+        relation, run.subject, engine=run.engine, expectations=run.by_table, validator=run.validator
+    )
 
 
 def _part(
@@ -202,14 +235,18 @@ def _part(
     return parted.good, parted.quarantined
 
 
-def _refuse(report: ValidationReport, *, mode: str, row_failures: Sequence[ExpectationResult]) -> None:
+def _refuse(
+    report: ValidationReport, *, mode: str, row_failures: Sequence[ExpectationResult]
+) -> None:
     """Raise when nothing may land."""
     if report.policy == "strict":
         refused = report.failed
     elif report.policy == "quarantine":
         refused = tuple(each for each in report.failed if each not in row_failures)
     else:
-        refused = tuple(each for each in report.failed if mode == "upsert" and _is(each, DUPLICATE_KEYS))
+        refused = tuple(
+            each for each in report.failed if mode == "upsert" and _is(each, DUPLICATE_KEYS)
+        )
     if not refused:
         return
     message, hint = failure_message(report, refused)

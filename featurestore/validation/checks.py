@@ -17,7 +17,11 @@ from featurestore.model.durations import format_duration
 from featurestore.model.validation import ExpectationResult
 from featurestore.validation.subject import Subject
 
-NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES = "no_null_keys", "no_duplicate_keys", "no_future_event_times"
+NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES = (
+    "no_null_keys",
+    "no_duplicate_keys",
+    "no_future_event_times",
+)
 MOST_SAMPLES = 5
 
 
@@ -47,7 +51,9 @@ class RowCheck:
         """Mark the rows that fail."""
         if self.type == FUTURE_TIMES and self.latest is not None:
             column = batch.column(self.columns[0])
-            latest: datetime | date = self.latest.date() if pat.is_date(column.type) else self.latest
+            latest: datetime | date = (
+                self.latest.date() if pat.is_date(column.type) else self.latest
+            )
             late = pc.fill_null(pc.greater(column, pa.scalar(latest, column.type)), False)
             return np.asarray(late.to_numpy(zero_copy_only=False), dtype=np.bool_)
         result = np.zeros(batch.num_rows, dtype=np.bool_)
@@ -68,7 +74,9 @@ class Found:
     samples: list[Mapping[str, Any]] = field(default_factory=list)
     warning: bool = False
 
-    def add(self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, Any]]) -> None:
+    def add(
+        self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, Any]]
+    ) -> None:
         """Take in what a chunk found."""
         self.rows += rows
         self.checked += checked
@@ -124,5 +132,7 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Return a few of the failing rows as plain dicts of the columns that matter."""
     indices = np.flatnonzero(failing)[:MOST_SAMPLES]
-    rows: list[dict[str, Any]] = batch.select(list(dict.fromkeys(columns))).take(pa.array(indices)).to_pylist()
+    rows: list[dict[str, Any]] = (
+        batch.select(list(dict.fromkeys(columns))).take(pa.array(indices)).to_pylist()
+    )
     return rows

@@ -11,12 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.model.validation import describe
+from featurestore.plugins.validator import Validator
 from featurestore.validation.checks import RowCheck
 from featurestore.validation.subject import Subject
-from featurestore.validators import Validator
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine, Relation
+    from featurestore.plugins.engine import Engine, Relation
 
 REASONS = "reasons"
 _GOOD, _COPIES = "__fs_good", "__fs_copies"
@@ -46,7 +46,9 @@ class MarkReasons:
             (describe(check.expectation), check.failing(batch)) for check in self.checks
         ]
         if self.duplicate_reason is not None:
-            copies = batch.column(batch.schema.get_field_index(_COPIES)).to_numpy(zero_copy_only=False)
+            copies = batch.column(batch.schema.get_field_index(_COPIES)).to_numpy(
+                zero_copy_only=False
+            )
             marks.append((self.duplicate_reason, copies > 1))
         columns = [_as_type(batch.column(field.name), field.type) for field in self.schema]
         if self.expectations and self.validator is not None and batch.num_rows:
@@ -57,7 +59,9 @@ class MarkReasons:
                 if verdict.failing is not None:
                     marks.append((describe(expectation), verdict.failing))
         reasons, good = _reasons(marks, batch.num_rows)
-        return pa.RecordBatch.from_arrays([*columns, reasons, good], schema=marked_schema(self.schema))
+        return pa.RecordBatch.from_arrays(
+            [*columns, reasons, good], schema=marked_schema(self.schema)
+        )
 
 
 def marked_schema(schema: pa.Schema) -> pa.Schema:
@@ -107,7 +111,9 @@ def part(
     names = {name: name for name in relation.schema.names}
     return Parted(
         good=engine.select(engine.filter(marked, _GOOD), names),
-        quarantined=engine.select(engine.filter(marked, f"NOT {_GOOD}"), {**names, REASONS: REASONS}),
+        quarantined=engine.select(
+            engine.filter(marked, f"NOT {_GOOD}"), {**names, REASONS: REASONS}
+        ),
     )
 
 
@@ -119,7 +125,9 @@ def _with_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Rela
     copies = exp.Window(this=exp.Count(this=exp.Star()), partition_by=columns)
     known = exp.and_(*(column.copy().is_(exp.null()).not_() for column in columns))
     counted = exp.case().when(known, copies).else_(exp.Literal.number(1))
-    query = exp.select(exp.Star(), exp.alias_(counted, _COPIES, quoted=True)).from_(exp.to_table("rows", quoted=True))
+    query = exp.select(exp.Star(), exp.alias_(counted, _COPIES, quoted=True)).from_(
+        exp.to_table("rows", quoted=True)
+    )
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
@@ -127,9 +135,15 @@ def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column if column.type == kind else column.cast(kind)
 
 
-def _reasons(marks: Sequence[tuple[str, NDArray[np.bool_]]], rows: int) -> tuple[pa.Array, pa.Array]:
+def _reasons(
+    marks: Sequence[tuple[str, NDArray[np.bool_]]], rows: int
+) -> tuple[pa.Array, pa.Array]:
     """Return the lists of reasons, written column by column, and which rows have none."""
-    failing = np.stack([mask for _, mask in marks], axis=1) if marks else np.zeros((rows, 0), dtype=np.bool_)
+    failing = (
+        np.stack([mask for _, mask in marks], axis=1)
+        if marks
+        else np.zeros((rows, 0), dtype=np.bool_)
+    )
     offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
     texts = pa.array([reason for reason, _ in marks], pa.string())
     chosen = texts.take(pa.array(np.nonzero(failing)[1]))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from featurestore.plugins.validator import Validator
 from featurestore.validation.checks import Found, RowCheck, sample_rows
-from featurestore.validators import Validator
 
 if TYPE_CHECKING:
-    from featurestore.engines import Fold
+    from featurestore.plugins.engine import Fold
 
 _CHUNK_ROWS = 1 << 20
 _CHUNK_BYTES = 128 << 20
@@ -63,9 +63,13 @@ class RowState:
         table = pa.Table.from_batches(self.waiting)
         self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
         verdicts = self.rules.validator.check(table, self.rules.expectations)
-        for expectation, found, verdict in zip(self.rules.expectations, self.found, verdicts, strict=True):
+        for expectation, found, verdict in zip(
+            self.rules.expectations, self.found, verdicts, strict=True
+        ):
             samples = (
-                [] if verdict.failing is None else sample_rows(table, verdict.failing, self.rules.columns(expectation))
+                []
+                if verdict.failing is None
+                else sample_rows(table, verdict.failing, self.rules.columns(expectation))
             )
             found.warning = verdict.result.warning
             found.add(table.num_rows, verdict.checked, verdict.result.unexpected, samples)
@@ -84,7 +88,12 @@ class RowFold:
 
     def start(self) -> RowState:
         """Return the state of no rows."""
-        return RowState(self.rules, 0, [Found() for _ in self.checks], [Found() for _ in self.rules.expectations])
+        return RowState(
+            self.rules,
+            0,
+            [Found() for _ in self.checks],
+            [Found() for _ in self.rules.expectations],
+        )
 
     def add(self, state: RowState, batch: pa.RecordBatch) -> RowState:
         """Check a batch, or keep it until a chunk is full."""
@@ -104,7 +113,9 @@ class RowFold:
         left.flush()
         right.flush()
         left.rows += right.rows
-        for mine, theirs in zip((*left.checks, *left.found), (*right.checks, *right.found), strict=True):
+        for mine, theirs in zip(
+            (*left.checks, *left.found), (*right.checks, *right.found), strict=True
+        ):
             mine.warning = mine.warning or theirs.warning
             mine.add(theirs.rows, theirs.checked, theirs.unexpected, theirs.samples)
         return left

@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, describe
+from featurestore.plugins.validator import Validator
 from featurestore.validation.aggregates import different_rows, measure
 from featurestore.validation.subject import Subject
-from featurestore.validators import Validator
 
 if TYPE_CHECKING:
-    from featurestore.engines import Engine, Relation
+    from featurestore.plugins.engine import Engine, Relation
 
 MOST_BYTES = 1 << 30
 
@@ -55,7 +55,11 @@ def check_table(
 
 
 def _measured(
-    relation: Relation, *, engine: Engine, expectations: Sequence[Mapping[str, Any]], validator: Validator
+    relation: Relation,
+    *,
+    engine: Engine,
+    expectations: Sequence[Mapping[str, Any]],
+    validator: Validator,
 ) -> dict[int, ExpectationResult]:
     wanted = {
         index: measures
@@ -64,8 +68,13 @@ def _measured(
     }
     if not wanted:
         return {}
-    found = measure(relation, [each for measures in wanted.values() for each in measures], engine=engine)
-    return {index: validator.judge(expectations[index], relation.schema, found=found) for index in wanted}
+    found = measure(
+        relation, [each for measures in wanted.values() for each in measures], engine=engine
+    )
+    return {
+        index: validator.judge(expectations[index], relation.schema, found=found)
+        for index in wanted
+    }
 
 
 def _load(

@@ -82,7 +82,10 @@ def test_head_prints_rows(run: Run) -> None:
 
 def test_history_lists_commits(run: Run) -> None:
     found = run("fg", "history", "weather", as_json=True)
-    assert [(each["delta_version"], each["operation"], each["rows_in"], each["rows_out"]) for each in found] == [
+    assert [
+        (each["delta_version"], each["operation"], each["rows_in"], each["rows_out"])
+        for each in found
+    ] == [
         (1, "create", 2, 0),
         (2, "upsert", 1, 1),
     ]
@@ -102,9 +105,20 @@ def test_validate_checks_the_data_that_is_there(run: Run) -> None:
 
 
 def test_explain_shows_the_row_that_wins(run: Run) -> None:
-    assert "JFK" in run("fg", "explain", "weather", "--key", "origin=JFK", "--at", "2024-01-01T12:00Z")
+    assert "JFK" in run(
+        "fg", "explain", "weather", "--key", "origin=JFK", "--at", "2024-01-01T12:00Z"
+    )
     assert (
-        run("fg", "explain", "weather", "--key", "origin=JFK", "--at", "2024-01-01T12:00Z", as_json=True)["group"]
+        run(
+            "fg",
+            "explain",
+            "weather",
+            "--key",
+            "origin=JFK",
+            "--at",
+            "2024-01-01T12:00Z",
+            as_json=True,
+        )["group"]
         == "weather"
     )
     assert "is not column=value" in run("fg", "explain", "weather", "--key", "JFK", code=1)
@@ -118,7 +132,10 @@ def test_compare_tells_drift_between_delta_versions(run: Run) -> None:
 
 def test_maintenance_says_what_it_did(run: Run) -> None:
     assert run("fg", "compact", "weather", as_json=True)["rows"] == 2
-    assert run("fg", "vacuum", "weather", "--retain", "7d", as_json=True) == {"removed": 0, "files": []}
+    assert run("fg", "vacuum", "weather", "--retain", "7d", as_json=True) == {
+        "removed": 0,
+        "files": [],
+    }
 
 
 def test_errors_are_one_line_and_a_hint(run: Run) -> None:
@@ -131,7 +148,9 @@ def test_errors_are_one_line_and_a_hint(run: Run) -> None:
     assert "hint" in told["error"]
 
 
-@pytest.mark.parametrize("words", [("fg", "nothing"), ("fg", "show"), ("fg", "list", "--nope"), ("nothing",)])
+@pytest.mark.parametrize(
+    "words", [("fg", "nothing"), ("fg", "show"), ("fg", "list", "--nope"), ("nothing",)]
+)
 def test_wrong_usage_exits_with_2(run: Run, words: tuple[str, ...]) -> None:
     assert "Usage:" in run(*words, code=2)
 
@@ -170,9 +189,12 @@ def test_the_installed_command_runs(location: str) -> None:
     if not script.exists():
         pytest.skip("the command is not installed beside this interpreter")
     done = subprocess.run(
-        [str(script), "fg", "list", "--location", location, "--output=json"], capture_output=True, text=True, check=True
+        [str(script), "fg", "list", "--location", location, "--output=json"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(done.stdout)[0]["name"] == "weather"
-    assert subprocess.run([str(script), "--version"], capture_output=True, check=True).stdout.startswith(
-        b"featurestore "
-    )
+    assert subprocess.run(
+        [str(script), "--version"], capture_output=True, check=True
+    ).stdout.startswith(b"featurestore ")

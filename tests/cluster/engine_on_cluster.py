@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.engines import TableWrite
+from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.spark_delta import SparkEngine
 
 ROWS = 600_000
@@ -26,10 +26,14 @@ class Sum:
     def start(self) -> tuple[int, frozenset[int]]:
         return 0, frozenset()
 
-    def add(self, state: tuple[int, frozenset[int]], batch: pa.RecordBatch) -> tuple[int, frozenset[int]]:
+    def add(
+        self, state: tuple[int, frozenset[int]], batch: pa.RecordBatch
+    ) -> tuple[int, frozenset[int]]:
         return state[0] + int(batch.column(0).to_numpy().sum()), state[1] | {os.getppid()}
 
-    def merge(self, left: tuple[int, frozenset[int]], right: tuple[int, frozenset[int]]) -> tuple[int, frozenset[int]]:
+    def merge(
+        self, left: tuple[int, frozenset[int]], right: tuple[int, frozenset[int]]
+    ) -> tuple[int, frozenset[int]]:
         return left[0] + right[0], left[1] | right[1]
 
 
@@ -49,13 +53,22 @@ class Write:
         if number == 3 and not os.path.exists(mark):
             open(mark, "w").close()
             raise OSError("this attempt dies")
-        return {"shard": number, "rows": len(ids), "ordered": bool((np.diff(ids) < 0).all()), "process": os.getppid()}
+        return {
+            "shard": number,
+            "rows": len(ids),
+            "ordered": bool((np.diff(ids) < 0).all()),
+            "process": os.getppid(),
+        }
 
 
 def batches() -> Iterator[pa.RecordBatch]:
     for start in range(0, ROWS, 50_000):
         ids = np.arange(start, start + 50_000)
-        columns = [pa.array(ids), pa.array((ids % 8).astype(np.int32)), pa.array((ROWS - ids).astype(np.uint64))]
+        columns = [
+            pa.array(ids),
+            pa.array((ids % 8).astype(np.int32)),
+            pa.array((ROWS - ids).astype(np.uint64)),
+        ]
         yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
@@ -64,7 +77,9 @@ def main(folder: str) -> None:
     path = os.path.join(folder, "table")
     engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
     version = engine.write(
-        path, engine.from_arrow(pa.RecordBatchReader.from_batches(SCHEMA, batches())), TableWrite("append")
+        path,
+        engine.from_arrow(pa.RecordBatchReader.from_batches(SCHEMA, batches())),
+        TableWrite("append"),
     )
     relation = engine.read_table(path, schema=SCHEMA)
     spread = type(relation)("spark", relation.native.repartition(34), SCHEMA)

@@ -24,7 +24,11 @@ def spark_home() -> Path:
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of every process of the cluster and of its drivers."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "FEATURESTORE_"))}
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SPARK_", "FEATURESTORE_"))
+    }
     return inherited | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable} | more
 
 
@@ -35,7 +39,9 @@ def standalone_cluster(folder: Path, *, workers: int = 2) -> Iterator[str]:
     url = f"spark://127.0.0.1:{port}"
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        processes.append(_start(folder, "master", "master.Master", "--host", "127.0.0.1", "--port", str(port)))
+        processes.append(
+            _start(folder, "master", "master.Master", "--host", "127.0.0.1", "--port", str(port))
+        )
         for number in range(workers):
             arguments = (
                 "--host",

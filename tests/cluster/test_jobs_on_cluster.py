@@ -40,13 +40,19 @@ def helpers() -> Iterator[Any]:
         sys.path.remove(str(HERE))
 
 
-def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(helpers: Any, tmp_path: Path) -> None:
+def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(
+    helpers: Any, tmp_path: Path
+) -> None:
     from featurestore_connectors.spark_delta.session import delta_package
 
     (tmp_path / "jobs.py").write_text(JOB)
     moments = [START + timedelta(minutes=7 * number) for number in range(200)]
-    trips = pa.table({"t": pa.array(moments, pa.timestamp("us", tz="UTC")), "zone": ["a", "b"] * 100})
-    stores = [featurestore.connect(tmp_path / name, engine="duckdb") for name in ("submitted", "embedded")]
+    trips = pa.table(
+        {"t": pa.array(moments, pa.timestamp("us", tz="UTC")), "zone": ["a", "b"] * 100}
+    )
+    stores = [
+        featurestore.connect(tmp_path / name, engine="duckdb") for name in ("submitted", "embedded")
+    ]
     for store in stores:
         store.create_featuregroup(trips, "trips", event_time="t")
         store.register_jobs(tmp_path / "jobs.py")
@@ -56,14 +62,28 @@ def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(helpers: Any, tmp
             str(helpers.spark_home() / "bin" / "spark-submit"),
             *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
             *("--conf", "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension"),
-            *("--conf", "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"),
-            *("--conf", "spark.sql.session.timeZone=UTC", "--conf", f"spark.pyspark.python={sys.executable}"),
+            *(
+                "--conf",
+                "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            ),
+            *(
+                "--conf",
+                "spark.sql.session.timeZone=UTC",
+                "--conf",
+                f"spark.pyspark.python={sys.executable}",
+            ),
             *(str(PROGRAM), stores[0].location, "demand", *between),
         ]
-        env = helpers.environment(FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"), SPARK_DRIVER_MEMORY="1g")
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=540, check=False)
+        env = helpers.environment(
+            FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"), SPARK_DRIVER_MEMORY="1g"
+        )
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=540, check=False
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     stores[1].backfill_job("demand", *between)
-    tables = [store.get_featuregroup("demand").to_arrow().sort_by("hour").to_pylist() for store in stores]
+    tables = [
+        store.get_featuregroup("demand").to_arrow().sort_by("hour").to_pylist() for store in stores
+    ]
     assert len(tables[0]) == 24
     assert sorted(map(str, tables[0])) == sorted(map(str, tables[1]))

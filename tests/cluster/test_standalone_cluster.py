@@ -18,7 +18,13 @@ HERE = Path(__file__).parent
 
 def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
     result = subprocess.run(
-        command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=540, check=False
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
     )
     # Under spark-submit the program's own errors come by stdout.
     assert result.returncode == 0, result.stderr[-2000:] + result.stdout[-4000:]
@@ -29,7 +35,9 @@ def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
 def test_work_is_done_by_the_executors(helpers: Any, master: str, tmp_path: Path) -> None:
     staging = tmp_path / "staging"
     env = helpers.environment(
-        FEATURESTORE_SPARK_MASTER=master, FEATURESTORE_SPARK_STAGING=str(staging), FEATURESTORE_SPARK_DRIVER_MEMORY="1g"
+        FEATURESTORE_SPARK_MASTER=master,
+        FEATURESTORE_SPARK_STAGING=str(staging),
+        FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
     )
     answer = answer_of([sys.executable, str(HERE / "engine_on_cluster.py"), str(tmp_path)], env)
     rows = 600_000
@@ -51,7 +59,9 @@ def test_work_is_done_by_the_executors(helpers: Any, master: str, tmp_path: Path
 
 
 @pytest.mark.soak
-def test_spark_submit_makes_the_bytes_that_the_embedded_engine_makes(helpers: Any, master: str, tmp_path: Path) -> None:
+def test_spark_submit_makes_the_bytes_that_the_embedded_engine_makes(
+    helpers: Any, master: str, tmp_path: Path
+) -> None:
     from featurestore_connectors.spark_delta.session import delta_package
 
     command = [
@@ -59,7 +69,9 @@ def test_spark_submit_makes_the_bytes_that_the_embedded_engine_makes(helpers: An
         *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
         *(str(HERE / "submitted.py"), str(tmp_path / "store")),
     ]
-    env = helpers.environment(FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"), SPARK_DRIVER_MEMORY="1g")
+    env = helpers.environment(
+        FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"), SPARK_DRIVER_MEMORY="1g"
+    )
     answer = answer_of(command, env)
     assert answer["master"] == master
     assert answer["rows"] == 2000
@@ -73,7 +85,9 @@ def shards_of_the_embedded_engine(location: Path) -> dict[str, list[str]]:
 
     store = featurestore.connect(location, engine="duckdb")
     rows = [{"zone": number % 50, "trips": number, "fare": number / 4} for number in range(2000)]
-    store.create_featuregroup(pa.Table.from_pylist(rows), "trips", validation="off", statistics=False)
+    store.create_featuregroup(
+        pa.Table.from_pylist(rows), "trips", validation="off", statistics=False
+    )
     dataset = store.create_training_dataset(
         store.get_featuregroup("trips"),
         "fares",
@@ -83,4 +97,6 @@ def shards_of_the_embedded_engine(location: Path) -> dict[str, list[str]]:
         seed=7,
         statistics=False,
     )
-    return {split.name: [shard.sha256 for shard in split.shards] for split in dataset.manifest.splits}
+    return {
+        split.name: [shard.sha256 for shard in split.shards] for split in dataset.manifest.splits
+    }

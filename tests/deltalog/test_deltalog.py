@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import TableDamaged, VersionNotFound
 
 
@@ -21,7 +21,9 @@ def table_at(path: Path, *, commits: int = 3) -> str:
     for number in range(commits):
         rows = pa.table({"id": pa.array([number], pa.int64()), "zone": [f"z{number % 2}"]})
         note = CommitProperties(custom_metadata={"userMetadata": json.dumps({"run": f"r{number}"})})
-        write_deltalake(str(path), rows, mode="append", partition_by=["zone"], commit_properties=note)
+        write_deltalake(
+            str(path), rows, mode="append", partition_by=["zone"], commit_properties=note
+        )
     return str(path)
 
 
@@ -49,10 +51,14 @@ def test_a_state_tells_what_a_version_is(tmp_path: Path) -> None:
     assert all(os.path.getsize(file.path) == file.bytes for file in state.files)
     assert state.bounds("id") == [(0, 0), (1, 1)]
     assert state.bounds("zone") is None
-    assert state.table_id == deltalog.table_state(path).table_id == str(DeltaTable(path).metadata().id)
+    assert (
+        state.table_id == deltalog.table_state(path).table_id == str(DeltaTable(path).metadata().id)
+    )
 
 
-def test_a_relative_path_gives_absolute_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_gives_absolute_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table_at(tmp_path / "table")
     monkeypatch.chdir(tmp_path)
     state = deltalog.table_state("table")
@@ -84,7 +90,12 @@ def test_history_counts_rows_by_the_actions_themselves(tmp_path: Path) -> None:
         (4, 0, 1, 3),
     ]
     assert (found[-2].rows_in, found[-2].rows_out) == (0, 0)
-    assert (found[-1].operation, found[-1].rows_in, found[-1].rows_out, found[-1].rows) == ("write", 1, 3, 1)
+    assert (found[-1].operation, found[-1].rows_in, found[-1].rows_out, found[-1].rows) == (
+        "write",
+        1,
+        3,
+        1,
+    )
     assert [each.note for each in found[:3]] == [{"run": "r0"}, {"run": "r1"}, {"run": "r2"}]
 
 

@@ -22,10 +22,20 @@ def add_interpreter(batch: RecordBatch) -> RecordBatch:
 def main() -> None:
     engine = SparkEngine()
     rows = engine.from_arrow(pa.table({"id": [0, 1]}).to_reader())
-    mapped = engine.map_batches(rows, add_interpreter, schema=pa.schema([("id", pa.int64()), ("python", pa.string())]))
+    mapped = engine.map_batches(
+        rows, add_interpreter, schema=pa.schema([("id", pa.int64()), ("python", pa.string())])
+    )
     answer: dict[str, object] = {"rows": engine.stream(mapped).read_all().to_pylist()}
-    names = ["master", "driver.memory", "sql.session.timeZone", "sql.shuffle.partitions", "ui.enabled"]
-    answer["settings"] = {f"spark.{name}": engine.session.conf.get(f"spark.{name}") for name in names}
+    names = [
+        "master",
+        "driver.memory",
+        "sql.session.timeZone",
+        "sql.shuffle.partitions",
+        "ui.enabled",
+    ]
+    answer["settings"] = {
+        f"spark.{name}": engine.session.conf.get(f"spark.{name}") for name in names
+    }
     context = engine.session.sparkContext
     engine.close()
     answer["stopped"] = context._jsc is None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from featurestore.engines import Engine
+from featurestore.plugins.engine import Engine
 from featurestore.testing.engine_conformance import EngineConformance
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 

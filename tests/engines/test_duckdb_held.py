@@ -52,7 +52,10 @@ def test_writers_see_the_same_rows_whether_they_are_held_or_sorted_by_duckdb(
     assert sum(part.num_rows for _, part in found[0]) == ROWS
     for number, part in found[0]:
         mine = table().filter(pa.array(np.asarray(table()["shard"]) == number))
-        expected = sorted(mine.to_pylist(), key=lambda row: [(row[name] is not None, row[name] or 0) for name in order])
+        expected = sorted(
+            mine.to_pylist(),
+            key=lambda row: [(row[name] is not None, row[name] or 0) for name in order],
+        )
         assert part.to_pylist() == expected
     assert found[1] == found[0]
     assert found[2] == found[0]
@@ -61,6 +64,8 @@ def test_writers_see_the_same_rows_whether_they_are_held_or_sorted_by_duckdb(
 def test_held_rows_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
     engine = DuckDBEngine()
-    given = engine.map_batches(engine.from_arrow(table().to_reader()), lambda batch: batch, schema=table().schema)
+    given = engine.map_batches(
+        engine.from_arrow(table().to_reader()), lambda batch: batch, schema=table().schema
+    )
     assert len(engine.write_shards(given, shard="shard", order=["second"], write=collect)) == 3
     engine.close()

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.engines import Relation, TableWrite
 from featurestore.errors import (
     ConfigurationError,
     EngineError,
@@ -23,6 +22,7 @@ from featurestore.errors import (
 )
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.testing.relation_conformance import SumAndCount, numbered
 from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
 
@@ -46,8 +46,12 @@ def read(engine: DuckDBEngine, relation: Relation) -> pa.Table:
     return table
 
 
-def table_of(engine: DuckDBEngine, path: Path, table: pa.Table, *, partition_by: tuple[str, ...] = ()) -> str:
-    engine.create_table(str(path), schema=table.schema, partition_by=partition_by, properties={}, note={})
+def table_of(
+    engine: DuckDBEngine, path: Path, table: pa.Table, *, partition_by: tuple[str, ...] = ()
+) -> str:
+    engine.create_table(
+        str(path), schema=table.schema, partition_by=partition_by, properties={}, note={}
+    )
     engine.write(str(path), engine.from_arrow(table.to_reader()), TableWrite("append"))
     return str(path)
 
@@ -109,7 +113,9 @@ def test_times_finer_than_microseconds_are_refused(engine: DuckDBEngine) -> None
         fits = adopted(engine, duckdb.sql("select '2024-01-01 12:00:00.000001'::timestamp_ns as t"))
     assert read(engine, fits)["t"].to_pylist() == [datetime(2024, 1, 1, 12, 0, 0, 1, tzinfo=UTC)]
     with pytest.warns(NaiveTimeWarning):
-        finer = adopted(engine, duckdb.sql("select '2024-01-01 12:00:00.000000001'::timestamp_ns as t"))
+        finer = adopted(
+            engine, duckdb.sql("select '2024-01-01 12:00:00.000000001'::timestamp_ns as t")
+        )
     with pytest.raises(FeatureStoreError, match="finer than a microsecond"):
         read(engine, finer)
 
@@ -165,20 +171,27 @@ def test_a_stream_that_was_read_once_says_so(engine: DuckDBEngine) -> None:
 
 def test_batches_of_wide_rows_stay_small(engine: DuckDBEngine) -> None:
     pixels = np.zeros((300, 1_000_000), dtype="u1")
-    wide = pa.table({"image": pa.FixedSizeListArray.from_arrays(pa.array(pixels.ravel()), 1_000_000)})
+    wide = pa.table(
+        {"image": pa.FixedSizeListArray.from_arrays(pa.array(pixels.ravel()), 1_000_000)}
+    )
     sizes = [batch.num_rows for batch in engine.stream(engine.from_arrow(wide.to_reader()))]
     assert sum(sizes) == 300
     assert max(sizes) <= 67
 
 
 def test_batches_of_long_bytes_stay_small(engine: DuckDBEngine) -> None:
-    relation = adopted(engine, engine.database.connection.sql("select repeat('x', 20000)::blob as b from range(20000)"))
+    relation = adopted(
+        engine,
+        engine.database.connection.sql("select repeat('x', 20000)::blob as b from range(20000)"),
+    )
     sizes = [batch.nbytes for batch in engine.stream(relation)]
     assert max(sizes) < 128 << 20
     assert len(sizes) > 3
 
 
-def test_a_mapped_relation_can_be_written_and_mapped_again(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_a_mapped_relation_can_be_written_and_mapped_again(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     table = numbered(10_000)
     mapped = engine.stage(engine.from_arrow(table.to_reader()), str(tmp_path / "a"))
     for _ in range(3):
@@ -190,7 +203,9 @@ def test_threads_add_up_to_the_same_aggregate(engine: DuckDBEngine) -> None:
     class Threaded(SumAndCount):
         threads = 3
 
-    relation = adopted(engine, engine.database.connection.sql("select range as id from range(1000000)"))
+    relation = adopted(
+        engine, engine.database.connection.sql("select range as id from range(1000000)")
+    )
     assert engine.aggregate(relation, Threaded()) == engine.aggregate(relation, SumAndCount())
 
 
@@ -201,7 +216,9 @@ def test_an_error_in_a_threaded_aggregate_ends_it(engine: DuckDBEngine) -> None:
         def add(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
             raise ValueError("no")
 
-    relation = adopted(engine, engine.database.connection.sql("select range as id from range(1000000)"))
+    relation = adopted(
+        engine, engine.database.connection.sql("select range as id from range(1000000)")
+    )
     with pytest.raises(ValueError, match="no"):
         engine.aggregate(relation, Failing())
 
@@ -212,7 +229,9 @@ def test_relations_are_made_and_read_from_many_threads(engine: DuckDBEngine) -> 
     def work(number: int) -> None:
         try:
             for _ in range(10):
-                relation = engine.filter(engine.from_arrow(numbered(50).to_reader()), f"id >= {number}")
+                relation = engine.filter(
+                    engine.from_arrow(numbered(50).to_reader()), f"id >= {number}"
+                )
                 assert read(engine, relation).num_rows == 50 - number
         except BaseException as error:
             failures.append(error)
@@ -243,7 +262,9 @@ def test_filters_on_partitions_leave_files_out(engine: DuckDBEngine, tmp_path: P
     assert "1/5" in engine.explain(relation)
 
 
-def test_paths_with_glob_characters_are_taken_literally(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_paths_with_glob_characters_are_taken_literally(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     odd = tmp_path / "a[1]*?'b"
     odd.mkdir()
     path = table_of(engine, odd / "table", numbered(3))
@@ -266,7 +287,9 @@ def test_queries_that_return_no_rows_are_refused(engine: DuckDBEngine) -> None:
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def test_settings_come_from_arguments_and_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_come_from_arguments_and_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("FEATURESTORE_DUCKDB_MEMORY_LIMIT", "200MB")
     monkeypatch.setenv("FEATURESTORE_DUCKDB_TEMP_DIRECTORY", str(tmp_path))
     engine = DuckDBEngine(threads=1)
@@ -308,7 +331,9 @@ def test_a_failing_shard_ends_the_others_without_a_whole_result(
     engine: DuckDBEngine, threads: int, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_HELD_BYTES", held)
-    native = engine.database.connection.sql("select range as id, (range % 40)::int as shard from range(2000000)")
+    native = engine.database.connection.sql(
+        "select range as id, (range % 40)::int as shard from range(2000000)"
+    )
     finished: list[int] = []
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> int:
@@ -320,7 +345,9 @@ def test_a_failing_shard_ends_the_others_without_a_whole_result(
 
     relation = adopted(engine, native)
     with pytest.raises(ValueError, match="cursed"):
-        shards.write_shards(engine.database, relation, shard="shard", order=["id"], write=write, threads=threads)
+        shards.write_shards(
+            engine.database, relation, shard="shard", order=["id"], write=write, threads=threads
+        )
     assert 39 not in finished
 
 
@@ -332,15 +359,23 @@ def test_a_failing_source_leaves_no_whole_shard(engine: DuckDBEngine) -> None:
     relation = engine.map_batches(engine.from_arrow(table.to_reader()), fail, schema=table.schema)
     with pytest.raises(ValueError, match="bad row"):
         engine.write_shards(
-            relation, shard="shard", order=["id"], write=lambda number, batches: sum(1 for _ in batches)
+            relation,
+            shard="shard",
+            order=["id"],
+            write=lambda number, batches: sum(1 for _ in batches),
         )
 
 
-def test_the_last_row_of_a_key_is_the_last_over_many_row_groups(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_the_last_row_of_a_key_is_the_last_over_many_row_groups(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     count = 1_000_000
     keys = np.random.default_rng(0).integers(0, 1000, count)
     table = pa.table({"key": pa.array(keys), "id": pa.array(np.arange(count))})
     staged = engine.stage(engine.from_arrow(table.to_reader()), str(tmp_path))
     found = read(engine, engine.last_per_key(staged, ["key"])).sort_by("key")
     expected = {int(key): position for position, key in enumerate(keys.tolist())}
-    assert found.to_pydict() == {"key": sorted(expected), "id": [expected[key] for key in sorted(expected)]}
+    assert found.to_pydict() == {
+        "key": sorted(expected),
+        "id": [expected[key] for key in sorted(expected)],
+    }

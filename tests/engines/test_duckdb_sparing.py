@@ -39,7 +39,9 @@ def test_a_limit_that_the_user_chose_stays() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_more_rows_than_are_held_are_sorted_with_little_memory(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_are_held_are_sorted_with_little_memory(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "_HELD_BYTES", 0)
     engine = DuckDBEngine(threads=threads)
     rows = pa.table({"shard": pa.array([1, 0] * 500, pa.int32()), "n": range(1000)})
@@ -49,7 +51,10 @@ def test_more_rows_than_are_held_are_sorted_with_little_memory(threads: int, mon
         return number, limit(engine.database)
 
     before = limit(engine.database)
-    assert engine.write_shards(given, shard="shard", order=["n"], write=write) == [(0, "1.0 GiB"), (1, "1.0 GiB")]
+    assert engine.write_shards(given, shard="shard", order=["n"], write=write) == [
+        (0, "1.0 GiB"),
+        (1, "1.0 GiB"),
+    ]
     assert limit(engine.database) == before
     again = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     with pytest.raises(EngineError):

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from featurestore import deltalog
-from featurestore.engines import TableWrite, TimeRange
+from featurestore.delta import deltalog
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -28,6 +27,7 @@ from featurestore.errors import (
     UnsupportedLocation,
     WriteConflict,
 )
+from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.testing.relation_conformance import NOON, numbered, rows
 from featurestore.testing.table_conformance import SCHEMA, ids, new_table, some, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
@@ -56,7 +56,17 @@ def test_plain_delta_reads_every_state(engine: DuckDBEngine, tmp_path: Path) -> 
     engine.compact(path)
     table = DeltaTable(path)
     assert table.count() == 9
-    assert sorted(table.scan(columns=["id"]).read_all()["id"].to_pylist()) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert sorted(table.scan(columns=["id"]).read_all()["id"].to_pylist()) == [
+        0,
+        1,
+        2,
+        3,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
     assert table.history(1)[0]["operation"] == "DELETE"
 
 
@@ -78,46 +88,66 @@ def test_tables_of_plain_delta_are_read_and_continued(engine: DuckDBEngine, tmp_
     found = rows(engine, engine.read_table(path, schema=SCHEMA), by="id")
     assert [row["value"] for row in found] == [0.0, 0.5, 1.0, -1.0, 2.0, 2.5, 3.0, 3.5]
     assert [row["zone"] for row in found] == numbered(8)["zone"].to_pylist()
-    merge = DeltaTable(path).merge(some(0, value=7.0), "old.id = new.id", source_alias="new", target_alias="old")
+    merge = DeltaTable(path).merge(
+        some(0, value=7.0), "old.id = new.id", source_alias="new", target_alias="old"
+    )
     merge.when_matched_update_all().execute()
     assert rows(engine, engine.read_table(path, schema=SCHEMA), by="id")[0]["value"] == 7.0
 
 
-def test_partitions_outside_folders_of_their_name_are_read(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_partitions_outside_folders_of_their_name_are_read(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
     write(engine, path, numbered(10))
     for number, file in enumerate(sorted(data_files(path))):
         os.rename(file, Path(path) / f"moved-{number}.parquet")
     commit = Path(deltalog.commit_path(path, 1))
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
-    adds = sorted((action["add"] for action in actions if "add" in action), key=lambda add: add["path"])
+    adds = sorted(
+        (action["add"] for action in actions if "add" in action), key=lambda add: add["path"]
+    )
     for number, add in enumerate(adds):
         add["path"] = f"moved-{number}.parquet"
     commit.write_text("\n".join(map(json.dumps, actions)))
     assert rows(engine, engine.read_table(path, schema=SCHEMA), by="id") == numbered(10).to_pylist()
 
 
-def test_many_partitions_and_later_columns_are_read_together(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_many_partitions_and_later_columns_are_read_together(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     partitions = 40
     schema = pa.schema([("id", pa.int64()), ("zone", pa.string()), ("late", pa.uint8())])
     path = new_table(engine, tmp_path, partition_by=("zone",), schema=pa.schema(list(schema)[:2]))
     zones = [None if number == 0 else f"z {number}" for number in range(partitions)]
     write(engine, path, pa.table({"id": range(partitions), "zone": pa.array(zones, pa.string())}))
     added = TableWrite("append", add_columns=pa.schema([schema.field("late")]))
-    write(engine, path, pa.table({"id": [99], "zone": ["z 1"], "late": pa.array([255], pa.uint8())}), added)
+    write(
+        engine,
+        path,
+        pa.table({"id": [99], "zone": ["z 1"], "late": pa.array([255], pa.uint8())}),
+        added,
+    )
     found = engine.read_table(path, schema=schema)
     expected = [{"id": number, "zone": zone, "late": None} for number, zone in enumerate(zones)]
     expected.append({"id": 99, "zone": "z 1", "late": 255})
     assert rows(engine, found, by="id") == expected
-    assert [row["id"] for row in rows(engine, engine.filter(found, "zone = 'z 1'"), by="id")] == [1, 99]
-    assert rows(engine, engine.read_table(path, schema=schema, columns=["late"]), by="late")[0] == {"late": 255}
+    assert [row["id"] for row in rows(engine, engine.filter(found, "zone = 'z 1'"), by="id")] == [
+        1,
+        99,
+    ]
+    assert rows(engine, engine.read_table(path, schema=schema, columns=["late"]), by="late")[0] == {
+        "late": 255
+    }
     assert engine.write(path, engine.filter(found, "zone is null"), TableWrite("overwrite")) == 3
     assert ids(engine, path) == [0]
 
 
 def test_tables_that_need_newer_writers_are_read_only(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
-    write_deltalake(path, pa.table({"id": [1]}), configuration={"delta.enableChangeDataFeed": "true"})
+    write_deltalake(
+        path, pa.table({"id": [1]}), configuration={"delta.enableChangeDataFeed": "true"}
+    )
     assert ids(engine, path) == [1]
     with pytest.raises(UnsupportedLocation, match="writer version"):
         write(engine, path, pa.table({"id": [2]}))
@@ -175,7 +205,9 @@ def test_a_failed_write_leaves_no_file(engine: DuckDBEngine, tmp_path: Path) -> 
     assert sorted(os.listdir(path)) == ["_delta_log"]
 
 
-def test_files_of_a_stage_are_linked_not_written_again(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_files_of_a_stage_are_linked_not_written_again(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     path = new_table(engine, tmp_path)
     staged = engine.stage(engine.from_arrow(numbered(100).to_reader()), str(tmp_path / "stage"))
     engine.write(path, staged, TableWrite("append"))
@@ -183,7 +215,9 @@ def test_files_of_a_stage_are_linked_not_written_again(engine: DuckDBEngine, tmp
     assert os.stat(file).st_nlink == 2
 
 
-def test_an_upsert_touches_only_files_that_hold_its_keys(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_an_upsert_touches_only_files_that_hold_its_keys(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(0, 1))
     write(engine, path, some(8, 9))
@@ -193,7 +227,9 @@ def test_an_upsert_touches_only_files_that_hold_its_keys(engine: DuckDBEngine, t
     assert len(kept) == 1
 
 
-def test_a_replaced_range_touches_only_files_that_hold_it(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_a_replaced_range_touches_only_files_that_hold_it(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     path = new_table(engine, tmp_path)
     for each in (0, 5, 9):
         write(engine, path, some(each))
@@ -204,7 +240,9 @@ def test_a_replaced_range_touches_only_files_that_hold_it(engine: DuckDBEngine, 
     assert [file.rows for file in deltalog.table_state(path).files] == [1, 1]
 
 
-def test_folders_with_glob_characters_take_every_write(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_folders_with_glob_characters_take_every_write(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     path = new_table(engine, tmp_path / "a[1]*?'b", partition_by=("zone",))
     write(engine, path, some(0, 1, 2))
     write(engine, path, some(1, value=-1.0), TableWrite("upsert", key=("id",)))
@@ -260,10 +298,14 @@ for turn in range(4):
 """
 
 
-def test_eight_processes_append_and_upsert_without_loss(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_eight_processes_append_and_upsert_without_loss(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     schema = pa.schema([("id", pa.int64()), ("by", pa.int64()), ("n", pa.int64())])
     path = new_table(engine, tmp_path, schema=schema)
-    writers = [subprocess.Popen([sys.executable, "-c", _WRITER, path, str(number)]) for number in range(8)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITER, path, str(number)]) for number in range(8)
+    ]
     assert [writer.wait(timeout=300) for writer in writers] == [0] * 8
     found = rows(engine, engine.read_table(path), by="id")
     appended = [1000 + me * 100 + turn for me in range(8) for turn in range(4)]
@@ -304,7 +346,9 @@ def test_an_append_does_not_mind_other_appends(engine: DuckDBEngine, tmp_path: P
     assert commits.commit(stale, Change("WRITE")) == 2
 
 
-def test_a_transaction_that_raced_with_itself_lands_once(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_a_transaction_that_raced_with_itself_lands_once(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
     path = new_table(engine, tmp_path)
     stale = deltalog.table_state(path)
     write(engine, path, some(1), TableWrite("append", transaction=("app", 1)))
@@ -342,11 +386,15 @@ def fill(file: Path) -> None:
             raise
 
 
-def test_a_full_disk_is_told_and_leaves_the_table_as_it_was(engine: DuckDBEngine, small_disk: Path) -> None:
+def test_a_full_disk_is_told_and_leaves_the_table_as_it_was(
+    engine: DuckDBEngine, small_disk: Path
+) -> None:
     path = new_table(engine, small_disk)
     write(engine, path, some(1, 2))
     rng = np.random.default_rng(0)
-    big = pa.table({"id": pa.array(rng.integers(0, 2**62, 2_000_000)), "value": rng.normal(size=2_000_000)})
+    big = pa.table(
+        {"id": pa.array(rng.integers(0, 2**62, 2_000_000)), "value": rng.normal(size=2_000_000)}
+    )
     for how in (TableWrite("append"), TableWrite("overwrite"), TableWrite("upsert", key=("id",))):
         with pytest.raises(StorageError, match="The disk is full"):
             write(engine, path, big, how)
@@ -394,5 +442,8 @@ def test_times_of_any_year_are_written_and_read(engine: DuckDBEngine, tmp_path: 
 
 
 def test_one_folder_takes_several_stages(engine: DuckDBEngine, tmp_path: Path) -> None:
-    stages = [engine.stage(engine.from_arrow(numbered(each).to_reader()), str(tmp_path)) for each in (2, 3)]
+    stages = [
+        engine.stage(engine.from_arrow(numbered(each).to_reader()), str(tmp_path))
+        for each in (2, 3)
+    ]
     assert [engine.count(stage) for stage in stages] == [2, 3]

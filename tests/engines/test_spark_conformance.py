@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from featurestore.engines import Engine
+from featurestore.plugins.engine import Engine
 from featurestore.testing.engine_conformance import CrossEngineConformance, EngineConformance
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine

@@ -16,7 +16,6 @@ import pytest
 from pyarrow import parquet
 
 import featurestore
-from featurestore.engines import Relation, TimeRange
 from featurestore.errors import (
     ConfigurationError,
     DuplicateKeys,
@@ -28,6 +27,7 @@ from featurestore.errors import (
     VersionNotFound,
 )
 from featurestore.model.times import NaiveTimeWarning
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, queries
 from featurestore_connectors.spark_delta.shipping import Shipments
 
@@ -95,7 +95,9 @@ def rows_of(engine: SparkEngine, relation: Relation, **how: Any) -> list[dict[st
 
 
 def numbers(engine: SparkEngine, count: int, *, partitions: int = 4) -> Relation:
-    frame = engine.session.range(0, count, 1, partitions).selectExpr("id", "cast(id % 7 as int) as shard")
+    frame = engine.session.range(0, count, 1, partitions).selectExpr(
+        "id", "cast(id % 7 as int) as shard"
+    )
     return engine.adopt(frame) or pytest.fail("not adopted")
 
 
@@ -103,7 +105,9 @@ def test_every_type_comes_back_as_it_was_given(engine: SparkEngine) -> None:
     relation = given(engine, [FULL, EMPTY, HOLLOW])
     table = engine.stream(relation).read_all()
     assert table.schema == SCHEMA
-    assert str(table.to_pylist()) == str(pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist())
+    assert str(table.to_pylist()) == str(
+        pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist()
+    )
 
 
 def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> None:
@@ -111,10 +115,14 @@ def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> N
 
     def kinds(batch: pa.RecordBatch) -> pa.RecordBatch:
         kind = str(batch.schema.field("embedding").type)
-        return pa.RecordBatch.from_arrays([pa.array([kind] * batch.num_rows), batch.column(2)], schema=result)
+        return pa.RecordBatch.from_arrays(
+            [pa.array([kind] * batch.num_rows), batch.column(2)], schema=result
+        )
 
     rows = rows_of(engine, engine.map_batches(given(engine, [FULL, EMPTY]), kinds, schema=result))
-    assert rows == [{"kinds": "fixed_size_list<item: float>[2]", "u64": each} for each in (2**64 - 1, None)]
+    assert rows == [
+        {"kinds": "fixed_size_list<item: float>[2]", "u64": each} for each in (2**64 - 1, None)
+    ]
 
 
 def test_a_stream_too_large_for_the_plan_keeps_its_order(engine: SparkEngine) -> None:
@@ -123,7 +131,9 @@ def test_a_stream_too_large_for_the_plan_keeps_its_order(engine: SparkEngine) ->
     def batches() -> Iterator[pa.RecordBatch]:
         for start in range(0, 1_200_000, 50_000):
             ids = np.arange(start, start + 50_000)
-            yield pa.RecordBatch.from_arrays([pa.array(ids), pa.array(ids, pa.uint32())], schema=schema)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(ids), pa.array(ids, pa.uint32())], schema=schema
+            )
 
     relation = engine.from_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
     assert "FileScan" in engine.explain(relation) or "Scan parquet" in engine.explain(relation)
@@ -149,7 +159,9 @@ def test_parked_streams_go_when_the_write_ends(
 ) -> None:
     parked = tmp_path / "parked"
     monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(parked))
-    rows = pa.table({"id": list(range(10)), "blob": pa.array([os.urandom(2**20) for _ in range(10)])})
+    rows = pa.table(
+        {"id": list(range(10)), "blob": pa.array([os.urandom(2**20) for _ in range(10)])}
+    )
     store = featurestore.connect(tmp_path / "store", engine=engine)
     group = store.create_featuregroup(rows, "wide", primary_key="id")
     assert os.listdir(parked) == []
@@ -180,7 +192,9 @@ def test_a_stream_that_breaks_off_leaves_nothing_parked(
     assert os.listdir(tmp_path / "parked") == []
 
 
-def test_a_stream_starts_before_the_last_partition_is_computed(engine: SparkEngine, tmp_path: Any) -> None:
+def test_a_stream_starts_before_the_last_partition_is_computed(
+    engine: SparkEngine, tmp_path: Any
+) -> None:
     trace = str(tmp_path)
 
     def leave_trace(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -199,7 +213,9 @@ def test_a_stream_starts_before_the_last_partition_is_computed(engine: SparkEngi
 def test_a_small_limit_computes_few_partitions_and_keeps_the_order(engine: SparkEngine) -> None:
     relation = numbers(engine, 1000, partitions=20)
     assert [row["id"] for row in rows_of(engine, relation, limit=120)] == list(range(120))
-    assert rows_of(engine, engine.filter(relation, "id = 990"), limit=5) == [{"id": 990, "shard": 990 % 7}]
+    assert rows_of(engine, engine.filter(relation, "id = 990"), limit=5) == [
+        {"id": 990, "shard": 990 % 7}
+    ]
     assert len(rows_of(engine, relation, limit=5000)) == 1000
 
 
@@ -223,7 +239,9 @@ class Tally:
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_states_of_partitions_are_merged(engine: SparkEngine, monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
+def test_states_of_partitions_are_merged(
+    engine: SparkEngine, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
     # Away from this machine there may be thousands of them, and executors merge most.
     monkeypatch.setattr(queries, "is_local", lambda session: local)
     monkeypatch.setattr(queries, "_STATES_AT_ONCE", 2)
@@ -278,14 +296,16 @@ def test_what_is_no_dataframe_of_spark_is_not_adopted(engine: SparkEngine) -> No
 def test_sql_binds_parameters_and_leaves_the_users_views_alone(engine: SparkEngine) -> None:
     engine.session.range(3).createOrReplaceTempView("trips")
     schema = pa.schema([("t", pa.timestamp("us", tz="UTC")), ("s", pa.string())])
-    relation = given(engine, [{"t": NOON, "s": "$start"}, {"t": NOON + dt.timedelta(hours=1), "s": "b"}], schema)
+    relation = given(
+        engine, [{"t": NOON, "s": "$start"}, {"t": NOON + dt.timedelta(hours=1), "s": "b"}], schema
+    )
     zone = dt.timezone(dt.timedelta(hours=5))
     for mark in ("$", ":"):
         query = f"select s from trips where t >= {mark}start and t < {mark}end and s = '$start'"
         parameters = {"start": NOON.astimezone(zone), "end": NOON + dt.timedelta(hours=1)}
-        assert rows_of(engine, engine.sql(query, tables={"trips": relation}, parameters=parameters)) == [
-            {"s": "$start"}
-        ]
+        assert rows_of(
+            engine, engine.sql(query, tables={"trips": relation}, parameters=parameters)
+        ) == [{"s": "$start"}]
     assert engine.session.table("trips").count() == 3
     engine.session.catalog.dropTempView("trips")
 
@@ -312,8 +332,13 @@ def test_ranges_are_half_open_on_the_side_that_was_asked_for(engine: SparkEngine
 def test_filters_and_columns_reach_the_files(engine: SparkEngine, tmp_path: Any) -> None:
     staged = engine.stage(given(engine, [FULL, EMPTY]), str(tmp_path / "staged"))
     window = TimeRange("when", NOON, NOON + dt.timedelta(days=1))
-    plan = engine.explain(engine.filter(engine.select(engine.within(staged, window), {"n": "id"}), "n > 5"))
-    assert "PushedFilters: [IsNotNull(when), IsNotNull(id), GreaterThanOrEqual(when,2020-01-01 12:00:00.0)" in plan
+    plan = engine.explain(
+        engine.filter(engine.select(engine.within(staged, window), {"n": "id"}), "n > 5")
+    )
+    assert (
+        "PushedFilters: [IsNotNull(when), IsNotNull(id), GreaterThanOrEqual(when,2020-01-01 12:00:00.0)"
+        in plan
+    )
     assert "GreaterThan(id,5)" in plan
     assert "ReadSchema: struct<id:bigint,when:timestamp>" in plan
 
@@ -329,10 +354,20 @@ def test_duplicates_are_counted_with_the_most_frequent_first(engine: SparkEngine
 def test_the_last_row_of_a_key_stays_and_null_keys_all_do(engine: SparkEngine) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.struct([("a", pa.uint8())]))])
     pairs = [(1, 1), (2, 2), (1, None), (None, 4), (None, 5), (2, 6)]
-    relation = given(engine, [{"k": k, "v": None if v is None else {"a": v}} for k, v in pairs], schema)
+    relation = given(
+        engine, [{"k": k, "v": None if v is None else {"a": v}} for k, v in pairs], schema
+    )
     rows = rows_of(engine, engine.last_per_key(relation, ["k"]))
     assert sorted(map(str, rows)) == sorted(
-        map(str, [{"k": 1, "v": None}, {"k": 2, "v": {"a": 6}}, {"k": None, "v": {"a": 4}}, {"k": None, "v": {"a": 5}}])
+        map(
+            str,
+            [
+                {"k": 1, "v": None},
+                {"k": 2, "v": {"a": 6}},
+                {"k": None, "v": {"a": 4}},
+                {"k": None, "v": {"a": 5}},
+            ],
+        )
     )
 
 
@@ -343,22 +378,30 @@ def test_unions_match_columns_by_name(engine: SparkEngine) -> None:
     assert rows_of(engine, engine.union([first, second])) == [{"a": 1, "b": "x"}] * 2
 
 
-def test_parquet_folders_are_read_to_any_depth_by_column_name(engine: SparkEngine, tmp_path: Any) -> None:
+def test_parquet_folders_are_read_to_any_depth_by_column_name(
+    engine: SparkEngine, tmp_path: Any
+) -> None:
     os.makedirs(tmp_path / "deep" / "er")
-    parquet.write_table(pa.table({"a": pa.array([1], pa.uint8()), "b": ["x"]}), tmp_path / "deep" / "one.parquet")
-    parquet.write_table(pa.table({"b": ["y"], "c": [1.5]}), tmp_path / "deep" / "er" / "two.parquet")
+    parquet.write_table(
+        pa.table({"a": pa.array([1], pa.uint8()), "b": ["x"]}), tmp_path / "deep" / "one.parquet"
+    )
+    parquet.write_table(
+        pa.table({"b": ["y"], "c": [1.5]}), tmp_path / "deep" / "er" / "two.parquet"
+    )
     rows = rows_of(engine, engine.read_files([str(tmp_path / "deep")]))
     assert {"a": 1, "b": "x", "c": None} in rows
     assert {"a": None, "b": "y", "c": 1.5} in rows
     typed = pa.schema([("a", pa.uint8()), ("z", pa.float32())])
-    assert rows_of(engine, engine.read_files([str(tmp_path / "deep" / "one.parquet")], schema=typed)) == [
-        {"a": 1, "z": None}
-    ]
+    assert rows_of(
+        engine, engine.read_files([str(tmp_path / "deep" / "one.parquet")], schema=typed)
+    ) == [{"a": 1, "z": None}]
     with pytest.raises(StorageError, match="does not exist"):
         engine.read_files([str(tmp_path / "nothing")])
 
 
-def test_nanoseconds_of_other_writers_are_read_when_whole(engine: SparkEngine, tmp_path: Any) -> None:
+def test_nanoseconds_of_other_writers_are_read_when_whole(
+    engine: SparkEngine, tmp_path: Any
+) -> None:
     path = str(tmp_path / "times.parquet")
     times = pa.array([NOON, None], pa.timestamp("ns", tz="UTC"))
     parquet.write_table(pa.table({"t": times}), path)

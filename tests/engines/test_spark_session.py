@@ -43,12 +43,15 @@ def test_versions_of_java_are_read(text: str, version: int | None) -> None:
 
 
 def test_java_17_of_java_home_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "jdk", 'openjdk version "17.0.1"')))
+    monkeypatch.setenv(
+        "JAVA_HOME", str(java_that_says(tmp_path / "jdk", 'openjdk version "17.0.1"'))
+    )
     assert java.check_java() == 17
 
 
 @pytest.mark.parametrize(
-    ("text", "status"), [('java version "1.8.0_401"', 0), ('openjdk version "11.0.2"', 0), ("broken", 1)]
+    ("text", "status"),
+    [('java version "1.8.0_401"', 0), ('openjdk version "11.0.2"', 0), ("broken", 1)],
 )
 def test_a_java_that_spark_does_not_work_with_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int
@@ -62,7 +65,9 @@ def test_a_java_that_spark_does_not_work_with_is_named(
     assert "JAVA_HOME" in (caught.value.hint or "")
 
 
-def test_no_java_at_all_is_said_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_at_all_is_said_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("delta")
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -73,11 +78,15 @@ def test_no_java_at_all_is_said_before_spark_starts(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("module", "library"), [("pyspark", "pyspark"), ("delta", "delta-spark")])
-def test_a_missing_library_answers_with_the_command(monkeypatch: pytest.MonkeyPatch, module: str, library: str) -> None:
+def test_a_missing_library_answers_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, module: str, library: str
+) -> None:
     # What is not asked for counts as there, also where no Spark is installed.
     there = importlib.machinery.ModuleSpec("there", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else there)
-    with pytest.raises(MissingExtra, match=rf"'{library}'.*\nHint: pip install 'featurestore\[spark\]'"):
+    with pytest.raises(
+        MissingExtra, match=rf"'{library}'.*\nHint: pip install 'featurestore\[spark\]'"
+    ):
         session.check_libraries()
 
 
@@ -99,7 +108,9 @@ def test_a_session_of_another_time_zone_is_refused(spark: Any) -> None:
 @pytest.mark.spark
 def test_an_own_session_is_configured_and_one_without_delta_is_refused() -> None:
     env = {
-        key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_", "FEATURESTORE_"))
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("SPARK_", "PYSPARK_", "FEATURESTORE_"))
     }
     env |= {
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -122,7 +133,10 @@ def test_an_own_session_is_configured_and_one_without_delta_is_refused() -> None
         "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
         "spark.ui.enabled": "false",
     }
-    assert answer["rows"] == [{"id": 0, "python": sys.executable}, {"id": 1, "python": sys.executable}]
+    assert answer["rows"] == [
+        {"id": 0, "python": sys.executable},
+        {"id": 1, "python": sys.executable},
+    ]
     assert answer["stopped"]
     assert answer["left_running"]
     assert " WARN " not in result.stderr

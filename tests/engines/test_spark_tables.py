@@ -17,9 +17,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from featurestore import deltalog
-from featurestore.engines import Relation, TableWrite, TimeRange
-from featurestore.errors import InvalidSql, RowsOutsideWindow, StorageError, TableDamaged, WriteConflict
+from featurestore.delta import deltalog
+from featurestore.errors import (
+    InvalidSql,
+    RowsOutsideWindow,
+    StorageError,
+    TableDamaged,
+    WriteConflict,
+)
+from featurestore.plugins.engine import Relation, TableWrite, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, tables
 
 UTC = dt.UTC
@@ -47,12 +53,16 @@ def row(k: int, v: int | None = 1, hour: int = 0) -> dict[str, Any]:
     return {"k": k, "t": START + hour * HOUR, "v": v}
 
 
-def given(engine: SparkEngine, rows: Sequence[dict[str, Any]], schema: pa.Schema = SCHEMA) -> Relation:
+def given(
+    engine: SparkEngine, rows: Sequence[dict[str, Any]], schema: pa.Schema = SCHEMA
+) -> Relation:
     return engine.from_arrow(pa.Table.from_pylist(list(rows), schema).to_reader())
 
 
 def content(engine: SparkEngine, path: str, schema: pa.Schema = SCHEMA) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = engine.stream(engine.read_table(path, schema=schema)).read_all().to_pylist()
+    rows: list[dict[str, Any]] = (
+        engine.stream(engine.read_table(path, schema=schema)).read_all().to_pylist()
+    )
     return sorted(rows, key=str)
 
 
@@ -65,7 +75,9 @@ def test_delta_stops_a_repeat_that_the_first_look_missed(
     assert engine.write(path, given(engine, [row(2)]), append) is None
     upsert = TableWrite("upsert", key=("k",), transaction=("job/a", 3))
     assert engine.write(path, given(engine, [row(2)]), upsert) is None
-    replace = TableWrite("replace", replace=TimeRange("t", START, START + HOUR), transaction=("job/a", 2))
+    replace = TableWrite(
+        "replace", replace=TimeRange("t", START, START + HOUR), transaction=("job/a", 2)
+    )
     assert engine.write(path, given(engine, []), replace) is None
     assert content(engine, path) == [row(1)]
     assert deltalog.latest_version(path) == 1
@@ -79,7 +91,9 @@ def test_rows_outside_the_replaced_range_are_refused(engine: SparkEngine, path: 
     assert content(engine, path) == [row(1)]
 
 
-def test_null_structs_stay_null_in_a_merge_that_adds_columns(engine: SparkEngine, tmp_path: Path) -> None:
+def test_null_structs_stay_null_in_a_merge_that_adds_columns(
+    engine: SparkEngine, tmp_path: Path
+) -> None:
     path = str(tmp_path / "structs")
     schema = pa.schema([("k", pa.int64()), ("point", pa.struct([("x", pa.uint8())]))])
     engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
@@ -136,13 +150,25 @@ def test_a_commit_that_another_process_overwrote_is_written_again(
         shutil.copy(deltalog.commit_path(rival, 2), deltalog.commit_path(place, 2))
 
     monkeypatch.setattr(tables, "_save", overwritten)
-    assert engine.write(path, given(engine, [row(1)]), TableWrite("append", transaction=("app", 1))) == 3
+    assert (
+        engine.write(path, given(engine, [row(1)]), TableWrite("append", transaction=("app", 1)))
+        == 3
+    )
     assert content(engine, path) == [row(0), row(1), row(9)]
-    assert engine.write(path, given(engine, [row(1)]), TableWrite("append", transaction=("app", 1))) is None
-    assert engine.session.read.format("delta").load(path).count() == deltalog.table_state(path).rows == 3
+    assert (
+        engine.write(path, given(engine, [row(1)]), TableWrite("append", transaction=("app", 1)))
+        is None
+    )
+    assert (
+        engine.session.read.format("delta").load(path).count()
+        == deltalog.table_state(path).rows
+        == 3
+    )
 
 
-def test_a_writer_that_keeps_losing_says_so(engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_keeps_losing_says_so(
+    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine.write(path, given(engine, [row(1)]), TableWrite("append"))
     monkeypatch.setattr(tables, "_ATTEMPTS", 2)
     monkeypatch.setattr(tables, "_wait", lambda attempt: None)
@@ -158,15 +184,23 @@ def _raise_conflict(*_: Any, **__: Any) -> None:
     raise ConcurrentAppendException("files were added by a concurrent update")
 
 
-def test_times_are_stored_with_statistics_and_the_users_settings_stay(engine: SparkEngine, path: str) -> None:
+def test_times_are_stored_with_statistics_and_the_users_settings_stay(
+    engine: SparkEngine, path: str
+) -> None:
     setting = "spark.sql.parquet.outputTimestampType"
     before = engine.session.conf.get(setting)
-    engine.write(path, given(engine, [row(1)]), TableWrite("append", note={"run": "a"}, transaction=("a", 1)))
+    engine.write(
+        path, given(engine, [row(1)]), TableWrite("append", note={"run": "a"}, transaction=("a", 1))
+    )
     (file,) = deltalog.table_state(path).files
     assert str(parquet.ParquetFile(file.path).schema.column(1).physical_type) == "INT64"
     assert engine.session.conf.get(setting) == before
     settings = engine.session.conf.getAll
-    assert not [key for key in settings if key.endswith((".userMetadata", ".txnAppId", "lastCommitVersionInSession"))]
+    assert not [
+        key
+        for key in settings
+        if key.endswith((".userMetadata", ".txnAppId", "lastCommitVersionInSession"))
+    ]
 
 
 def test_a_missing_commit_is_named(engine: SparkEngine, path: str) -> None:
@@ -195,7 +229,9 @@ def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: st
     file = Path(found.path)
     data = file.read_bytes()
     file.write_bytes(
-        {"cut": data[: len(data) // 2], "scrambled": data[:-200] + os.urandom(200), "emptied": b""}[damage]
+        {"cut": data[: len(data) // 2], "scrambled": data[:-200] + os.urandom(200), "emptied": b""}[
+            damage
+        ]
     )
     with pytest.raises(StorageError, match=file.name):
         content(engine, path)
@@ -228,7 +264,10 @@ def test_driver_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> No
     tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     env["FEATURESTORE_SPARK_DRIVER_MEMORY"] = "700m"
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, path, str(me), str(go)], env=env) for me in (1, 2)]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, path, str(me), str(go)], env=env)
+        for me in (1, 2)
+    ]
     while not all(Path(f"{go}.{me}").exists() for me in (1, 2)):
         assert all(writer.poll() is None for writer in writers)
         time.sleep(0.1)

@@ -31,7 +31,9 @@ def training_rows(store: FeatureStore) -> pa.Table:
 
     features.write_groups(store, until=SLICE)
     frame = store.get_features(features.FEATURES, labels="questions")
-    return frame.to_arrow().sort_by([(name, "ascending") for name in ("asked_at", "carrier", "flight", "origin")])
+    return frame.to_arrow().sort_by(
+        [(name, "ascending") for name in ("asked_at", "carrier", "flight", "origin")]
+    )
 
 
 @pytest.mark.spark
@@ -61,16 +63,24 @@ def test_no_feature_was_known_later_than_its_question(duckdb_store: FeatureStore
 
 @pytest.mark.usefixtures("late_flights")
 @pytest.mark.parametrize("honest", [True, False])
-def test_values_stamped_before_they_were_known_are_caught(duckdb_store: FeatureStore, honest: bool) -> None:
+def test_values_stamped_before_they_were_known_are_caught(
+    duckdb_store: FeatureStore, honest: bool
+) -> None:
     from late_flights import features, leaking
 
     features.write_groups(duckdb_store, until=SLICE)
     departures = duckdb_store.get_featuregroup("departures")
     make = features.origin_traffic if honest else leaking.leaking_traffic
     duckdb_store.create_featuregroup(
-        make(departures.native()), "traffic", primary_key=["origin"], event_time="known_at", ttl="3h"
+        make(departures.native()),
+        "traffic",
+        primary_key=["origin"],
+        event_time="known_at",
+        ttl="3h",
     )
-    frame = duckdb_store.get_features(["traffic.mean_delay", "traffic.late_share"], labels="questions")
+    frame = duckdb_store.get_features(
+        ["traffic.mean_delay", "traffic.late_share"], labels="questions"
+    )
     report = duckdb_store.check_leakage(
         frame,
         sample=100,
@@ -84,7 +94,9 @@ def test_values_stamped_before_they_were_known_are_caught(duckdb_store: FeatureS
 @pytest.mark.tensorflow
 def test_the_whole_example_runs_on_a_slice(tmp_path: Path) -> None:
     command = [sys.executable, "main.py", "--until", SLICE, "--epochs", "1", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, timeout=540, check=False)
+    done = subprocess.run(
+        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=540, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verify: ok" in done.stdout
     assert re.search(r"test AUC: 0\.\d{3}", done.stdout)

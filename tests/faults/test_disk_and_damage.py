@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureStoreError, StorageError, TableDamaged
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
@@ -46,7 +48,9 @@ def noise(rows: int) -> pa.Table:
 
 @pytest.mark.parametrize("policy", ["strict", "off"])
 @pytest.mark.parametrize("mode", ["append", "overwrite", "upsert"])
-def test_a_full_disk_is_said_and_leaves_the_old_state(small_disk: Path, mode: str, policy: str) -> None:
+def test_a_full_disk_is_said_and_leaves_the_old_state(
+    small_disk: Path, mode: str, policy: str
+) -> None:
     store = featurestore.connect(small_disk / "store")
     group = store.create_featuregroup(noise(1_000), "g", primary_key="id")
     with pytest.raises(StorageError, match=r"(?i)no space|disk"):
@@ -56,7 +60,9 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(small_disk: Path, mode: st
     assert again.get_featuregroup("g").count() == 1_000
     assert again.featuregroup("g").delta_version == 1
     again.vacuum_featuregroup("g", retain="0s")
-    again.insert_into_featuregroup(noise(10).set_column(0, "id", pa.array(range(5_000, 5_010))), "g")
+    again.insert_into_featuregroup(
+        noise(10).set_column(0, "id", pa.array(range(5_000, 5_010))), "g"
+    )
     assert again.get_featuregroup("g").count() == 1_010
     again.close()
 

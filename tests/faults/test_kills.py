@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import featurestore
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import featuregroups, intents
 
@@ -47,7 +47,9 @@ trials = load(PROGRAM)
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Callable[..., dict[str, Any]]]:
     """Ask the server that forks writers."""
-    server = subprocess.Popen([sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     stdin, stdout = server.stdin, server.stdout
     assert stdin is not None
     assert stdout is not None
@@ -79,7 +81,9 @@ def check(location: Path, write: str) -> str:
         with store.session.registry.reading() as connection:
             assert intents.every(connection) == []
             for group in featuregroups.every(connection):
-                assert group.delta_version == deltalog.latest_version(os.path.join(location, group.path))
+                assert group.delta_version == deltalog.latest_version(
+                    os.path.join(location, group.path)
+                )
         staging = location / "_staging"
         assert not staging.exists() or not list(staging.iterdir())
         # Everything goes on as if nothing had happened.
@@ -146,11 +150,20 @@ def test_eight_writers_at_once_lose_nothing_and_repeat_nothing(
     assert told["errors"] == []
     with featurestore.connect(location) as store:
         ids = store.get_featuregroup("g").select("id").to_arrow()["id"].to_pylist()
-        expected = {1_000_000 * (n + 1) + 1_000 * t + k for n in range(8) for t in range(4) for k in range(10)}
+        expected = {
+            1_000_000 * (n + 1) + 1_000 * t + k
+            for n in range(8)
+            for t in range(4)
+            for k in range(10)
+        }
         assert len(ids) == len(set(ids)) == trials.ROWS + len(expected)
         assert expected <= set(ids)
         with store.session.registry.reading() as connection:
-            assert featuregroups.get(connection, "g").delta_version == store.featuregroup("g").delta_version == 33
+            assert (
+                featuregroups.get(connection, "g").delta_version
+                == store.featuregroup("g").delta_version
+                == 33
+            )
 
 
 SPARK = """
@@ -206,7 +219,10 @@ def spark_trial(template: Path, folder: Path, write: str, *, point: str, after: 
     location = folder / "store"
     shutil.copytree(template, location)
     program = SPARK.format(
-        folder=str(PROGRAM.parent), location=str(location), write=write, session=SESSION.format(settings=SETTINGS)
+        folder=str(PROGRAM.parent),
+        location=str(location),
+        write=write,
+        session=SESSION.format(settings=SETTINGS),
     )
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     errors = folder / "errors"
@@ -237,18 +253,25 @@ def spark_trial(template: Path, folder: Path, write: str, *, point: str, after: 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
-def test_a_killed_spark_writer_leaves_the_old_or_the_new_table(template: Path, tmp_path: Path, number: int) -> None:
+def test_a_killed_spark_writer_leaves_the_old_or_the_new_table(
+    template: Path, tmp_path: Path, number: int
+) -> None:
     moment = random.Random(f"{SEED}/spark/{number}")
     write = ("append", "upsert", "create", "overwrite", "append", "create")[number]
     point = ("staged", "written", "written", "staged", "committed", "begun")[number]
-    assert spark_trial(template, tmp_path, write, point=point, after=moment.uniform(0, 1)) in ("old", "new")
+    assert spark_trial(template, tmp_path, write, point=point, after=moment.uniform(0, 1)) in (
+        "old",
+        "new",
+    )
 
 
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("write", WRITES)
-def test_ten_killed_spark_writers_leave_the_old_or_the_new_table(template: Path, tmp_path: Path, write: str) -> None:
+def test_ten_killed_spark_writers_leave_the_old_or_the_new_table(
+    template: Path, tmp_path: Path, write: str
+) -> None:
     """Ten trials for each write: forty kills."""
     moment = random.Random(f"{SEED}/spark/soak/{write}")
     outcomes = []
@@ -256,5 +279,7 @@ def test_ten_killed_spark_writers_leave_the_old_or_the_new_table(template: Path,
         folder = tmp_path / str(number)
         folder.mkdir()
         point = POINTS[number % len(POINTS)]
-        outcomes.append(spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2)))
+        outcomes.append(
+            spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2))
+        )
     assert {"old", "new"} == set(outcomes)

@@ -37,7 +37,9 @@ def prepare(store: Any) -> None:
 def write(store: Any, name: str) -> None:
     """Do one write whose outcome can be told from the rows."""
     if name == "create":
-        store.create_featuregroup(rows(0, ROWS, value=7), "made", version=1, primary_key="id", event_time="t")
+        store.create_featuregroup(
+            rows(0, ROWS, value=7), "made", version=1, primary_key="id", event_time="t"
+        )
     elif name == "append":
         store.insert_into_featuregroup(rows(ROWS, ROWS, value=2), "g")
     elif name == "upsert":

@@ -53,7 +53,11 @@ def test_the_handle_says_what_the_group_is(duckdb_store: FeatureStore) -> None:
     )
     assert (group.name, group.version, group.delta_version) == ("g", 1, 1)
     assert (group.primary_key, group.event_time, group.created_time) == (("id",), "t", "known")
-    assert (group.spec.ttl, group.description, group.tags) == (dt.timedelta(days=7), "Speeds", {"a": "b"})
+    assert (group.spec.ttl, group.description, group.tags) == (
+        dt.timedelta(days=7),
+        "Speeds",
+        {"a": "b"},
+    )
     assert group.path == os.path.join(duckdb_store.location, "featuregroups", "g", "v1")
     assert repr(group) == "FeatureGroup('g', version=1)"
     assert {group, duckdb_store.featuregroup("g")} == {group}
@@ -68,12 +72,17 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
     for other, says in (
         ({"primary_key": ["id", "x"][:1]}, "event_time: stored 't', given None"),
         ({**options, "ttl": "1h"}, "ttl: stored None, given '1h'"),
-        ({**options, "primary_key": ["id", "t"]}, r"primary_key: stored \['id'\], given \['id', 't'\]"),
+        (
+            {**options, "primary_key": ["id", "t"]},
+            r"primary_key: stored \['id'\], given \['id', 't'\]",
+        ),
     ):
         with pytest.raises(DefinitionMismatch, match=says):
             duckdb_store.get_or_create_featuregroup(TABLE, "g", **other)
     with pytest.raises(DefinitionMismatch, match=r"column 'x' .* is missing.*column 'y' is new"):
-        duckdb_store.get_or_create_featuregroup(TABLE.rename_columns(["id", "t", "known", "y"]), "g", **options)
+        duckdb_store.get_or_create_featuregroup(
+            TABLE.rename_columns(["id", "t", "known", "y"]), "g", **options
+        )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,9 @@ def test_a_wrong_definition_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("name", ["Speeds", "../up", "a/b", "", "a" * 64, "1st", "a b", "ä"])
-def test_names_that_break_the_rule_are_refused_with_a_rename(duckdb_store: FeatureStore, name: str) -> None:
+def test_names_that_break_the_rule_are_refused_with_a_rename(
+    duckdb_store: FeatureStore, name: str
+) -> None:
     with pytest.raises(InvalidName, match="Hint: call it"):
         duckdb_store.create_featuregroup(TABLE, name)
     with pytest.raises((InvalidName, FeatureGroupNotFound)):
@@ -141,7 +152,10 @@ def test_of_concurrent_creators_of_one_version_one_wins(duckdb_store: FeatureSto
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(type(each).__name__ for each in outcomes) == ["FeatureGroup", *["FeatureGroupExists"] * 3]
+    assert sorted(type(each).__name__ for each in outcomes) == [
+        "FeatureGroup",
+        *["FeatureGroupExists"] * 3,
+    ]
     assert duckdb_store.get_featuregroup("g").count() == 2
 
 
@@ -167,7 +181,9 @@ def test_concurrent_get_or_create_gives_everyone_the_same_group(duckdb_store: Fe
     threads = [
         threading.Thread(
             target=lambda: found.append(
-                featurestore.connect(duckdb_store.location).get_or_create_featuregroup(TABLE, "g", primary_key="id")
+                featurestore.connect(duckdb_store.location).get_or_create_featuregroup(
+                    TABLE, "g", primary_key="id"
+                )
             )
         )
         for _ in range(4)

@@ -24,9 +24,11 @@ def test_tags_live_in_the_table_and_in_the_registry(store: FeatureStore) -> None
     store.remove_featuregroup_tag("g", "pii")
     assert store.get_featuregroup_tags("g") == {"team": "roads"}
 
-    from featurestore import commits, deltalog
+    from featurestore.delta import commits, deltalog
 
-    assert commits.meta_of(deltalog.table_state(store.featuregroup("g").path)).tags == {"team": "roads"}
+    assert commits.meta_of(deltalog.table_state(store.featuregroup("g").path)).tags == {
+        "team": "roads"
+    }
     with pytest.raises(InvalidArgument, match="no tag 'pii'; it has 'team'"):
         store.remove_featuregroup_tag("g", "pii")
     with pytest.raises(InvalidArgument, match="no pair of texts"):
@@ -34,11 +36,15 @@ def test_tags_live_in_the_table_and_in_the_registry(store: FeatureStore) -> None
 
 
 def test_search_says_where_it_found_the_text(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(pa.table({"id": [1], "wind_speed": [1.0]}), "weather", primary_key="id")
+    duckdb_store.create_featuregroup(
+        pa.table({"id": [1], "wind_speed": [1.0]}), "weather", primary_key="id"
+    )
     duckdb_store.create_featuregroup(
         pa.table({"x": [1]}), "planes", description="Wind tunnel data", tags={"source": "WIND lab"}
     )
-    found = [(each.where, each.group, each.text, each.reference) for each in duckdb_store.search("Wind")]
+    found = [
+        (each.where, each.group, each.text, each.reference) for each in duckdb_store.search("Wind")
+    ]
     assert found == [
         ("feature", "weather", "wind_speed", "weather.wind_speed"),
         ("tag", "planes", "source=WIND lab", "planes"),
@@ -50,28 +56,46 @@ def test_search_says_where_it_found_the_text(duckdb_store: FeatureStore) -> None
         duckdb_store.search(" ")
 
 
-def test_the_list_of_features_leaves_out_keys_times_and_old_versions(duckdb_store: FeatureStore) -> None:
+def test_the_list_of_features_leaves_out_keys_times_and_old_versions(
+    duckdb_store: FeatureStore,
+) -> None:
     duckdb_store.create_featuregroup(pa.table({"id": [1], "old": [1]}), "g", primary_key="id")
-    duckdb_store.create_featuregroup(pa.table({"id": [1], "a": [1], "b": [1]}), "g", primary_key="id")
+    duckdb_store.create_featuregroup(
+        pa.table({"id": [1], "a": [1], "b": [1]}), "g", primary_key="id"
+    )
     assert duckdb_store.get_features_list() == ["g.a", "g.b"]
 
 
-def test_a_column_is_traced_to_the_run_and_the_versions_it_came_from(duckdb_store: FeatureStore) -> None:
+def test_a_column_is_traced_to_the_run_and_the_versions_it_came_from(
+    duckdb_store: FeatureStore,
+) -> None:
     duckdb_store.create_featuregroup(pa.table({"x": [1]}), "raw")
     duckdb_store.create_featuregroup(pa.table({"y": [1]}), "derived")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
-    insert(duckdb_store.session, pa.table({"y": [2]}), "derived", write=Write(run_id="run7", inputs=(source,)))
+    insert(
+        duckdb_store.session,
+        pa.table({"y": [2]}),
+        "derived",
+        write=Write(run_id="run7", inputs=(source,)),
+    )
     found = provenance(duckdb_store.session, "derived.y")
-    assert (found.reference, found.run_id, found.delta_version, found.inputs) == ("derived.y", "run7", 2, (source,))
+    assert (found.reference, found.run_id, found.delta_version, found.inputs) == (
+        "derived.y",
+        "run7",
+        2,
+        (source,),
+    )
     edges = derived_from(duckdb_store.session, "raw")
-    assert [(e.name, e.version, e.delta_version, e.source_delta_version, e.run_id) for e in edges] == [
-        ("derived", 1, 2, 1, "run7")
-    ]
+    assert [
+        (e.name, e.version, e.delta_version, e.source_delta_version, e.run_id) for e in edges
+    ] == [("derived", 1, 2, 1, "run7")]
     with pytest.raises(FeatureNotFound, match="no column 'z'; it has 'y'"):
         provenance(duckdb_store.session, "derived.z")
 
 
-def test_a_column_is_traced_to_its_job_and_a_group_to_its_training_datasets(duckdb_store: FeatureStore) -> None:
+def test_a_column_is_traced_to_its_job_and_a_group_to_its_training_datasets(
+    duckdb_store: FeatureStore,
+) -> None:
     raw = duckdb_store.create_featuregroup(pa.table({"x": [1, 2]}), "raw")
     declared = Declaration(job="nightly")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
@@ -80,8 +104,13 @@ def test_a_column_is_traced_to_its_job_and_a_group_to_its_training_datasets(duck
     duckdb_store.compact_featuregroup("derived")
     found = duckdb_store.featuregroup("derived").provenance("y")
     assert (found.job, found.run_id, found.inputs) == ("nightly", "run7", (source,))
-    duckdb_store.create_training_dataset(duckdb_store.get_featuregroup("raw"), "rides", data_format="parquet")
+    duckdb_store.create_training_dataset(
+        duckdb_store.get_featuregroup("raw"), "rides", data_format="parquet"
+    )
     edges = [(e.kind, e.name, e.version, e.job, e.source_delta_version) for e in raw.derived()]
-    assert edges == [("featuregroup", "derived", 1, "nightly", 1), ("training_dataset", "rides", 1, None, 1)]
+    assert edges == [
+        ("featuregroup", "derived", 1, "nightly", 1),
+        ("training_dataset", "rides", 1, None, 1),
+    ]
     duckdb_store.delete_training_dataset("rides", version=1)
     assert [each.name for each in raw.derived()] == ["derived"]

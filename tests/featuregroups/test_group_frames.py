@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureStoreError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,7 +22,12 @@ DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 def rows(first: int, count: int, place: str) -> pa.Table:
     ids = list(range(first, first + count))
     return pa.table(
-        {"id": ids, "place": [place] * count, "x": [float(i) for i in ids], "unread": ["long text"] * count}
+        {
+            "id": ids,
+            "place": [place] * count,
+            "x": [float(i) for i in ids],
+            "unread": ["long text"] * count,
+        }
     )
 
 
@@ -38,13 +43,19 @@ def test_columns_and_conditions_are_pushed_down_to_the_files(store: FeatureStore
 
 
 def test_rows_that_a_condition_rules_out_are_not_read(store: FeatureStore) -> None:
-    group = store.create_featuregroup(rows(100, 50, "b"), "g", primary_key="id", partition_by="place")
+    group = store.create_featuregroup(
+        rows(100, 50, "b"), "g", primary_key="id", partition_by="place"
+    )
     group.insert(rows(0, 50, "a"))
     for file in deltalog.table_state(group.path).files:
         if "place=a" in file.path:
-            content = Path(file.path).read_bytes()  # without its rows, but with the footer that says what it is
+            content = Path(
+                file.path
+            ).read_bytes()  # without its rows, but with the footer that says what it is
             footer = 8 + int.from_bytes(content[-8:-4], "little")
-            Path(file.path).write_bytes(content[:4] + bytes(len(content) - footer - 4) + content[-footer:])
+            Path(file.path).write_bytes(
+                content[:4] + bytes(len(content) - footer - 4) + content[-footer:]
+            )
     assert store.get_featuregroup("g").filter("place = 'b' AND id < 110").count() == 10
     assert store.get_featuregroup("g").filter("place = 'b'").select("id").to_arrow().num_rows == 50
     with pytest.raises(FeatureStoreError):
@@ -81,7 +92,9 @@ def test_an_overwrite_may_read_the_group_itself(duckdb_store: FeatureStore) -> N
     assert group.read().count() == 2
 
 
-def test_a_frame_prints_as_a_table(duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_frame_prints_as_a_table(
+    duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     duckdb_store.create_featuregroup(rows(0, 7, "a"), "g")
     duckdb_store.get_featuregroup("g").select("id", "place").show(2)
     assert capsys.readouterr().out == (

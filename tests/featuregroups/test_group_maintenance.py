@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import PinnedByTrainingDataset
 from featurestore.registry import training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
@@ -65,7 +65,9 @@ def test_vacuum_keeps_recent_versions(duckdb_store: FeatureStore) -> None:
     assert values(duckdb_store, as_of=1) == [0]
 
 
-def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(duckdb_store: FeatureStore) -> None:
+def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(
+    duckdb_store: FeatureStore,
+) -> None:
     many_versions(duckdb_store)
     folder = Path(duckdb_store.location, "trainingdatasets", "d", "v1")
     folder.mkdir(parents=True)

@@ -11,13 +11,15 @@ import jsonschema
 import pyarrow as pa
 import pytest
 
-from featurestore import commits, deltalog
+from featurestore.delta import commits, deltalog
 from featurestore.model.featuregroup import FeatureGroupSpec
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-SCHEMA: dict[str, Any] = json.loads((files("featurestore_schemas") / "feature_group.schema.json").read_text())
+SCHEMA: dict[str, Any] = json.loads(
+    (files("featurestore_schemas") / "feature_group.schema.json").read_text()
+)
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
@@ -32,7 +34,13 @@ def test_the_definition_in_the_table_follows_the_schema(duckdb_store: FeatureSto
         "record": pa.array([{"a": [b"x"], "b": True}]),
     }
     group = duckdb_store.create_featuregroup(
-        pa.table(columns), "g", primary_key="id", event_time="t", created_time="known", ttl="36h", partition_by="day"
+        pa.table(columns),
+        "g",
+        primary_key="id",
+        event_time="t",
+        created_time="known",
+        ttl="36h",
+        partition_by="day",
     )
     stored = json.loads(deltalog.table_state(group.path).properties[commits.SPEC])
     jsonschema.Draft202012Validator.check_schema(SCHEMA)

@@ -52,7 +52,9 @@ PROGRAM = """
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize(("kind", "policy"), [("duckdb", "off"), ("reader", "strict")])
-def test_a_stream_ten_times_larger_than_memory_lands(tmp_path: Path, kind: str, policy: str) -> None:
+def test_a_stream_ten_times_larger_than_memory_lands(
+    tmp_path: Path, kind: str, policy: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store"), kind, policy],
         capture_output=True, text=True, check=False, timeout=500,

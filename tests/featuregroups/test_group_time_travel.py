@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import InvalidArgument, VersionNotFound
 from featurestore.model.times import NaiveTimeWarning
 
@@ -27,7 +27,9 @@ def test_each_moment_shows_the_data_that_there_was(store: FeatureStore) -> None:
         assert group.read(as_of=commit.delta_version).count() == commit.rows
         later = [other for other in history if other.timestamp == commit.timestamp]
         assert group.read(as_of=commit.timestamp).count() == later[-1].rows
-    assert store.get_featuregroup("g", as_of=history[-1].timestamp + dt.timedelta(days=1)).count() == 3
+    assert (
+        store.get_featuregroup("g", as_of=history[-1].timestamp + dt.timedelta(days=1)).count() == 3
+    )
     with pytest.raises(VersionNotFound, match=r"no version at|held no data"):
         group.read(as_of=history[0].timestamp - dt.timedelta(days=1))
 
@@ -42,7 +44,8 @@ def test_commits_of_one_second_are_told_apart(store: FeatureStore) -> None:
     for version, each in millis.items():
         set_time(group.path, version, second + dt.timedelta(milliseconds=each))
     seen = {
-        each: group.read(as_of=second + dt.timedelta(milliseconds=each)).count() for each in (100, 399, 400, 998, 999)
+        each: group.read(as_of=second + dt.timedelta(milliseconds=each)).count()
+        for each in (100, 399, 400, 998, 999)
     }
     assert seen == {100: 1, 399: 1, 400: 3, 998: 3, 999: 4}
     assert group.read(as_of="2024-05-01T12:00:00.400Z").count() == 3
@@ -58,7 +61,9 @@ def set_time(path: str, version: int, moment: dt.datetime) -> None:
         if "commitInfo" in action:
             action["commitInfo"]["timestamp"] = round(moment.timestamp() * 1000)
     commit.write_text("\n".join(map(json.dumps, actions)))
-    commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)  # Hadoop's checksum of the old bytes
+    commit.with_name(f".{commit.name}.crc").unlink(
+        missing_ok=True
+    )  # Hadoop's checksum of the old bytes
 
 
 def test_a_frame_stays_at_its_version_while_others_write(duckdb_store: FeatureStore) -> None:
@@ -69,7 +74,9 @@ def test_a_frame_stays_at_its_version_while_others_write(duckdb_store: FeatureSt
     assert group.read().to_arrow()["n"].to_pylist() == [2]
 
 
-@pytest.mark.parametrize(("as_of", "says"), [(0, "held no data"), (9, "no Delta version 9"), (-1, "held no data")])
+@pytest.mark.parametrize(
+    ("as_of", "says"), [(0, "held no data"), (9, "no Delta version 9"), (-1, "held no data")]
+)
 def test_versions_that_are_not_there(duckdb_store: FeatureStore, as_of: int, says: str) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     with pytest.raises(VersionNotFound, match=says):

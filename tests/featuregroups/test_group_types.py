@@ -36,7 +36,9 @@ COLUMNS = {
     "text": pa.array(["", "æøå 中文 \x00 'quoted'", None]),
     "blob": pa.array([b"", b"\x00\xff", None]),
     "day": pa.array([dt.date(1900, 1, 1), dt.date(2024, 2, 29), None]),
-    "moment": pa.array([NOON, dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC), None], TIMESTAMP),
+    "moment": pa.array(
+        [NOON, dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC), None], TIMESTAMP
+    ),
     "list": pa.array([[1, None], [], None], pa.list_(pa.int32())),
     "nested": pa.array([[["a"], None], [[]], None], pa.list_(pa.list_(pa.string()))),
     "embedding": pa.array([[1.0, 2.0], [3.0, 4.0], None], pa.list_(pa.float32(), 2)),
@@ -59,7 +61,10 @@ def test_all_types_come_back_equal(store: FeatureStore) -> None:
     group.insert(TABLE.set_column(0, "id", pa.array([2, 3, 4])), mode="upsert")
     merged = store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
     assert merged.schema.equals(TABLE.schema)
-    expected = [*TABLE.to_pylist()[:2], *({**row, "id": row["id"] + 2} for row in TABLE.to_pylist())]
+    expected = [
+        *TABLE.to_pylist()[:2],
+        *({**row, "id": row["id"] + 2} for row in TABLE.to_pylist()),
+    ]
     assert merged.to_pylist() == expected
 
 
@@ -84,7 +89,9 @@ def test_a_matrix_comes_back_as_it_was(store: FeatureStore) -> None:
     np.testing.assert_array_equal(found[found[:, 0].argsort()], matrix[matrix[:, 0].argsort()])
 
 
-def test_nothing_is_written_of_a_frame_with_types_that_cannot_be_stored(store: FeatureStore) -> None:
+def test_nothing_is_written_of_a_frame_with_types_that_cannot_be_stored(
+    store: FeatureStore,
+) -> None:
     bad = pa.table({"a": pa.array([1], pa.duration("s")), "b": pa.nulls(1)})
     with pytest.raises(UnsupportedType, match=r"a: .*b: "):
         store.create_featuregroup(bad, "bad")
@@ -110,13 +117,17 @@ def test_given_types_land_as_the_feature_types_that_are_promised(store: FeatureS
     table = pa.table({"id": [0, 1], **{name: given for name, (given, _, _) in GIVEN.items()}})
     with pytest.warns(NaiveTimeWarning, match="'naive'") as caught:
         group = store.create_featuregroup(table, "given", primary_key="id")
-    assert [each.category for each in caught].count(NaiveTimeWarning) == 1  # Spark's libraries warn of their own
+    assert [each.category for each in caught].count(
+        NaiveTimeWarning
+    ) == 1  # Spark's libraries warn of their own
     found = store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
     assert group.schema.equals(found.schema)
     for name, (_, kind, values) in GIVEN.items():
         assert str(found.schema.field(name).type) == str(kind), name
         assert found[name].to_pylist() == values, name
-    finer = table.set_column(table.column_names.index("nanos"), "nanos", pa.array([1, 2], pa.timestamp("ns", "UTC")))
+    finer = table.set_column(
+        table.column_names.index("nanos"), "nanos", pa.array([1, 2], pa.timestamp("ns", "UTC"))
+    )
     finer = finer.set_column(table.column_names.index("naive"), "naive", finer["tokyo"])
     with pytest.raises(UnsupportedType, match="Column 'nanos'"):
         group.insert(finer)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from featurestore import commits
+from featurestore.delta import commits
 from featurestore.featuregroups.write import Write, insert
 
 if TYPE_CHECKING:
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def rows(ids: list[Any], day: int) -> pa.Table:
-    return pa.table({"id": pa.array(ids, pa.int64()), "t": [dt.datetime(2024, 1, day, tzinfo=dt.UTC)] * len(ids)})
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "t": [dt.datetime(2024, 1, day, tzinfo=dt.UTC)] * len(ids),
+        }
+    )
 
 
 def unique(group: FeatureGroup) -> bool:
@@ -41,7 +46,9 @@ def test_later_appends_upserts_and_deletes_keep_keys_unique(duckdb_store: Featur
     assert [each.unique for each in group.history() if each.unique is not None] == [True] * 4
 
 
-def test_an_append_of_earlier_or_equal_times_is_not_known_to_be_unique(duckdb_store: FeatureStore) -> None:
+def test_an_append_of_earlier_or_equal_times_is_not_known_to_be_unique(
+    duckdb_store: FeatureStore,
+) -> None:
     group = group_of(duckdb_store)
     group.insert(rows([5], 1))
     assert not unique(group)
@@ -68,7 +75,7 @@ def test_a_claim_does_not_outlive_a_writer_in_between(duckdb_store: FeatureStore
     session = duckdb_store.session
     base = group.delta_version
     group.insert(rows([1], 5))
-    from featurestore.engines import TableWrite
+    from featurestore.plugins.engine import TableWrite
 
     late = session.engine.from_arrow(rows([1], 5).to_reader())
     claim = {"operation": "append", "unique": "kept_after", "base": base}
@@ -77,16 +84,21 @@ def test_a_claim_does_not_outlive_a_writer_in_between(duckdb_store: FeatureStore
 
 
 def test_replacing_a_range_claims_nothing(duckdb_store: FeatureStore) -> None:
-    from featurestore.engines import TimeRange
+    from featurestore.plugins.engine import TimeRange
 
     group = group_of(duckdb_store)
-    window = TimeRange("t", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 2, tzinfo=dt.UTC))
+    window = TimeRange(
+        "t", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 2, tzinfo=dt.UTC)
+    )
     commit = insert(
         duckdb_store.session,
         rows([8], 1),
         "g",
         write=Write(
-            "replace", replace=window, run_id="r1", inputs=({"featuregroup": "a", "version": 1, "delta_version": 3},)
+            "replace",
+            replace=window,
+            run_id="r1",
+            inputs=({"featuregroup": "a", "version": 1, "delta_version": 3},),
         ),
     )
     assert (commit.run_id, commit.rows, commit.operation) == ("r1", 1, "replace")

@@ -44,7 +44,9 @@ def test_each_mode_does_what_it_says(store: FeatureStore) -> None:
     group.insert(corrected, mode="upsert")
     assert values(store) == {(1, 1): 9.0, (2, 1): 1.0, (1, 2): 2.0, (3, 3): 3.0}
 
-    deleted = store.delete_from_featuregroup("g", "id = 1 AND t < TIMESTAMPTZ '2024-01-02 00:00:00+00'")
+    deleted = store.delete_from_featuregroup(
+        "g", "id = 1 AND t < TIMESTAMPTZ '2024-01-02 00:00:00+00'"
+    )
     assert (deleted.operation, deleted.rows_out, deleted.rows) == ("delete", 1, 3)
     assert values(store) == {(2, 1): 1.0, (1, 2): 2.0, (3, 3): 3.0}
 
@@ -67,7 +69,9 @@ def test_each_mode_does_what_it_says(store: FeatureStore) -> None:
 
 def test_a_correction_with_a_new_created_time_is_a_new_row(store: FeatureStore) -> None:
     first = rows([1], x=1.0).append_column("known", pa.array([day(1)]))
-    group = store.create_featuregroup(first, "g", primary_key="id", event_time="t", created_time="known")
+    group = store.create_featuregroup(
+        first, "g", primary_key="id", event_time="t", created_time="known"
+    )
     later = rows([1], x=2.0).append_column("known", pa.array([day(5)]))
     group.insert(later, mode="upsert")
     again = rows([1], x=3.0).append_column("known", pa.array([day(5)]))
@@ -79,7 +83,9 @@ def test_a_correction_with_a_new_created_time_is_a_new_row(store: FeatureStore) 
 def test_columns_match_by_name_and_narrower_types_are_cast(store: FeatureStore) -> None:
     wide = pa.table({"id": [1], "a": pa.array([1], pa.int64()), "b": pa.array([0.5], pa.float64())})
     store.create_featuregroup(wide, "g", primary_key="id")
-    narrow = pa.table({"b": pa.array([1.5], pa.float32()), "a": pa.array([7], pa.int8()), "id": [2]})
+    narrow = pa.table(
+        {"b": pa.array([1.5], pa.float32()), "a": pa.array([7], pa.int8()), "id": [2]}
+    )
     store.insert_into_featuregroup(narrow, "g")
     found = store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
     assert found.schema == wide.schema
@@ -140,7 +146,9 @@ def test_columns_added_by_several_writers_at_once_are_all_kept(duckdb_store: Fea
         assert featuregroups.get(connection, "g").spec == group.spec
 
 
-def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(duckdb_store: FeatureStore) -> None:
+def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(
+    duckdb_store: FeatureStore,
+) -> None:
     store = duckdb_store
     table = pa.table({"id": [1], "n": pa.array([1], pa.int32()), "text": ["a"]})
     store.create_featuregroup(table, "g", primary_key="id")
@@ -153,7 +161,9 @@ def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(duckdb_store
     with pytest.raises(SchemaMismatch, match="missing: 'text'"):
         store.insert_into_featuregroup(table.drop(["text"]), "g")
     with pytest.raises(SchemaMismatch, match="differ from existing ones only in case"):
-        store.insert_into_featuregroup(table.rename_columns(["id", "n", "TEXT"]), "g", schema_change="add")
+        store.insert_into_featuregroup(
+            table.rename_columns(["id", "n", "TEXT"]), "g", schema_change="add"
+        )
     assert len(store.get_featuregroup_history("g")) == 1
 
 
@@ -175,7 +185,9 @@ def test_a_batch_that_breaks_expectations_never_lands(duckdb_store: FeatureStore
         group.insert(pa.table({"id": pa.array([None], pa.int64()), "t": [day(1)], "x": [1.0]}))
     assert group.delta_version == 1
     with pytest.raises(ValidationFailed):
-        store.create_featuregroup(rows([None]).set_column(0, "id", pa.array([None], pa.int64())), "h", primary_key="id")
+        store.create_featuregroup(
+            rows([None]).set_column(0, "id", pa.array([None], pa.int64())), "h", primary_key="id"
+        )
     assert [each.name for each in store.get_featuregroups()] == ["g"]
 
 
@@ -207,7 +219,9 @@ def test_a_repeated_transaction_writes_nothing(store: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])
-def test_a_stream_is_not_touched_by_a_repeated_transaction(duckdb_store: FeatureStore, mode: str) -> None:
+def test_a_stream_is_not_touched_by_a_repeated_transaction(
+    duckdb_store: FeatureStore, mode: str
+) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     group.insert(rows([2], 2), transaction=("app", 1))
 
@@ -231,7 +245,9 @@ def test_a_stream_is_not_touched_by_a_repeated_transaction(duckdb_store: Feature
         ({"mode": "upsert"}, KeyRequired, "no primary key"),
     ],
 )
-def test_wrong_arguments_are_refused(duckdb_store: FeatureStore, options: Any, kind: Any, says: str) -> None:
+def test_wrong_arguments_are_refused(
+    duckdb_store: FeatureStore, options: Any, kind: Any, says: str
+) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g")
     with pytest.raises(kind, match=says):
         group.insert(rows([2]), **options)
@@ -255,11 +271,15 @@ def test_partitions_refuse_what_delta_cannot_name(duckdb_store: FeatureStore) ->
     table = pa.table({"id": [1, 2], "place": ["JFK", ""]})
     for policy in ("off", "strict"):
         with pytest.raises(InvalidArgument, match="'place' has empty texts"):
-            duckdb_store.create_featuregroup(table, "g", primary_key="id", partition_by="place", validation=policy)
+            duckdb_store.create_featuregroup(
+                table, "g", primary_key="id", partition_by="place", validation=policy
+            )
     with pytest.raises(InvalidArgument, match="cannot be a key or partition"):
         duckdb_store.create_featuregroup(pa.table({"id": [1], "x": [0.5]}), "g", partition_by="x")
     assert duckdb_store.get_featuregroups() == []
-    group = duckdb_store.create_featuregroup(table.slice(0, 1), "g", primary_key="id", partition_by="place")
+    group = duckdb_store.create_featuregroup(
+        table.slice(0, 1), "g", primary_key="id", partition_by="place"
+    )
     group.insert(pa.table({"id": [3], "place": ["LGA"]}))
     found = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
     assert found.to_pylist() == [{"id": 1, "place": "JFK"}, {"id": 3, "place": "LGA"}]

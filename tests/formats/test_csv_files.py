@@ -25,7 +25,10 @@ def test_the_file_is_rfc_4180(tmp_path: Path) -> None:
             "x": pa.array([0.5, float("nan")], pa.float32()),
             "text": ['say "x",\r\nplease', ""],
             "gone": pa.array([None, "null"]),
-            "at": pa.array([dt.datetime(2024, 5, 1, 12, 0, 0, 5, tzinfo=dt.UTC)] * 2, pa.timestamp("us", tz="UTC")),
+            "at": pa.array(
+                [dt.datetime(2024, 5, 1, 12, 0, 0, 5, tzinfo=dt.UTC)] * 2,
+                pa.timestamp("us", tz="UTC"),
+            ),
             "v": pa.array([[1, 2], None], pa.list_(pa.int64(), 2)),
             "raw": [b"\x00\xff", b""],
         }
@@ -43,7 +46,9 @@ def test_the_file_is_rfc_4180(tmp_path: Path) -> None:
 
 
 def test_duckdb_reads_the_same_values(tmp_path: Path) -> None:
-    table = pa.table({"n": pa.array([1, None, 3]), "x": [0.1, -1e300, 5e-324], "text": ['a "b"', "", "c,d"]})
+    table = pa.table(
+        {"n": pa.array([1, None, 3]), "x": [0.1, -1e300, 5e-324], "text": ['a "b"', "", "c,d"]}
+    )
     path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
     with duckdb.connect() as connection:
         found = connection.sql(f"select n, x, text from read_csv('{path}', header=true)").fetchall()

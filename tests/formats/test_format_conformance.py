@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import UnsupportedType
-from featurestore.formats import DatasetFormat, find_format
+from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.testing.format_cases import example_table, supported
 from featurestore.testing.format_conformance import FormatConformance, layout_of
 from featurestore_connectors.tfrecord import TFRecordFormat

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.formats import DatasetFormat
+from featurestore.plugins.format import DatasetFormat
 from featurestore.testing.format_conformance import FormatConformance, layout_of, write
 from featurestore_connectors.tfrecord import TFRecordFormat
 
@@ -37,12 +37,18 @@ def arrow_format(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The page's format, installed as a package would be."""
     site = tmp_path_factory.mktemp("site")
     (site / "arrow_format.py").write_text(code("formats.md", "arrow_format.py"), encoding="utf-8")
-    group = re.search(r'\[project.entry-points."(.*)"\]\n(.*)', code("formats.md", "pyproject.toml"))
+    group = re.search(
+        r'\[project.entry-points."(.*)"\]\n(.*)', code("formats.md", "pyproject.toml")
+    )
     assert group is not None
     information = site / "arrow_format-1.0.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: arrow-format\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[{group[1]}]\n{group[2].replace(chr(34), '')}\n")
+    (information / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: arrow-format\nVersion: 1.0\n"
+    )
+    (information / "entry_points.txt").write_text(
+        f"[{group[1]}]\n{group[2].replace(chr(34), '')}\n"
+    )
     yield site
     sys.modules.pop("arrow_format", None)
 
@@ -50,7 +56,9 @@ def arrow_format(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def dataset_format(arrow_format: Path) -> DatasetFormat:
     if "arrow_format" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("arrow_format", arrow_format / "arrow_format.py")
+        spec = importlib.util.spec_from_file_location(
+            "arrow_format", arrow_format / "arrow_format.py"
+        )
         assert spec is not None
         assert spec.loader is not None
         module: ModuleType = importlib.util.module_from_spec(spec)
@@ -80,7 +88,12 @@ print(dataset.manifest.data_format, sum(dataset.num_rows(split) for split in dat
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(arrow_format), *sys.path])}
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, env=environment, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+        check=False,
     )
     assert ran.stdout.split()[-2:] == ["arrow", "100"], ran.stderr
 

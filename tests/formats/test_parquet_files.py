@@ -40,12 +40,16 @@ def test_duckdb_reads_every_type(tmp_path: Path) -> None:
     table = example_table(EVERY_TYPE, rows=50)
     path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
     with duckdb.connect() as connection:
-        found = connection.sql(f"select count(*), count(c4), sum(c4) from read_parquet('{path}')").fetchall()
+        found = connection.sql(
+            f"select count(*), count(c4), sum(c4) from read_parquet('{path}')"
+        ).fetchall()
     values = table["c4"].drop_null().to_pylist()
     assert found == [(50, len(values), sum(values))]
 
 
-def test_a_row_group_is_decoded_once_for_neighbouring_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_is_decoded_once_for_neighbouring_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = pa.table({"n": range(640), "x": range(640)})
     layout = layout_of(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
@@ -83,7 +87,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["parquet", "csv"])
 def test_only_tfrecord_is_parsed_as_example(name: str, tmp_path: Path) -> None:
-    from featurestore.formats import find_format
+    from featurestore.plugins.format import find_format
 
     chosen = find_format(name)
     table = pa.table({"n": [1]})

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from featurestore import FeatureStore
 from featurestore.errors import MissingExtra, ReaderConfigError, UnsupportedType
-from featurestore.formats import Layout, WrittenFile, WrittenShard
+from featurestore.plugins.format import Layout, WrittenFile, WrittenShard
 from featurestore.testing.format_cases import DECIMALS, NUMBERS, TIME, example_table, manifest_of
 from featurestore.testing.format_conformance import layout_of
 from featurestore_connectors.petastorm import (
@@ -29,7 +29,10 @@ from featurestore_connectors.petastorm import (
     row_groups_per_shard,
 )
 
-pytestmark = [pytest.mark.petastorm, pytest.mark.filterwarnings("ignore")]  # petastorm's own deprecations
+pytestmark = [
+    pytest.mark.petastorm,
+    pytest.mark.filterwarnings("ignore"),
+]  # petastorm's own deprecations
 FORMAT = PetastormFormat()
 
 
@@ -56,14 +59,18 @@ def dataset(directory: Path, table: pa.Table, *, shards: int) -> tuple[str, Layo
 def read_rows(url: str, **options: Any) -> list[Any]:
     from petastorm import make_reader
 
-    with make_reader(url, shuffle_row_groups=False, reader_pool_type=WHOLE_POOL, **options) as reader:
+    with make_reader(
+        url, shuffle_row_groups=False, reader_pool_type=WHOLE_POOL, **options
+    ) as reader:
         return list(reader)
 
 
 def read_batches(url: str, **options: Any) -> list[Any]:
     from petastorm import make_batch_reader
 
-    with make_batch_reader(url, shuffle_row_groups=False, reader_pool_type=WHOLE_POOL, **options) as reader:
+    with make_batch_reader(
+        url, shuffle_row_groups=False, reader_pool_type=WHOLE_POOL, **options
+    ) as reader:
         return list(reader)
 
 
@@ -85,7 +92,9 @@ def test_make_reader_gives_the_rows_back(tmp_path: Path) -> None:
         for name, value in expected.items():
             got = getattr(row, name)
             if value is None and pa.types.is_floating(table.schema.field(name).type):
-                assert got is None or np.isnan(got), "petastorm goes through pandas, which has no null floats"
+                assert got is None or np.isnan(got), (
+                    "petastorm goes through pandas, which has no null floats"
+                )
             elif isinstance(value, list):
                 assert got.tolist() == value
             else:
@@ -100,18 +109,29 @@ def test_times_come_back_as_numpy_has_them(tmp_path: Path) -> None:
     micros = sure.view(pa.int64()).to_pylist()
     for row, value, expected in zip(read_rows(url), table["c0"].to_pylist(), micros, strict=True):
         assert row.sure == np.datetime64(expected, "us")
-        assert (value is None) == (row.c0 != row.c0), "a missing time is pandas' NaT, which differs from itself"
+        assert (value is None) == (row.c0 != row.c0), (
+            "a missing time is pandas' NaT, which differs from itself"
+        )
 
 
 def test_make_batch_reader_gives_the_columns_back(tmp_path: Path) -> None:
     table = pa.table(
-        {"n": range(500), "x": pa.array(range(500), pa.float32()), "text": [f"row {n}" for n in range(500)]}
+        {
+            "n": range(500),
+            "x": pa.array(range(500), pa.float32()),
+            "text": [f"row {n}" for n in range(500)],
+        }
     )
-    table = table.append_column("v", pa.array([[n, n + 1] for n in range(500)], pa.list_(pa.int32(), 2)))
+    table = table.append_column(
+        "v", pa.array([[n, n + 1] for n in range(500)], pa.list_(pa.int32(), 2))
+    )
     url, _ = dataset(tmp_path, table, shards=3)
     found = read_batches(url)
     for name in ("n", "x", "text", "v"):
-        assert np.concatenate([getattr(batch, name) for batch in found]).tolist() == table[name].to_pylist()
+        assert (
+            np.concatenate([getattr(batch, name) for batch in found]).tolist()
+            == table[name].to_pylist()
+        )
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 12, 24])
@@ -119,13 +139,19 @@ def test_workers_get_equal_parts_that_make_the_whole(workers: int, tmp_path: Pat
     table = pa.table({"n": range(24 * 40)})
     url, _ = dataset(tmp_path, table, shards=2)
     parts = [
-        np.concatenate([batch.n for batch in read_batches(url, cur_shard=worker, shard_count=workers)])
+        np.concatenate(
+            [batch.n for batch in read_batches(url, cur_shard=worker, shard_count=workers)]
+        )
         for worker in range(workers)
     ]
     assert {len(part) for part in parts} == {table.num_rows // workers}
     assert Counter(np.concatenate(parts).tolist()) == Counter(range(table.num_rows))
     if workers in (2, 3):
-        rows = [row.n for worker in range(workers) for row in read_rows(url, cur_shard=worker, shard_count=workers)]
+        rows = [
+            row.n
+            for worker in range(workers)
+            for row in read_rows(url, cur_shard=worker, shard_count=workers)
+        ]
         assert Counter(rows) == Counter(range(table.num_rows))
 
 
@@ -137,7 +163,9 @@ def test_the_reader_that_we_open_loses_no_row_group(tmp_path: Path) -> None:
     for _ in range(5):
         found: Counter[int] = Counter()
         for worker in range(2):
-            with FORMAT.native_reader(str(tmp_path), manifest, split="train", worker=worker, workers=2) as reader:
+            with FORMAT.native_reader(
+                str(tmp_path), manifest, split="train", worker=worker, workers=2
+            ) as reader:
                 found.update(n for batch in reader for n in batch.n.tolist())
         assert found == Counter(range(table.num_rows))
 
@@ -213,11 +241,13 @@ def test_our_reader_does_without_petastorm(tmp_path: Path) -> None:
     script = f"""
 import sys
 sys.modules["petastorm"] = None
-from featurestore.formats import find_format
+from featurestore.plugins.format import find_format
 shard = find_format("petastorm").open_shard({str(path)!r}, layout={layout!r})
 print(shard.read(10, 12, ["c0", "c1"]).to_pylist())
 """
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
     assert found.stdout.strip() == str(table.slice(10, 2).to_pylist())
 
 
@@ -244,9 +274,15 @@ def test_row_groups_are_few_where_rows_are_and_always_shared_by_many_workers(
     }  # fmt: skip
 
 
-def test_an_exported_dataset_has_the_row_groups_that_its_layout_says(duckdb_store: FeatureStore) -> None:
+def test_an_exported_dataset_has_the_row_groups_that_its_layout_says(
+    duckdb_store: FeatureStore,
+) -> None:
     made = duckdb_store.create_training_dataset(
-        pa.table({"n": range(4000), "x": [1.5] * 4000}), "d", data_format="petastorm", key="n", shards=8
+        pa.table({"n": range(4000), "x": [1.5] * 4000}),
+        "d",
+        data_format="petastorm",
+        key="n",
+        shards=8,
     )
     assert made.manifest.layout["parquet"]["row_groups"] == 6
     for shard in made.manifest.split("train").shards:

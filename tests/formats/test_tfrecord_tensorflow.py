@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from featurestore.formats import ColumnEncoding
 from featurestore.model.decimals import decimal_text
+from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     SCALARS,
     example_table,
@@ -38,14 +38,22 @@ def wire_rows(column: pa.ChunkedArray) -> list[list[Any] | None]:
     array = column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.array([], array.type)
-    return [None if row is None else row if isinstance(row, list) else [row] for row in _plain(array)]
+    return [
+        None if row is None else row if isinstance(row, list) else [row] for row in _plain(array)
+    ]
 
 
 def _plain(array: pa.Array) -> list[Any]:
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        found = [None if row is None else _plain(pa.array(row, kind.value_type)) for row in array.to_pylist()]
-        return [row if not row or not isinstance(row[0], list) else [x for part in row for x in part] for row in found]
+        found = [
+            None if row is None else _plain(pa.array(row, kind.value_type))
+            for row in array.to_pylist()
+        ]
+        return [
+            row if not row or not isinstance(row[0], list) else [x for part in row for x in part]
+            for row in found
+        ]
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
     if pa.types.is_decimal(kind):
@@ -77,24 +85,33 @@ def example_values(example: Any, name: str) -> list[Any] | None:
 def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[Any]]:
     if isinstance(tensor, tf.SparseTensor):
         result: list[list[Any]] = [[] for _ in range(rows)]
-        for (row, _), value in zip(tensor.indices.numpy(), tensor.values.numpy().tolist(), strict=True):
+        for (row, _), value in zip(
+            tensor.indices.numpy(), tensor.values.numpy().tolist(), strict=True
+        ):
             result[row].append(value)
         return result
     if isinstance(tensor, tf.RaggedTensor):
         return tensor.to_list()
     # As objects: of bytes numpy drops zeros at the end.
-    return [np.array(row, object).ravel().tolist() if encoding.shape else [row] for row in tensor.numpy().tolist()]
+    return [
+        np.array(row, object).ravel().tolist() if encoding.shape else [row]
+        for row in tensor.numpy().tolist()
+    ]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_every_parser_reads_the_same(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_every_parser_reads_the_same(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     table = data.draw(tables(supported(FORMAT)))
     compression = data.draw(st.sampled_from([None, "GZIP"]))
     layout = layout_of(FORMAT, table, compression=compression)
     path, written = write(FORMAT, tmp_path_factory.mktemp("parsed"), table, layout)
     encodings = FORMAT.encodings(layout)
-    records = [each.numpy() for each in tf.data.TFRecordDataset(path, compression_type=compression or "")]
+    records = [
+        each.numpy() for each in tf.data.TFRecordDataset(path, compression_type=compression or "")
+    ]
     assert len(records) == table.num_rows
     expected = {name: wire_rows(table[name]) for name in table.schema.names}
     for row, record in enumerate(records):
@@ -118,7 +135,9 @@ def test_the_graph_decodes_what_numpy_decodes(static: bool, tmp_path: Path) -> N
     lists = [kind for kind in supported(FORMAT) if pa.types.is_fixed_size_list(kind)]
     kinds = [kind for kind in lists if FORMAT.encodings(_layout_for(kind))["c0"].tf_type != "bytes"]
     table = example_table([*SCALARS, *kinds])
-    table = table.append_column("code", pa.array([None if row == 5 else f"{row:03d}" for row in range(300)]))
+    table = table.append_column(
+        "code", pa.array([None if row == 5 else f"{row:03d}" for row in range(300)])
+    )
     table = table.append_column("sure", pa.array([f"{row:03d}" for row in range(300)]))
     layout = layout_of(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
@@ -168,7 +187,8 @@ def test_only_the_columns_asked_for_are_decoded(tmp_path: Path) -> None:
     block = tf.constant(access.records(path))
     names = tuple(table.schema.names)
     one, all_of_them = (
-        len(decode.get_concrete_function(block, c).graph.as_graph_def().node) for c in (names[:1], names)
+        len(decode.get_concrete_function(block, c).graph.as_graph_def().node)
+        for c in (names[:1], names)
     )
     assert one * 5 < all_of_them
     assert list(decode(block, names[3:5])) == list(names[3:5])
@@ -186,13 +206,20 @@ def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
     path, written = write(FORMAT, tmp_path, table, layout)
     records = [each.numpy() for each in tf.data.TFRecordDataset(path)]
     examples = [tf.train.Example.FromString(record) for record in records]
-    assert [repr(example_values(each, "x")) for each in examples] == ["None", "[nan]", "[0.0]", "[-0.0]"]
+    assert [repr(example_values(each, "x")) for each in examples] == [
+        "None",
+        "[nan]",
+        "[0.0]",
+        "[-0.0]",
+    ]
     assert [example_values(each, "text") for each in examples] == [None, [b""], [b"0"], [b"nan"]]
     assert [example_values(each, "many") for each in examples] == [None, [], [0], [1]]
     spec = FORMAT.feature_spec(manifest_of(FORMAT, table, layout, [written]))
     assert isinstance(spec["x"], tf.io.VarLenFeature)
     chosen = {**spec, "x": tf.io.FixedLenFeature((), tf.float32, default_value=-7.0)}
-    assert repr(tf.io.parse_example(records, chosen)["x"].numpy().tolist()) == "[-7.0, nan, 0.0, -0.0]"
+    assert (
+        repr(tf.io.parse_example(records, chosen)["x"].numpy().tolist()) == "[-7.0, nan, 0.0, -0.0]"
+    )
     assert same(FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table)
 
 
@@ -212,7 +239,9 @@ def test_images_and_embeddings_keep_their_shapes(tmp_path: Path) -> None:
     table = pa.table(
         {
             "image": pa.FixedSizeListArray.from_arrays(rows, 8),
-            "flat": pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1).astype(np.float32)), 64),
+            "flat": pa.FixedSizeListArray.from_arrays(
+                pa.array(pixels.reshape(-1).astype(np.float32)), 64
+            ),
             "png": [image.tobytes() for image in pixels],
             "digit": digits.target,
         }
@@ -229,7 +258,13 @@ def test_images_and_embeddings_keep_their_shapes(tmp_path: Path) -> None:
     assert decoded["png"][0].tolist() == [image.tobytes() for image in pixels]
     spec = FORMAT.feature_spec(manifest_of(FORMAT, table, layout, [written]))
     assert spec["image"] == tf.io.FixedLenFeature((8, 8), tf.int64)
-    batch = next(iter(tf.data.TFRecordDataset(path).batch(1797).map(lambda record: tf.io.parse_example(record, spec))))
+    batch = next(
+        iter(
+            tf.data.TFRecordDataset(path)
+            .batch(1797)
+            .map(lambda record: tf.io.parse_example(record, spec))
+        )
+    )
     assert (batch["image"].numpy() == pixels).all()
     assert (batch["digit"].numpy() == digits.target).all()
     assert (tf.io.decode_raw(batch["png"], tf.uint8).numpy().reshape(-1, 8, 8) == pixels).all()
@@ -250,7 +285,12 @@ def test_the_schema_file_is_a_tensorflow_metadata_schema(tmp_path: Path) -> None
     assert file.path == "schema.pbtxt"
     schema = text_format.Parse((tmp_path / file.path).read_text(), metadata_schema())
     found = {each.name: each for each in schema.feature}
-    assert [(each.name, each.type) for each in schema.feature] == [("sure", 2), ("gaps", 3), ("image", 2), ("words", 1)]
+    assert [(each.name, each.type) for each in schema.feature] == [
+        ("sure", 2),
+        ("gaps", 3),
+        ("image", 2),
+        ("words", 1),
+    ]
     assert found["sure"].HasField("shape")
     assert [dim.size for dim in found["image"].shape.dim] == [2, 2]
     assert found["sure"].presence.min_fraction == 1
@@ -265,7 +305,10 @@ def metadata_schema() -> Any:
     parts: dict[str, list[tuple[str, int, int, str | None, bool]]] = {
         "Dim": [("size", 1, kind.TYPE_INT64, None, False)],
         "FixedShape": [("dim", 2, kind.TYPE_MESSAGE, ".v0.Dim", True)],
-        "ValueCount": [("min", 1, kind.TYPE_INT64, None, False), ("max", 2, kind.TYPE_INT64, None, False)],
+        "ValueCount": [
+            ("min", 1, kind.TYPE_INT64, None, False),
+            ("max", 2, kind.TYPE_INT64, None, False),
+        ],
         "FeaturePresence": [
             ("min_fraction", 1, kind.TYPE_DOUBLE, None, False),
             ("min_count", 2, kind.TYPE_INT64, None, False),
@@ -286,7 +329,9 @@ def metadata_schema() -> Any:
         described = file.message_type.add(name=message)
         for name, number, type_, type_name, repeated in fields:
             label = kind.LABEL_REPEATED if repeated else kind.LABEL_OPTIONAL
-            described.field.add(name=name, number=number, type=type_, type_name=type_name, label=label)
+            described.field.add(
+                name=name, number=number, type=type_, type_name=type_name, label=label
+            )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("v0.Schema"))()

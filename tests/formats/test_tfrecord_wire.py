@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
-from featurestore.formats import ColumnProfile
+from featurestore.plugins.format import ColumnProfile
 from featurestore.testing.format_cases import SCALARS, example_table, profiles, supported
 from featurestore.testing.format_conformance import layout_of, write
 from featurestore_connectors.tfrecord import TFRecordFormat, framing, wire
@@ -97,7 +97,9 @@ def test_lists_of_any_length_get_the_variable_layout() -> None:
 
 
 def test_varint_widths_come_from_the_values() -> None:
-    table = pa.table({"small": [0, 100], "large": [0, 10**9], "negative": [-1, 1], "flag": [True, False]})
+    table = pa.table(
+        {"small": [0, 100], "large": [0, 10**9], "negative": [-1, 1], "flag": [True, False]}
+    )
     widths = {field["name"]: field["width"] for field in layout_of(FORMAT, table)["fields"]}
     assert widths == {"small": 1, "large": 5, "negative": 10, "flag": 1}
 
@@ -110,7 +112,9 @@ def test_pixels_take_two_bytes_each() -> None:
 @pytest.mark.parametrize("bits", [0x7FF0000000000001, 0xFFF4000000000000, 0x7FF8000000000001])
 def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> None:
     values = np.array([bits, 0], np.uint64).view(np.float64)
-    table = pa.table({"x": pa.array(values), "v": pa.array([values.tolist()] * 2, pa.list_(pa.float64(), 2))})
+    table = pa.table(
+        {"x": pa.array(values), "v": pa.array([values.tolist()] * 2, pa.list_(pa.float64(), 2))}
+    )
     layout = layout_of(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     found = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
@@ -123,7 +127,12 @@ def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> No
 
 
 def test_numbers_above_the_largest_int64_are_refused_before_the_first_byte() -> None:
-    table = pa.table({"id": pa.array([2**63], pa.uint64()), "ids": pa.array([[1, 2**64 - 1]], pa.list_(pa.uint64()))})
+    table = pa.table(
+        {
+            "id": pa.array([2**63], pa.uint64()),
+            "ids": pa.array([[1, 2**64 - 1]], pa.list_(pa.uint64())),
+        }
+    )
     with pytest.raises(UnsupportedType) as caught:
         layout_of(FORMAT, table)
     assert "id: 9223372036854775808" in caught.value.message
@@ -134,7 +143,10 @@ def test_numbers_above_the_largest_int64_are_refused_before_the_first_byte() -> 
 
 def test_nulls_inside_lists_are_refused_before_the_first_byte() -> None:
     table = pa.table(
-        {"a": pa.array([[1, None]], pa.list_(pa.int64())), "b": pa.array([[1.0, None]], pa.list_(pa.float32(), 2))}
+        {
+            "a": pa.array([[1, None]], pa.list_(pa.int64())),
+            "b": pa.array([[1.0, None]], pa.list_(pa.float32(), 2)),
+        }
     )
     with pytest.raises(UnsupportedType) as caught:
         layout_of(FORMAT, table)
@@ -142,11 +154,15 @@ def test_nulls_inside_lists_are_refused_before_the_first_byte() -> None:
     assert "b: 1 nulls" in caught.value.message
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64(), 1), 2)])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int64()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64(), 1), 2)]
+)
 def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_path: Path) -> None:
     row = [1, None] if pa.types.is_integer(kind.value_type) else [[1], None]
     table = pa.table({"x": pa.array([row], kind)})
-    layout = FORMAT.layout(table.schema, [ColumnProfile("x", 1, 0, longest=2)], compression=None, block_rows=8)
+    layout = FORMAT.layout(
+        table.schema, [ColumnProfile("x", 1, 0, longest=2)], compression=None, block_rows=8
+    )
     with pytest.raises(UnsupportedType, match="nulls inside"):
         write(FORMAT, tmp_path, table, layout)
     assert not list(tmp_path.rglob("tfrecord*"))
@@ -193,7 +209,9 @@ def test_gzip_shards_hold_the_same_records(ragged: bool, tmp_path: Path) -> None
     path, written = write(FORMAT, tmp_path / "gzip", table, layout)
     assert gzip.decompress(Path(path).read_bytes()) == Path(plain_path).read_bytes()
     assert written.sidecars == ()
-    assert Path(path).read_bytes()[4:8] == bytes(4), "the time in the header would make bytes differ"
+    assert Path(path).read_bytes()[4:8] == bytes(4), (
+        "the time in the header would make bytes differ"
+    )
     assert FORMAT.record_access(layout) is None
     assert "compression_type='GZIP'" in str(FORMAT.refuse_reading(layout))
     with pytest.raises(InvalidArgument, match="GZIP"):

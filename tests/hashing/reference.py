@@ -13,7 +13,21 @@ import pyarrow.types as pat
 
 M = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
-BOOL, INTEGER, LARGE_INTEGER, FLOAT, TEXT, BYTES, DATE, TIME, FINE_TIME, DECIMAL, LIST, STRUCT, ROW = range(1, 14)
+(
+    BOOL,
+    INTEGER,
+    LARGE_INTEGER,
+    FLOAT,
+    TEXT,
+    BYTES,
+    DATE,
+    TIME,
+    FINE_TIME,
+    DECIMAL,
+    LIST,
+    STRUCT,
+    ROW,
+) = range(1, 14)
 
 
 def mix(x: int) -> int:
@@ -47,7 +61,9 @@ def value_hash(value: Any, kind: pa.DataType, *, exact: bool = False) -> int:
     if pat.is_dictionary(kind):
         return value_hash(value, kind.value_type, exact=exact)
     if isinstance(value, list):
-        return sequence(LIST, len(value), [value_hash(each, kind.value_type, exact=exact) for each in value])
+        return sequence(
+            LIST, len(value), [value_hash(each, kind.value_type, exact=exact) for each in value]
+        )
     if isinstance(value, dict):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return fold(tag(STRUCT), [value_hash(value[f.name], f.type, exact=exact) for f in fields])
@@ -68,7 +84,9 @@ def code_and_word(value: Any, *, exact: bool) -> tuple[int, int]:
         return (LARGE_INTEGER if value >= 2**63 else INTEGER), value % M
     if isinstance(value, dt.datetime):
         value = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-        return TIME, (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1) % M
+        return TIME, (value - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
+            microseconds=1
+        ) % M
     if isinstance(value, dt.date):
         return DATE, (value - dt.date(1970, 1, 1)).days % M
     number = float(value)

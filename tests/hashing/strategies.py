@@ -48,7 +48,9 @@ def kinds(*, depth: int = 2) -> st.SearchStrategy[pa.DataType]:
         inner.map(pa.large_list),
         st.builds(pa.list_, inner, st.integers(1, 3)),
         st.lists(inner, min_size=1, max_size=3).map(
-            lambda found: pa.struct([pa.field(f"f{index}", kind) for index, kind in enumerate(found)])
+            lambda found: pa.struct(
+                [pa.field(f"f{index}", kind) for index, kind in enumerate(found)]
+            )
         ),
     )
 
@@ -61,7 +63,9 @@ def present(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_boolean(kind):
         return st.booleans()
     if pat.is_integer(kind):
-        low, high = (0, 2**kind.bit_width - 1) if pat.is_unsigned_integer(kind) else integer_range(kind)
+        low, high = (
+            (0, 2**kind.bit_width - 1) if pat.is_unsigned_integer(kind) else integer_range(kind)
+        )
         return st.integers(low, high)
     if pat.is_floating(kind):
         return st.floats(width=kind.bit_width)
@@ -77,12 +81,16 @@ def present(kind: pa.DataType) -> st.SearchStrategy[Any]:
         zone = dt.UTC if kind.tz else None
         moments = st.datetimes(timezones=st.just(zone))
         return (
-            moments if kind.unit == "us" else moments.map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000))
+            moments
+            if kind.unit == "us"
+            else moments.map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000))
         )
     if pat.is_decimal(kind):
         limit = 10**kind.precision - 1
         context = decimal.Context(prec=50)
-        return st.integers(-limit, limit).map(lambda n: decimal.Decimal(n).scaleb(-kind.scale, context))
+        return st.integers(-limit, limit).map(
+            lambda n: decimal.Decimal(n).scaleb(-kind.scale, context)
+        )
     if pat.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return st.fixed_dictionaries({field.name: values(field.type) for field in fields})
@@ -98,5 +106,7 @@ def integer_range(kind: pa.DataType) -> tuple[int, int]:
 def tables(draw: st.DrawFn, *, max_columns: int = 4, max_rows: int = 12) -> pa.Table:
     rows = draw(st.integers(0, max_rows))
     types = draw(st.lists(kinds(), min_size=1, max_size=max_columns))
-    arrays = [pa.array(draw(st.lists(values(kind), min_size=rows, max_size=rows)), kind) for kind in types]
+    arrays = [
+        pa.array(draw(st.lists(values(kind), min_size=rows, max_size=rows)), kind) for kind in types
+    ]
     return pa.table({f"c{index}": array for index, array in enumerate(arrays)})

@@ -54,8 +54,12 @@ def test_no_text_can_pass_for_the_next_column() -> None:
 
 
 def test_representation_does_not_count() -> None:
-    small = pa.table({"n": pa.array([1, None], pa.int8()), "t": pa.array(["a", None]).dictionary_encode()})
-    large = pa.table({"n": pa.array([1, None], pa.uint64()), "t": pa.array(["a", None], pa.large_string())})
+    small = pa.table(
+        {"n": pa.array([1, None], pa.int8()), "t": pa.array(["a", None]).dictionary_encode()}
+    )
+    large = pa.table(
+        {"n": pa.array([1, None], pa.uint64()), "t": pa.array(["a", None], pa.large_string())}
+    )
     assert canonical_bytes(small).equals(canonical_bytes(large))
 
 

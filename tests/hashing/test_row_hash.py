@@ -62,12 +62,22 @@ VECTORS: list[tuple[str, pa.DataType, Any, int]] = [
     ("decimal 0", pa.decimal128(10, 2), D("0.00"), 0x3EECF162EB6D0011),
     ("decimal 12.5", pa.decimal128(10, 2), D("12.50"), 0xE63A6FECBF326E04),
     ("decimal -12.5", pa.decimal128(38, 10), D("-12.5"), 0x4FC834F1FB49011F),
-    ("decimal 99999999999999999999.99", pa.decimal128(22, 2), D("99999999999999999999.99"), 0x164D1C5767D6D5CA),
+    (
+        "decimal 99999999999999999999.99",
+        pa.decimal128(22, 2),
+        D("99999999999999999999.99"),
+        0x164D1C5767D6D5CA,
+    ),
     ("list of int [ ]", pa.list_(pa.int64()), [], 0xA6B260F86075C9F5),
     ("list of int [null]", pa.list_(pa.int64()), [None], 0x89DF9E8F234B298D),
     ("list of int [1, 2]", pa.list_(pa.int32(), 2), [1, 2], 0xFECFE774A1482F64),
     ("list of int [2, 1]", pa.large_list(pa.int8()), [2, 1], 0xB0BCE7D20C03442B),
-    ("list of list of text [[a], []]", pa.list_(pa.list_(pa.string())), [["a"], []], 0xF12689C627BFA518),
+    (
+        "list of list of text [[a], []]",
+        pa.list_(pa.list_(pa.string())),
+        [["a"], []],
+        0xF12689C627BFA518,
+    ),
     (
         "struct (int 1, text a)",
         pa.struct([("x", pa.int64()), ("y", pa.string())]),
@@ -93,13 +103,21 @@ def hash_of(array: Any, *, seed: int = 0) -> list[int]:
     return [int(each) for each in row_hash(pa.table({"x": array}), seed=seed)]
 
 
-@pytest.mark.parametrize(("text", "kind", "value", "expected"), VECTORS, ids=[vector[0] for vector in VECTORS])
-def test_the_hash_of_every_type_is_frozen(text: str, kind: pa.DataType, value: Any, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "kind", "value", "expected"), VECTORS, ids=[vector[0] for vector in VECTORS]
+)
+def test_the_hash_of_every_type_is_frozen(
+    text: str, kind: pa.DataType, value: Any, expected: int
+) -> None:
     assert [hex(each) for each in hash_of(one(value, kind))] == [hex(expected)]
 
 
 def test_the_page_shows_the_frozen_vectors() -> None:
-    shown = dict(re.findall(r"^\| `(.+?)` \| `(0x[0-9a-f]{16})` \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    shown = dict(
+        re.findall(
+            r"^\| `(.+?)` \| `(0x[0-9a-f]{16})` \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     assert {text: f"0x{expected:016x}" for text, _, _, expected in VECTORS}.items() <= shown.items()
 
 
@@ -134,7 +152,10 @@ def test_slices_and_chunks_change_no_hash(table: pa.Table, data: st.DataObject) 
     chunked = pa.concat_tables([table.slice(0, start), table.slice(start)])
     assert row_hash(chunked).tolist() == whole.tolist()
     assert tie_hash(chunked).tolist() == tie_hash(table).tolist()
-    assert canonical_bytes(part).to_pylist() == canonical_bytes(table).to_pylist()[start : start + length]
+    assert (
+        canonical_bytes(part).to_pylist()
+        == canonical_bytes(table).to_pylist()[start : start + length]
+    )
     for batch in part.to_batches():
         assert set(row_hash(batch)) <= set(whole)
 
@@ -204,7 +225,9 @@ def test_one_instant_hashes_alike_in_every_unit_and_zone() -> None:
     expected = hash_of(pa.array([noon], pa.timestamp("us", tz="UTC")))
     for unit in ("s", "ms", "us", "ns"):
         for zone in (None, "UTC", "Asia/Tokyo"):
-            array = pa.array([noon], pa.timestamp("us", tz="UTC")).cast(pa.timestamp(unit, tz="UTC"))
+            array = pa.array([noon], pa.timestamp("us", tz="UTC")).cast(
+                pa.timestamp(unit, tz="UTC")
+            )
             assert hash_of(array.cast(pa.timestamp(unit, tz=zone))) == expected, (unit, zone)
     nanoseconds = pa.array([1_000, 1_001, -1, -1_000], pa.timestamp("ns"))
     found = hash_of(nanoseconds)
@@ -237,23 +260,35 @@ def test_kinds_stay_apart() -> None:
 
 
 def test_null_empty_and_null_inside_stay_apart() -> None:
-    found = hash_of(pa.array([None, [], [None], [None, None], [[]], [[], None]], pa.list_(pa.list_(pa.int8()))))
+    found = hash_of(
+        pa.array([None, [], [None], [None, None], [[]], [[], None]], pa.list_(pa.list_(pa.int8())))
+    )
     assert len(set(found)) == 6
     assert len(set(hash_of(pa.array([None, ""])))) == 2
     assert len(set(hash_of(pa.array([None, {"x": None}], pa.struct([("x", pa.int8())]))))) == 2
 
 
-@given(st.lists(st.tuples(st.text(alphabet="a,|\0", max_size=6), st.text(alphabet="a,|\0", max_size=6)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.text(alphabet="a,|\0", max_size=6), st.text(alphabet="a,|\0", max_size=6)),
+        max_size=40,
+    )
+)
 def test_composite_keys_never_collide_by_concatenation(pairs: list[tuple[str, str]]) -> None:
     rows = pa.table(
-        {"a": pa.array([a for a, _ in pairs], pa.string()), "b": pa.array([b for _, b in pairs], pa.string())}
+        {
+            "a": pa.array([a for a, _ in pairs], pa.string()),
+            "b": pa.array([b for _, b in pairs], pa.string()),
+        }
     )
     assert len(set(row_hash(rows).tolist())) == len(set(pairs))
 
 
 def test_column_order_counts_and_column_names_do_not() -> None:
     rows = pa.table({"a": [1, 2], "b": [2, 1]})
-    assert row_hash(rows, columns=["a", "b"]).tolist() != row_hash(rows, columns=["b", "a"]).tolist()
+    assert (
+        row_hash(rows, columns=["a", "b"]).tolist() != row_hash(rows, columns=["b", "a"]).tolist()
+    )
     assert row_hash(rows, columns=["a", "b"])[0] == row_hash(rows, columns=["b", "a"])[1]
     assert row_hash(rows.rename_columns(["x", "y"])).tolist() == row_hash(rows).tolist()
 
@@ -268,7 +303,9 @@ def test_zero_and_minus_zero_are_one_key_but_two_rows() -> None:
 @pytest.mark.parametrize("bits", [32, 64])
 def test_all_nan_are_one_key_but_rows_of_their_own(bits: int) -> None:
     payloads = np.array([0x7FC00000, 0x7FC00001, 0x7F800001, 0xFFC00000], dtype=np.uint32)
-    wide = np.array([0x7FF8 << 48, (0x7FF8 << 48) + 1, (0x7FF << 52) + 1, 0xFFF8 << 48], dtype=np.uint64)
+    wide = np.array(
+        [0x7FF8 << 48, (0x7FF8 << 48) + 1, (0x7FF << 52) + 1, 0xFFF8 << 48], dtype=np.uint64
+    )
     numbers = payloads.view(np.float32) if bits == 32 else wide.view(np.float64)
     rows = pa.table({"x": pa.array(numbers, from_pandas=False)})
     assert len(set(row_hash(rows))) == 1
@@ -301,7 +338,9 @@ def test_hashes_are_uniform_and_free_of_collisions(kind: str) -> None:
     hashes = row_hash(pa.table({"x": arrays[kind], "y": pa.array(numbers % 7)}))
     assert len(np.unique(hashes)) == n
     for shift in (56, 28, 0):
-        counts = np.bincount(((hashes >> np.uint64(shift)) & np.uint64(255)).astype(np.int64), minlength=256)
+        counts = np.bincount(
+            ((hashes >> np.uint64(shift)) & np.uint64(255)).astype(np.int64), minlength=256
+        )
         chi2 = float(((counts - n / 256) ** 2 / (n / 256)).sum())
         assert 150 < chi2 < 380  # 255 degrees of freedom: about 1 in 10^6 outside
 
@@ -310,16 +349,26 @@ def test_one_bit_of_input_flips_half_of_the_output() -> None:
     base = np.arange(2000, dtype=np.uint64) * np.uint64(7919)
     reference_hashes = row_hash(pa.table({"x": base, "y": base}))
     for bit in range(0, 64, 3):
-        flipped = row_hash(pa.table({"x": base ^ np.uint64(1 << bit), "y": base})) ^ reference_hashes
+        flipped = (
+            row_hash(pa.table({"x": base ^ np.uint64(1 << bit), "y": base})) ^ reference_hashes
+        )
         share = np.unpackbits(flipped.view(np.uint8)).mean()
         assert 0.49 < share < 0.51, bit
 
 
 def test_no_rows_and_no_chunks_give_no_hashes() -> None:
     schema = pa.schema(
-        [("a", pa.string()), ("b", pa.list_(pa.int8(), 2)), ("c", pa.dictionary(pa.int8(), pa.string()))]
+        [
+            ("a", pa.string()),
+            ("b", pa.list_(pa.int8(), 2)),
+            ("c", pa.dictionary(pa.int8(), pa.string())),
+        ]
     )
-    for rows in (schema.empty_table(), pa.Table.from_batches([], schema), pa.RecordBatch.from_pylist([], schema)):
+    for rows in (
+        schema.empty_table(),
+        pa.Table.from_batches([], schema),
+        pa.RecordBatch.from_pylist([], schema),
+    ):
         assert row_hash(rows).shape == tie_hash(rows).shape == (0,)
         assert row_hash(rows).dtype == np.uint64
         assert canonical_bytes(rows).to_pylist() == []
@@ -353,7 +402,9 @@ def test_long_texts_are_hashed_whole() -> None:
 
 
 def test_types_without_canonical_form_are_refused_together() -> None:
-    rows = pa.table({"a": [1], "d": pa.array([1], pa.duration("s")), "t": pa.array([1], pa.time32("s"))})
+    rows = pa.table(
+        {"a": [1], "d": pa.array([1], pa.duration("s")), "t": pa.array([1], pa.time32("s"))}
+    )
     with pytest.raises(UnsupportedType, match=r"d: duration\[s\]; t: time32\[s\]"):
         row_hash(rows)
     with pytest.raises(UnsupportedType):

@@ -56,7 +56,9 @@ KINDS = {
 def test_each_kind_gives_the_same_rows(kind: str) -> None:
     found = read(KINDS[kind]())
     assert found.to_pylist() == ROWS
-    assert found.schema == pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
+    assert found.schema == pa.schema(
+        [("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())]
+    )
 
 
 def test_a_matrix_has_numbered_columns() -> None:
@@ -87,7 +89,9 @@ def test_an_unnamed_pandas_index_is_dropped_and_a_named_one_becomes_columns() ->
 
 
 def test_a_dataframe_is_never_changed() -> None:
-    frame = pd.DataFrame({"t": pd.to_datetime(["2024-01-01"]), "x": [1]}, index=pd.Index([3], name="id"))
+    frame = pd.DataFrame(
+        {"t": pd.to_datetime(["2024-01-01"]), "x": [1]}, index=pd.Index([3], name="id")
+    )
     before = frame.copy(deep=True)
     with pytest.warns(NaiveTimeWarning):
         read(frame)
@@ -137,13 +141,18 @@ def test_column_names_must_be_texts(columns: list[Any]) -> None:
     with pytest.raises(InvalidName, match="must be texts"):
         read(
             pd.DataFrame(
-                [[1, 2]], columns=columns if isinstance(columns[0], int) else pd.MultiIndex.from_tuples(columns)
+                [[1, 2]],
+                columns=columns
+                if isinstance(columns[0], int)
+                else pd.MultiIndex.from_tuples(columns),
             )
         )
 
 
 def test_bad_names_are_listed_with_the_rename_to_paste() -> None:
-    with pytest.raises(InvalidName, match=r"rename\(columns=\{'wind speed': 'wind_speed', '2nd': 'f_2nd'\}\)"):
+    with pytest.raises(
+        InvalidName, match=r"rename\(columns=\{'wind speed': 'wind_speed', '2nd': 'f_2nd'\}\)"
+    ):
         read(pd.DataFrame({"wind speed": [1], "2nd": [2], "fine": [3]}))
     with pytest.raises(InvalidName, match="unique ignoring case"):
         read(pa.table({"a": [1], "A": [2]}))
@@ -152,7 +161,12 @@ def test_bad_names_are_listed_with_the_rename_to_paste() -> None:
 
 
 def test_naive_times_are_utc_with_one_warning() -> None:
-    table = pa.table({"t": pa.array([NOON.replace(tzinfo=None)] * 3), "u": pa.array([dt.datetime(2024, 1, 1)] * 3)})
+    table = pa.table(
+        {
+            "t": pa.array([NOON.replace(tzinfo=None)] * 3),
+            "u": pa.array([dt.datetime(2024, 1, 1)] * 3),
+        }
+    )
     with pytest.warns(NaiveTimeWarning, match="'t', 'u'") as caught:
         found = read(table)
     assert len(caught) == 1
@@ -161,7 +175,9 @@ def test_naive_times_are_utc_with_one_warning() -> None:
 
 
 def test_other_zones_become_utc() -> None:
-    frame = pd.DataFrame({"t": pd.to_datetime(["2024-01-01 13:00"]).tz_localize("Europe/Stockholm")})
+    frame = pd.DataFrame(
+        {"t": pd.to_datetime(["2024-01-01 13:00"]).tz_localize("Europe/Stockholm")}
+    )
     found = read(frame)
     assert found.schema.field("t").type == TIMESTAMP
     assert found["t"].to_pylist() == [NOON]
@@ -196,7 +212,9 @@ CONVERSIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "kind", "values"), CONVERSIONS, ids=lambda each: str(getattr(each, "type", "")))
+@pytest.mark.parametrize(
+    ("given", "kind", "values"), CONVERSIONS, ids=lambda each: str(getattr(each, "type", ""))
+)
 def test_types_become_feature_types(given: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
     found = read(pa.table({"c": given}))
     assert found.schema.field("c").type == kind
@@ -216,16 +234,23 @@ def test_all_columns_that_cannot_be_stored_are_in_one_message() -> None:
     )
     with pytest.raises(UnsupportedType) as error:
         read(table)
-    assert all(f"{name}:" in error.value.message for name in ("empty", "span", "clock", "pairs", "huge"))
+    assert all(
+        f"{name}:" in error.value.message for name in ("empty", "span", "clock", "pairs", "huge")
+    )
     assert "fine" not in error.value.message
 
 
 def test_null_columns_take_the_type_that_the_group_has() -> None:
     like = pa.schema([("a", pa.list_(pa.string())), ("b", pa.int64()), ("c", pa.int16())])
     found = read(
-        pa.table({"a": pa.nulls(2), "b": pa.array([1, 2], pa.int8()), "c": pa.array([1, 2], pa.int64())}), like=like
+        pa.table(
+            {"a": pa.nulls(2), "b": pa.array([1, 2], pa.int8()), "c": pa.array([1, 2], pa.int64())}
+        ),
+        like=like,
     )
-    assert found.schema == pa.schema([("a", pa.list_(pa.string())), ("b", pa.int64()), ("c", pa.int64())])
+    assert found.schema == pa.schema(
+        [("a", pa.list_(pa.string())), ("b", pa.int64()), ("c", pa.int64())]
+    )
 
 
 def test_mixed_values_of_one_column_are_refused_by_name() -> None:

@@ -94,13 +94,20 @@ import featurestore
 
 
 def python_job(
-    name: str = "demand", *, target: str | None = None, rules: str = "", body: str = "pass", before: str = ""
+    name: str = "demand",
+    *,
+    target: str | None = None,
+    rules: str = "",
+    body: str = "pass",
+    before: str = "",
 ) -> str:
     """Return the source of an hourly job in Python."""
     return PYTHON.format(name=name, target=target or name, rules=rules, body=body, before=before)
 
 
-def sql_job(name: str = "demand", *, sql: str = SQL, rules: str = "", inputs: str = '{"trips": "trips"}') -> str:
+def sql_job(
+    name: str = "demand", *, sql: str = SQL, rules: str = "", inputs: str = '{"trips": "trips"}'
+) -> str:
     """Return the source of an hourly SQL job."""
     return SQL_JOB.format(name=name, sql=sql, rules=rules, inputs=inputs)
 

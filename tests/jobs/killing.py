@@ -22,7 +22,9 @@ from featurestore.model import times
 from tests.jobs.conftest import HOURS, START, Clock
 
 server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(["featurestore.store", "featurestore.jobs.service", "tests.jobs.killing"])
+server.set_forkserver_preload(
+    ["featurestore.store", "featurestore.jobs.service", "tests.jobs.killing"]
+)
 
 
 def die(*_: object, **__: object) -> None:
@@ -52,7 +54,9 @@ def kill(process: BaseProcess) -> None:
     process.join()
 
 
-def backfill(location: str, name: str, places: tuple[str, ...] = (), size: int = 0, at_once: int = 1) -> None:
+def backfill(
+    location: str, name: str, places: tuple[str, ...] = (), size: int = 0, at_once: int = 1
+) -> None:
     """Compute everything in a process of its own, dying at the first of some places (``module:function``) reached.
 
     ``size`` cuts chunks of so many windows, and ``at_once`` of them are computed side by side.

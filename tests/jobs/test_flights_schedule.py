@@ -30,7 +30,9 @@ BACKFILL = ["job", "backfill", "origin_traffic", "--start", "2013-01-01", "--end
 def example() -> Iterator[tuple[Any, Any]]:
     found = []
     for name in ("raw", "jobs"):
-        spec = importlib.util.spec_from_file_location(f"flights_{name}", EXAMPLE / "late_flights" / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(
+            f"flights_{name}", EXAMPLE / "late_flights" / f"{name}.py"
+        )
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -42,20 +44,28 @@ def example() -> Iterator[tuple[Any, Any]]:
 @pytest.fixture
 def flights(tmp_path: Path, example: tuple[Any, Any]) -> FeatureStore:
     store = featurestore.connect(tmp_path / "store", engine="duckdb")
-    store.create_featuregroup(example[0].departures(), "departures", event_time="left_at", validation="off")
+    store.create_featuregroup(
+        example[0].departures(), "departures", event_time="left_at", validation="off"
+    )
     store.register_jobs(JOBS)
     return store
 
 
 def table(store: FeatureStore, name: str) -> Any:
-    found = store.get_featuregroup(name).to_arrow().sort_by([("origin", "ascending"), ("known_at", "ascending")])
+    found = (
+        store.get_featuregroup(name)
+        .to_arrow()
+        .sort_by([("origin", "ascending"), ("known_at", "ascending")])
+    )
     return found.select(["origin", "known_at", "departures", "mean_delay", "late_share"])
 
 
 def test_a_backfill_killed_in_the_middle_and_resumed_equals_an_unbroken_one(
     flights: FeatureStore, example: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    process = subprocess.Popen([*CLI, "--location", flights.location, *BACKFILL], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*CLI, "--location", flights.location, *BACKFILL], stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 200
     while process.poll() is None and time.monotonic() < deadline:
         if sum(run.state == "done" for run in flights.get_runs("origin_traffic")) >= 2:
@@ -64,18 +74,24 @@ def test_a_backfill_killed_in_the_middle_and_resumed_equals_an_unbroken_one(
     assert process.wait() == -signal.SIGKILL
     begun = sum(run.windows for run in flights.get_runs("origin_traffic") if run.state == "done")
     assert 2000 <= begun < 8000
-    subprocess.run([*CLI, "--location", flights.location, *BACKFILL], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*CLI, "--location", flights.location, *BACKFILL], check=True, stdout=subprocess.DEVNULL
+    )
     done = [run for run in flights.get_runs("origin_traffic") if run.state == "done"]
     assert sum(run.windows for run in done) == 364 * 24
 
     unbroken = featurestore.connect(tmp_path / "unbroken", engine="duckdb")
-    unbroken.create_featuregroup(example[0].departures(), "departures", event_time="left_at", validation="off")
+    unbroken.create_featuregroup(
+        example[0].departures(), "departures", event_time="left_at", validation="off"
+    )
     unbroken.register_jobs(JOBS)
     unbroken.backfill_job("origin_traffic", "2013-01-01T00:00Z", "2013-12-31T00:00Z")
     assert table(flights, "origin_traffic").equals(table(unbroken, "origin_traffic"))
 
 
-def test_the_query_and_the_frames_give_the_same(flights: FeatureStore, example: tuple[Any, Any]) -> None:
+def test_the_query_and_the_frames_give_the_same(
+    flights: FeatureStore, example: tuple[Any, Any]
+) -> None:
     for name in ("origin_traffic", "origin_traffic_by_frames"):
         flights.backfill_job(name, "2013-03-01T00:00Z", "2013-03-03T00:00Z")
     found = table(flights, "origin_traffic")

@@ -76,11 +76,19 @@ def test_errors_come_with_hints_in_list_and_history(city: FeatureStore, define: 
 def test_a_backfill_draws_a_bar_on_a_terminal(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(sql_job())))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from featurestore.cli import main; main()", "--location", city.location]
+    command = [
+        sys.executable,
+        "-c",
+        "from featurestore.cli import main; main()",
+        "--location",
+        city.location,
+    ]
     words = ["job", "backfill", "demand", "--start", "2024-01-01", "--end", "2024-01-03"]
     with open(ours, "rb", buffering=0) as terminal:
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-        process = subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=theirs, env=env)
+        process = subprocess.Popen(
+            [*command, *words], stdout=subprocess.DEVNULL, stderr=theirs, env=env
+        )
         os.close(theirs)
         shown = b""
         while True:
@@ -99,9 +107,18 @@ def test_a_backfill_draws_a_bar_on_a_terminal(city: FeatureStore, define: Define
 
 def test_a_program_sees_failures_by_the_exit_code(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(python_job(body="raise ValueError('no fares')"))))
-    command = [sys.executable, "-c", "from featurestore.cli import main; main()", "--location", city.location]
+    command = [
+        sys.executable,
+        "-c",
+        "from featurestore.cli import main; main()",
+        "--location",
+        city.location,
+    ]
     done = subprocess.run(
-        [*command, "job", "run", "demand", "--window", "2024-01-01"], capture_output=True, text=True, check=False
+        [*command, "job", "run", "demand", "--window", "2024-01-01"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "no fares" in done.stderr

@@ -30,7 +30,13 @@ def made(**rules: object) -> JobSpec:
 
 
 def test_a_definition_survives_json_and_fits_its_schema() -> None:
-    spec = made(lookback="2h", ttl="3h", start="2024-01-01T00:00Z", tags={"a": "b"}, expectations=[{"type": "x"}])
+    spec = made(
+        lookback="2h",
+        ttl="3h",
+        start="2024-01-01T00:00Z",
+        tags={"a": "b"},
+        expectations=[{"type": "x"}],
+    )
     data = json.loads(json.dumps(spec.to_json()))
     jsonschema.validate(data, SCHEMA)
     assert JobSpec.from_json(data) == spec
@@ -74,7 +80,9 @@ def test_functions_take_the_window_and_the_inputs(define: Define) -> None:
         load(define(python_job().replace("demand(window, trips)", "demand(window, journeys)")))
 
 
-def test_jobs_come_from_modules_files_and_folders(city: FeatureStore, define: Define, tmp_path: Path) -> None:
+def test_jobs_come_from_modules_files_and_folders(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
     import types
 
     file = define(sql_job("one"))
@@ -84,7 +92,12 @@ def test_jobs_come_from_modules_files_and_folders(city: FeatureStore, define: De
     assert [job.spec.name for job in city.register_jobs(file.parent)] == ["one", "two"]
     module = types.ModuleType("jobs_of_a_test")
     module.demand = featurestore.sql_job(  # type: ignore[attr-defined]
-        "demand", sql=SQL, primary_key=["zone"], event_time="hour", schedule="0 * * * *", inputs={"trips": "trips"}
+        "demand",
+        sql=SQL,
+        primary_key=["zone"],
+        event_time="hour",
+        schedule="0 * * * *",
+        inputs={"trips": "trips"},
     )
     assert list(load(module)) == ["demand"]
     for wrong in ("no.such.module", str(tmp_path / "none.py")):
@@ -98,7 +111,9 @@ def test_jobs_come_from_modules_files_and_folders(city: FeatureStore, define: De
         load(file.parent)
 
 
-def test_a_registered_job_gets_a_version_for_each_definition(city: FeatureStore, define: Define) -> None:
+def test_a_registered_job_gets_a_version_for_each_definition(
+    city: FeatureStore, define: Define
+) -> None:
     file = define(sql_job())
     assert [job.version for job in city.register_jobs(file) + city.register_jobs(file)] == [1, 1]
     define(sql_job(rules="retries=5"))
@@ -111,7 +126,10 @@ def test_a_registered_job_gets_a_version_for_each_definition(city: FeatureStore,
     [
         (SQL, True),
         ("select zone, left_at as hour, fare * 2 as double from trips", True),
-        ("select zone, date_trunc('hour', left_at) as hour, count(*) n from trips group by all", True),
+        (
+            "select zone, date_trunc('hour', left_at) as hour, count(*) n from trips group by all",
+            True,
+        ),
         ("select t.zone, t.left_at as hour from trips t where t.fare > 1", True),
         ("select zone, count(*) as n from trips group by 1", False),
         ("select zone, max(left_at) as hour from trips group by 1", False),
@@ -122,7 +140,10 @@ def test_a_registered_job_gets_a_version_for_each_definition(city: FeatureStore,
         ("with t as (select * from trips) select zone, left_at as hour from t", False),
         ("select distinct zone, left_at as hour from trips", False),
         ("select zone, left_at as hour from trips limit 3", False),
-        ("select zone, left_at as hour from trips union all select zone, left_at from trips", False),
+        (
+            "select zone, left_at as hour from trips union all select zone, left_at from trips",
+            False,
+        ),
     ],
 )
 def test_many_windows_are_computed_at_once_where_the_form_allows(query: str, many: bool) -> None:

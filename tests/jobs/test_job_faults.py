@@ -87,7 +87,10 @@ def test_after_forty_kills_at_random_each_window_is_there_once(
     city: FeatureStore, define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"demand{number}" for number in range(8)]
-    sources = [sql_job(name, rules='mode="append"' if number % 2 else "") for number, name in enumerate(names)]
+    sources = [
+        sql_job(name, rules='mode="append"' if number % 2 else "")
+        for number, name in enumerate(names)
+    ]
     city.register_jobs(define(*sources))
     chance = random.Random(9)
     for trial in range(TRIALS):
@@ -119,7 +122,9 @@ def test_a_lease_is_held_by_one_and_lost_by_the_dead(city: FeatureStore, define:
             assert city.run_job("demand", window=START)[0].state == "done"
 
 
-def test_a_heartbeat_keeps_a_lease_and_silence_loses_it(city: FeatureStore, define: Define, clock: Clock) -> None:
+def test_a_heartbeat_keeps_a_lease_and_silence_loses_it(
+    city: FeatureStore, define: Define, clock: Clock
+) -> None:
     city.register_jobs(define(sql_job()))
     registry, short, other = city.session.registry, timedelta(seconds=0.4), "another.host/1/1/1"
 

@@ -44,7 +44,9 @@ def test_a_parallel_backfill_moves_the_watermark_to_its_end(
         assert jobs.watermark(connection, "demand") == END
 
 
-def test_two_schedulers_on_a_server_compute_each_window_once(hosts: list[FeatureStore], define: Define) -> None:
+def test_two_schedulers_on_a_server_compute_each_window_once(
+    hosts: list[FeatureStore], define: Define
+) -> None:
     names = [f"demand{number}" for number in range(3)]
     hosts[0].register_jobs(define(*(sql_job(name, rules="catch_up=5") for name in names)))
     together = threading.Barrier(2)

@@ -46,7 +46,9 @@ def cities(spark: Any, tmp_path: Path, clock: Any) -> list[FeatureStore]:
     return found
 
 
-def test_queries_and_frames_give_on_spark_what_they_give_on_duckdb(cities: list[FeatureStore], define: Define) -> None:
+def test_queries_and_frames_give_on_spark_what_they_give_on_duckdb(
+    cities: list[FeatureStore], define: Define
+) -> None:
     file = define(sql_job(), FRAMES)
     for store in cities:
         store.register_jobs(file)
@@ -75,9 +77,15 @@ def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
             (run,) = store.backfill_job(name, left[0], left[0] + 3 * HOUR)
             assert (run.state, run.windows) == ("done", 3)
             table = (
-                store.get_featuregroup(name).to_arrow().sort_by([("known_at", "ascending"), ("origin", "ascending")])
+                store.get_featuregroup(name)
+                .to_arrow()
+                .sort_by([("known_at", "ascending"), ("origin", "ascending")])
             )
-            found.append(table.select(["origin", "known_at", "departures", "mean_delay", "late_share"]).to_pylist())
+            found.append(
+                table.select(
+                    ["origin", "known_at", "departures", "mean_delay", "late_share"]
+                ).to_pylist()
+            )
     assert len(found[0]) == 9
     assert found[0] == found[1] == found[2] == found[3]
 
@@ -85,14 +93,27 @@ def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
 def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define: Define) -> None:
     store = cities[1]
     store.register_jobs(define(sql_job(rules="catch_up=6")))
-    words = ["--engine", "spark", "--location", store.location, "--output", "json", "job", "run", "demand", "--due"]
+    words = [
+        "--engine",
+        "spark",
+        "--location",
+        store.location,
+        "--output",
+        "json",
+        "job",
+        "run",
+        "demand",
+        "--due",
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout)
     assert (run["state"], run["windows"]) == ("done", 6)
     assert rows(store) == expected(6)
     info = json.loads(
-        next(Path(store.featuregroup("demand").path, "_delta_log").glob("*1.json")).read_text().splitlines()[0]
+        next(Path(store.featuregroup("demand").path, "_delta_log").glob("*1.json"))
+        .read_text()
+        .splitlines()[0]
     )
     assert "Spark" in info["commitInfo"]["engineInfo"]
 
@@ -110,7 +131,9 @@ def test_chunks_side_by_side_land_once_on_spark(
     assert store.get_jobs()[0].job.watermark == START + 10 * HOUR
 
 
-def test_a_transaction_that_landed_is_not_repeated_on_spark(cities: list[FeatureStore], define: Define) -> None:
+def test_a_transaction_that_landed_is_not_repeated_on_spark(
+    cities: list[FeatureStore], define: Define
+) -> None:
     store = cities[1]
     store.register_jobs(define(sql_job()))
     store.backfill_job("demand", START, START + 4 * HOUR)

@@ -46,9 +46,13 @@ def test_chunks_run_at_the_same_time_and_give_each_window_once(
 ) -> None:
     city.register_jobs(define(python_job(body=noting(tmp_path / "noted"))))
     seen: list[tuple[int, int]] = []
-    found = city.backfill_job("demand", START, END, progress=lambda done, total: seen.append((done, total)))
+    found = city.backfill_job(
+        "demand", START, END, progress=lambda done, total: seen.append((done, total))
+    )
     assert rows(city) == expected()
-    assert sorted(run.window.start for run in found) == [START + n * HOUR for n in range(0, HOURS, SIZE)]
+    assert sorted(run.window.start for run in found) == [
+        START + n * HOUR for n in range(0, HOURS, SIZE)
+    ]
     assert city.get_jobs()[0].job.watermark == END
     assert sorted(seen) == [(n, HOURS) for n in range(SIZE, HOURS + 1, SIZE)]
     noted = [line.split() for line in (tmp_path / "noted").read_text().splitlines()]
@@ -72,7 +76,9 @@ def test_windows_that_depend_on_each_other_are_computed_one_after_the_other(
 
 
 @pytest.mark.usefixtures("four_at_once")
-def test_a_failing_window_among_chunks_side_by_side_holds_back_only_itself(city: FeatureStore, define: Define) -> None:
+def test_a_failing_window_among_chunks_side_by_side_holds_back_only_itself(
+    city: FeatureStore, define: Define
+) -> None:
     body = "if window.start.day == 1 and window.start.hour == 13: raise ValueError('bad hour')"
     city.register_jobs(define(python_job(body=body)))
     with pytest.raises(JobFailed, match="bad hour"):
@@ -103,7 +109,9 @@ def test_a_parallel_backfill_that_was_killed_is_finished_by_the_same_call(
     runs = city.get_runs("demand")
     assert {run.state for run in runs} <= {"done", "failed"}
     computed = [run for run in runs if run.state == "done"]
-    assert sum(run.windows for run in computed) == HOURS, "a window that had landed was computed anew"
+    assert sum(run.windows for run in computed) == HOURS, (
+        "a window that had landed was computed anew"
+    )
     assert not os.listdir(Path(city.location, "_staging"))
     with city.session.registry.reading() as connection:
         assert jobs.watermark(connection, "demand") == END

@@ -46,7 +46,9 @@ def test_a_run_records_what_it_read_and_how_it_went(city: FeatureStore, define: 
     city.register_jobs(define(python_job()))
     (run,) = city.run_job("demand", window=START)
     assert (run.rows, run.delta_version, run.windows, run.state) == (2, 1, 1, "done")
-    assert run.inputs["inputs"] == [{"input": "trips", "source": "trips", "version": 1, "delta_version": 1}]
+    assert run.inputs["inputs"] == [
+        {"input": "trips", "source": "trips", "version": 1, "delta_version": 1}
+    ]
     assert run.memory is not None
     assert run.memory > 2**20
     assert run.seconds is not None
@@ -57,27 +59,44 @@ def test_a_run_records_what_it_read_and_how_it_went(city: FeatureStore, define: 
     assert commit.inputs["0"]["source"] == "trips"
     with city.session.registry.reading() as connection:
         (edge,) = lineage.results(connection, "trips")
-    assert (edge.name, edge.delta_version, edge.job, edge.run_id) == ("demand", 1, "demand", run.run_id)
+    assert (edge.name, edge.delta_version, edge.job, edge.run_id) == (
+        "demand",
+        1,
+        "demand",
+        run.run_id,
+    )
     assert (edge.source_version, edge.source_delta_version) == (1, 1)
 
 
 def test_inputs_are_cut_to_the_window_and_its_lookback(city: FeatureStore, define: Define) -> None:
     body = "assert trips.aggregate('min(left_at), max(left_at), count(*)').fetchall()[0][2] == 6, 'cut'"
     city.register_jobs(define(python_job(rules='lookback="1h", closed="right"', body=body)))
-    with pytest.raises(JobFailed, match="outside the window"):  # the hour before is seen, and may not be written
+    with pytest.raises(
+        JobFailed, match="outside the window"
+    ):  # the hour before is seen, and may not be written
         city.run_job("demand", window=START + HOUR)
 
 
-def test_rows_outside_the_window_are_refused_and_nothing_lands(city: FeatureStore, define: Define) -> None:
-    early = sql_job(sql="select zone, min(left_at) as hour, count(*) as trips from trips group by 1", rules="")
+def test_rows_outside_the_window_are_refused_and_nothing_lands(
+    city: FeatureStore, define: Define
+) -> None:
+    early = sql_job(
+        sql="select zone, min(left_at) as hour, count(*) as trips from trips group by 1", rules=""
+    )
     city.register_jobs(define(early.replace("min(left_at)", "min(left_at) - interval 1 hour")))
     with pytest.raises(JobFailed, match="outside the window"):
         city.run_job("demand", due=True)
     assert "demand" not in [group.name for group in city.get_featuregroups()]
 
 
-def test_rows_without_the_time_column_get_the_end_of_their_window(city: FeatureStore, define: Define) -> None:
-    city.register_jobs(define(sql_job(sql="select zone, count(*) as trips, sum(fare) as fares from trips group by 1")))
+def test_rows_without_the_time_column_get_the_end_of_their_window(
+    city: FeatureStore, define: Define
+) -> None:
+    city.register_jobs(
+        define(
+            sql_job(sql="select zone, count(*) as trips, sum(fare) as fares from trips group by 1")
+        )
+    )
     city.backfill_job("demand", START, START + 10 * HOUR)
     names = ("zone", "hour", "trips", "fares")
     assert [{name: row[name] for name in names} for row in rows(city)] == expected(10)
@@ -99,7 +118,9 @@ def test_rows_without_the_time_column_get_the_end_of_their_window(city: FeatureS
 def test_queries_that_mix_windows_give_what_single_windows_give(
     city: FeatureStore, define: Define, query: str, tmp_path: Path
 ) -> None:
-    city.register_jobs(define(sql_job(sql=query), sql_job("single", sql=query, rules='mode="append"')))
+    city.register_jobs(
+        define(sql_job(sql=query), sql_job("single", sql=query, rules='mode="append"'))
+    )
     errors = []
     for name in ("demand", "single"):
         try:
@@ -112,7 +133,9 @@ def test_queries_that_mix_windows_give_what_single_windows_give(
         assert rows(city) == rows(city, "single")
 
 
-def test_days_of_a_time_zone_hold_the_hours_that_they_have(city: FeatureStore, define: Define, clock: Clock) -> None:
+def test_days_of_a_time_zone_hold_the_hours_that_they_have(
+    city: FeatureStore, define: Define, clock: Clock
+) -> None:
     for month, day, name, hours in ((3, 31, "spring", 23), (10, 27, "autumn", 25)):
         zone = ZoneInfo("Europe/Stockholm")
         sunday = datetime(2024, month, day, tzinfo=zone).astimezone(UTC)
@@ -120,18 +143,24 @@ def test_days_of_a_time_zone_hold_the_hours_that_they_have(city: FeatureStore, d
         city.create_featuregroup(
             pa.table({"at": pa.array(minutes, pa.timestamp("us", tz="UTC"))}), name, event_time="at"
         )
-        source = sql_job(f"days_{name}", sql="select count(*) as n from t", inputs=f'{{"t": "{name}"}}')
+        source = sql_job(
+            f"days_{name}", sql="select count(*) as n from t", inputs=f'{{"t": "{name}"}}'
+        )
         source = source.replace("0 * * * *", "0 0 * * *").replace('primary_key=["zone"], ', "")
         source = source.replace("2024-01-01T00:00Z", (sunday - timedelta(days=1)).isoformat())
         clock.now = sunday + timedelta(days=2)
-        city.register_jobs(define(source.replace(", \n)", ', timezone="Europe/Stockholm")'), name=f"{name}.py"))
+        city.register_jobs(
+            define(source.replace(", \n)", ', timezone="Europe/Stockholm")'), name=f"{name}.py")
+        )
         city.run_job(f"days_{name}", due=True)
         found = city.get_featuregroup(f"days_{name}").to_arrow().sort_by("hour").to_pylist()
         assert [row["n"] for row in found[:2]] == [48, 2 * hours]
         assert found[1]["hour"] == sunday + timedelta(hours=hours)
 
 
-def test_functions_may_return_anything_that_is_a_dataframe(city: FeatureStore, define: Define) -> None:
+def test_functions_may_return_anything_that_is_a_dataframe(
+    city: FeatureStore, define: Define
+) -> None:
     source = """
 import featurestore, pyarrow as pa
 @featurestore.job(featuregroup="sizes", primary_key=["kind"], event_time="at", schedule="0 * * * *",
@@ -154,11 +183,17 @@ def sizes(window, trips):
     assert found == [3.0, 3.5, None, 0.0, 3.5]
 
 
-def test_late_data_makes_windows_stale_and_compaction_does_not(city: FeatureStore, define: Define) -> None:
+def test_late_data_makes_windows_stale_and_compaction_does_not(
+    city: FeatureStore, define: Define
+) -> None:
     city.register_jobs(define(sql_job()))
     city.run_job("demand", due=True)
     assert city.run_job("demand", stale=True) == []
-    late = trips(1, start=START + 7 * HOUR).slice(0, 1).set_column(0, "id", pa.array([9_999], pa.int64()))
+    late = (
+        trips(1, start=START + 7 * HOUR)
+        .slice(0, 1)
+        .set_column(0, "id", pa.array([9_999], pa.int64()))
+    )
     city.insert_into_featuregroup(late, "trips")
     (run,) = city.run_job("demand", stale=True)
     assert run.window.start == START + 7 * HOUR
@@ -168,7 +203,9 @@ def test_late_data_makes_windows_stale_and_compaction_does_not(city: FeatureStor
     assert city.run_job("demand", stale=True) == []
 
 
-def test_a_recomputed_window_makes_those_stale_that_read_it(city: FeatureStore, define: Define) -> None:
+def test_a_recomputed_window_makes_those_stale_that_read_it(
+    city: FeatureStore, define: Define
+) -> None:
     above = sql_job(
         "busy", sql="select zone, hour + interval 1 hour as hour, trips > 1 as busy from demand",
         inputs='{"demand": "demand"}',
@@ -181,7 +218,9 @@ def test_a_recomputed_window_makes_those_stale_that_read_it(city: FeatureStore, 
     assert 1 <= sum(run.windows for run in found) <= 2
 
 
-def test_folders_of_parquet_files_are_inputs(city: FeatureStore, define: Define, tmp_path: Path) -> None:
+def test_folders_of_parquet_files_are_inputs(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
     folder = tmp_path / "raw"
     (folder / "deeper").mkdir(parents=True)
     parquet.write_table(trips(), folder / "a.parquet")
@@ -199,7 +238,9 @@ def test_folders_of_parquet_files_are_inputs(city: FeatureStore, define: Define,
     assert sum(run.windows for run in city.run_job("demand", stale=True)) == HOURS
 
 
-def test_delta_tables_of_others_are_inputs(city: FeatureStore, define: Define, tmp_path: Path) -> None:
+def test_delta_tables_of_others_are_inputs(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
     place = str(tmp_path / "raw")
     deltalake.write_deltalake(place, trips())
     source = sql_job(inputs=f'{{"trips": "{place}"}}', rules='input_times={"trips": "left_at"}')
@@ -207,14 +248,18 @@ def test_delta_tables_of_others_are_inputs(city: FeatureStore, define: Define, t
     city.run_job("demand", due=True)
     assert rows(city) == expected()
     assert city.get_runs("demand")[0].inputs["inputs"][0]["delta_version"] == 0
-    assert city.plan_job("demand", window=(START, START + 24 * HOUR)).rows == pytest.approx(57, abs=3)
+    assert city.plan_job("demand", window=(START, START + 24 * HOUR)).rows == pytest.approx(
+        57, abs=3
+    )
     deltalake.write_deltalake(place, trips(1, start=START + 7 * HOUR), mode="append")
     (run,) = city.run_job("demand", stale=True)
     assert (run.window.start, run.windows) == (START + 7 * HOUR, 1)
     assert [row["trips"] for row in rows(city) if row["hour"] == START + 8 * HOUR] == [4, 2]
 
 
-def test_a_run_reads_the_versions_that_it_recorded_whatever_comes_meanwhile(city: FeatureStore, define: Define) -> None:
+def test_a_run_reads_the_versions_that_it_recorded_whatever_comes_meanwhile(
+    city: FeatureStore, define: Define
+) -> None:
     meanwhile = (
         f"import pyarrow as pa\n    with featurestore.connect({city.location!r}) as other:\n"
         "        if other.featuregroup('trips').delta_version == 1:\n"
@@ -231,7 +276,9 @@ def test_a_run_reads_the_versions_that_it_recorded_whatever_comes_meanwhile(city
 
 
 def test_upserts_and_appends_take_every_window_once(city: FeatureStore, define: Define) -> None:
-    city.register_jobs(define(*(sql_job(mode, rules=f'mode="{mode}"') for mode in ("upsert", "append"))))
+    city.register_jobs(
+        define(*(sql_job(mode, rules=f'mode="{mode}"') for mode in ("upsert", "append")))
+    )
     for mode in ("upsert", "append"):
         city.backfill_job(mode, START, START + 12 * HOUR)
         assert rows(city, mode) == expected(12)
@@ -239,7 +286,9 @@ def test_upserts_and_appends_take_every_window_once(city: FeatureStore, define: 
     assert rows(city, "upsert") == expected(12)
 
 
-def test_a_failing_window_stays_due_and_the_others_go_on(city: FeatureStore, define: Define, tmp_path: Path) -> None:
+def test_a_failing_window_stays_due_and_the_others_go_on(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
     switch = tmp_path / "broken"
     switch.touch()
     body = f"import os\n    if window.start.hour == 6 and os.path.exists({str(switch)!r}): raise ValueError('bad hour')"
@@ -268,9 +317,15 @@ def test_later_windows_wait_where_the_job_says_so(city: FeatureStore, define: De
     assert city.get_jobs()[0].due == HOURS - 6
 
 
-def test_a_window_that_breaks_its_expectations_lands_nothing_of_itself(city: FeatureStore, define: Define) -> None:
+def test_a_window_that_breaks_its_expectations_lands_nothing_of_itself(
+    city: FeatureStore, define: Define
+) -> None:
     low = 'expectations=[{"type": "expect_column_max_to_be_between", "kwargs": {"column": "trips", "max_value": 2}}]'
-    extra = trips(1, start=START + 7 * HOUR).slice(0, 1).set_column(0, "id", pa.array([9_999], pa.int64()))
+    extra = (
+        trips(1, start=START + 7 * HOUR)
+        .slice(0, 1)
+        .set_column(0, "id", pa.array([9_999], pa.int64()))
+    )
     city.insert_into_featuregroup(extra, "trips")
     city.register_jobs(define(sql_job(rules=low)))
     with pytest.raises(JobFailed, match="expect"):
@@ -279,7 +334,9 @@ def test_a_window_that_breaks_its_expectations_lands_nothing_of_itself(city: Fea
     assert city.get_jobs()[0].failed == 1
 
 
-def test_a_missing_input_fails_one_run_and_leaves_everything_due(city: FeatureStore, define: Define) -> None:
+def test_a_missing_input_fails_one_run_and_leaves_everything_due(
+    city: FeatureStore, define: Define
+) -> None:
     city.register_jobs(define(sql_job(inputs='{"trips": "no_such_group"}')))
     with pytest.raises(JobFailed, match="no_such_group"):
         city.run_job("demand", due=True)
@@ -322,7 +379,9 @@ def test_a_job_without_a_start_begins_now(city: FeatureStore, define: Define, cl
     assert run.window.start == START + HOURS * HOUR
 
 
-def test_changed_code_must_be_registered_again_and_keeps_the_watermark(city: FeatureStore, define: Define) -> None:
+def test_changed_code_must_be_registered_again_and_keeps_the_watermark(
+    city: FeatureStore, define: Define
+) -> None:
     file = define(python_job())
     city.register_jobs(file)
     city.backfill_job("demand", START, START + 5 * HOUR)
@@ -335,7 +394,9 @@ def test_changed_code_must_be_registered_again_and_keeps_the_watermark(city: Fea
     assert rows(city) == expected()
 
 
-def test_another_key_makes_the_next_version_which_a_backfill_fills(city: FeatureStore, define: Define) -> None:
+def test_another_key_makes_the_next_version_which_a_backfill_fills(
+    city: FeatureStore, define: Define
+) -> None:
     file = define(sql_job())
     city.register_jobs(file)
     city.run_job("demand", due=True)
@@ -374,14 +435,18 @@ def test_the_plan_tells_windows_and_volume(city: FeatureStore, define: Define) -
     assert len(plan.windows) == 24
     assert plan.seconds is None
     assert plan.rows == pytest.approx(len(trips()) / 2, rel=0.1)
-    size = sum(file.stat().st_size for file in Path(city.featuregroup("trips").path).glob("*.parquet"))
+    size = sum(
+        file.stat().st_size for file in Path(city.featuregroup("trips").path).glob("*.parquet")
+    )
     assert plan.bytes == pytest.approx(size / 2, rel=0.1)
     city.run_job("demand", due=True)
     assert city.plan_job("demand").windows == ()
     assert city.plan_job("demand", window=(START, START + HOUR)).seconds is not None
 
 
-def test_the_plan_tells_the_volume_of_folders_of_files(city: FeatureStore, define: Define, tmp_path: Path) -> None:
+def test_the_plan_tells_the_volume_of_folders_of_files(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
     folder = tmp_path / "raw"
     folder.mkdir()
     for day in range(2):

@@ -23,7 +23,9 @@ def crontab() -> Iterator[list[str]]:
 
 
 def service() -> Iterator[list[str]]:
-    for found in re.findall(r"^ExecStart=(.*)$", (SCHEDULES / "featurestore.service").read_text(), re.MULTILINE):
+    for found in re.findall(
+        r"^ExecStart=(.*)$", (SCHEDULES / "featurestore.service").read_text(), re.MULTILINE
+    ):
         words = found.split()
         yield [Path(words[0]).name, *words[1:]]
 
@@ -40,7 +42,10 @@ def airflow() -> Iterator[list[str]]:
     for node in ast.walk(ast.parse((SCHEDULES / "airflow_dag.py").read_text())):
         if isinstance(node, ast.keyword) and node.arg == "bash_command":
             assert isinstance(node.value, ast.JoinedStr)
-            parts = [str(each.value) if isinstance(each, ast.Constant) else "x" for each in node.value.values]
+            parts = [
+                str(each.value) if isinstance(each, ast.Constant) else "x"
+                for each in node.value.values
+            ]
             yield "".join(parts).split()
 
 
@@ -56,15 +61,28 @@ def test_every_command_of_an_example_is_one_that_exists(example: object) -> None
 
 
 def test_a_command_that_does_not_exist_would_be_found() -> None:
-    for wrong in (["job", "run", "x", "--dew"], ["job", "rum", "x"], ["scheduler", "start", "--each", "10s"]):
+    for wrong in (
+        ["job", "run", "x", "--dew"],
+        ["job", "rum", "x"],
+        ["scheduler", "start", "--each", "10s"],
+    ):
         assert CliRunner().invoke(app, [*wrong, "--help"]).exit_code == 2
 
 
 def test_airflow_runs_the_hours_before_the_days() -> None:
     tree = ast.parse((SCHEDULES / "airflow_dag.py").read_text())
-    chained = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift)]
+    chained = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.RShift)
+    ]
     assert [ast.unparse(node) for node in chained] == ["hours >> days"]
-    (names,) = [each for node in ast.walk(tree) if isinstance(node, ast.GeneratorExp) for each in node.generators]
+    (names,) = [
+        each
+        for node in ast.walk(tree)
+        if isinstance(node, ast.GeneratorExp)
+        for each in node.generators
+    ]
     assert ast.literal_eval(names.iter) == ("origin_traffic", "origin_days")
 
 

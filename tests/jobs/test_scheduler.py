@@ -31,7 +31,12 @@ def spec(name: str, **inputs: str) -> JobSpec:
 
 
 def test_jobs_come_after_those_that_they_read() -> None:
-    a, b, c, d = spec("a", t="raw"), spec("b", x="a"), spec("c", x="a@v1", y="b"), spec("d", t="raw")
+    a, b, c, d = (
+        spec("a", t="raw"),
+        spec("b", x="a"),
+        spec("c", x="a@v1", y="b"),
+        spec("d", t="raw"),
+    )
     assert levels([c, b, a, d]) == [["a", "d"], ["b"], ["c"]]
     assert levels([spec("a", x="b"), spec("b", x="a")]) == [["a", "b"]]
 
@@ -55,14 +60,22 @@ def test_windows_wait_for_those_upstream() -> None:
     assert before_gap(hours, {"above": []}) == hours
 
 
-def test_one_tick_runs_everything_in_order(city: FeatureStore, define: Define, clock: Clock) -> None:
-    above = sql_job("a_busy", sql="select zone, hour, trips > 1 as busy from demand", inputs='{"demand": "demand"}')
+def test_one_tick_runs_everything_in_order(
+    city: FeatureStore, define: Define, clock: Clock
+) -> None:
+    above = sql_job(
+        "a_busy",
+        sql="select zone, hour, trips > 1 as busy from demand",
+        inputs='{"demand": "demand"}',
+    )
     # The rows of an hour are stamped with its end, where the next hour's input begins.
     above = above.replace("select zone, hour,", "select zone, hour + interval 1 hour as hour,")
     city.register_jobs(define(above, sql_job()))
     Scheduler(city).tick()
     assert rows(city) == expected()
-    assert len(rows(city, "a_busy")) == len([row for row in expected() if row["hour"] < START + HOURS * HOUR])
+    assert len(rows(city, "a_busy")) == len(
+        [row for row in expected() if row["hour"] < START + HOURS * HOUR]
+    )
     clock.now += 2 * HOUR
     Scheduler(city).tick()
     assert sum(run.windows for run in city.get_runs("demand")) == HOURS + 2
@@ -87,7 +100,9 @@ def test_a_failing_job_blocks_no_other_and_is_tried_again(
     assert rows(city, "bad") == expected(3)
 
 
-def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(city: FeatureStore, define: Define) -> None:
+def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
+    city: FeatureStore, define: Define
+) -> None:
     names = [f"demand{number}" for number in range(4)]
     city.delete_featuregroup("trips", version=1)
     city.create_featuregroup(trips(100), "trips", primary_key=["id"], event_time="left_at")
@@ -110,9 +125,15 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(city: Fe
     assert {run.state for run in computed} == {"done"}
     assert len({run.owner.split("/")[1] for run in computed}) == 2, "one of them did everything"
     for name in names:
-        assert [row for row in rows(city, name) if row["hour"] <= START + 100 * HOUR] == expected(100)
-        spans = sorted((run.window.start, run.window.end, run.windows) for run in computed if run.job == name)
-        assert all(before[1] == after[0] for before, after in pairwise(spans)), "a window was computed twice, or none"
+        assert [row for row in rows(city, name) if row["hour"] <= START + 100 * HOUR] == expected(
+            100
+        )
+        spans = sorted(
+            (run.window.start, run.window.end, run.windows) for run in computed if run.job == name
+        )
+        assert all(before[1] == after[0] for before, after in pairwise(spans)), (
+            "a window was computed twice, or none"
+        )
         assert all((end - start) / HOUR == count for start, end, count in spans)
 
 
@@ -137,15 +158,24 @@ def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
         assert jobs.lease_owner(connection, "demand") is None
 
 
-def test_a_job_whose_file_is_broken_or_gone_blocks_no_other(city: FeatureStore, define: Define) -> None:
-    gone, broken = define(sql_job("a_gone"), name="gone.py"), define(sql_job("b_broken"), name="broken.py")
+def test_a_job_whose_file_is_broken_or_gone_blocks_no_other(
+    city: FeatureStore, define: Define
+) -> None:
+    gone, broken = (
+        define(sql_job("a_gone"), name="gone.py"),
+        define(sql_job("b_broken"), name="broken.py"),
+    )
     for file in (gone, broken, define(sql_job())):
         city.register_jobs(file)
     gone.unlink()
     broken.write_text("raise RuntimeError('no such thing')")
     Scheduler(city, Options(workers=1)).tick()
     assert rows(city) == expected()
-    assert {job.name: job.due for job in city.get_jobs()} == {"a_gone": HOURS, "b_broken": HOURS, "demand": 0}
+    assert {job.name: job.due for job in city.get_jobs()} == {
+        "a_gone": HOURS,
+        "b_broken": HOURS,
+        "demand": 0,
+    }
 
 
 def test_a_scheduler_runs_the_command_of_a_job_that_failed_for_good(
@@ -154,7 +184,9 @@ def test_a_scheduler_runs_the_command_of_a_job_that_failed_for_good(
     told = tmp_path / "told"
     command = f"echo $FEATURESTORE_JOB $FEATURESTORE_WINDOW_START $FEATURESTORE_ERROR >> {told}"
     rules = f'catch_up=1, retries=1, on_failure="{command}"'
-    city.register_jobs(define(python_job("bad", rules=rules, body="raise ValueError('no')"), sql_job()))
+    city.register_jobs(
+        define(python_job("bad", rules=rules, body="raise ValueError('no')"), sql_job())
+    )
     for _ in range(3):
         Scheduler(city).tick()
         clock.now += timedelta(seconds=61)
@@ -174,15 +206,32 @@ def test_stale_windows_are_computed_anew_where_asked(city: FeatureStore, define:
 def test_a_real_scheduler_runs_and_stops_on_sigterm(tmp_path: Path, define: Define) -> None:
     store = featurestore.connect(tmp_path / "store")
     begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - 3 * HOUR
-    store.create_featuregroup(trips(3, start=begin), "trips", primary_key=["id"], event_time="left_at")
+    store.create_featuregroup(
+        trips(3, start=begin), "trips", primary_key=["id"], event_time="left_at"
+    )
     store.register_jobs(define(sql_job().replace("2024-01-01T00:00Z", begin.isoformat())))
-    command = [sys.executable, "-m", "featurestore.cli", "--location", store.location, "scheduler", "start"]
-    if subprocess.run([sys.executable, "-c", "import featurestore.cli.__main__"], capture_output=True).returncode:
+    command = [
+        sys.executable,
+        "-m",
+        "featurestore.cli",
+        "--location",
+        store.location,
+        "scheduler",
+        "start",
+    ]
+    if subprocess.run(
+        [sys.executable, "-c", "import featurestore.cli.__main__"], capture_output=True
+    ).returncode:
         command[1:3] = ["-c", "from featurestore.cli import main; main()"]
-    process = subprocess.Popen([*command, "--every", "300ms"], stderr=subprocess.PIPE, env={**os.environ, "TZ": "UTC"})
+    process = subprocess.Popen(
+        [*command, "--every", "300ms"], stderr=subprocess.PIPE, env={**os.environ, "TZ": "UTC"}
+    )
     try:
         deadline = time.monotonic() + 120
-        while not [run for run in store.get_runs("demand") if run.state == "done"] and time.monotonic() < deadline:
+        while (
+            not [run for run in store.get_runs("demand") if run.state == "done"]
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=60)

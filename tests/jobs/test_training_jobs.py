@@ -26,7 +26,9 @@ def make(store, window):
 """
 
 
-@pytest.mark.parametrize("rules", ["keep=2", 'keep=2, inputs={"trips": "trips"}'], ids=["sources", "inputs"])
+@pytest.mark.parametrize(
+    "rules", ["keep=2", 'keep=2, inputs={"trips": "trips"}'], ids=["sources", "inputs"]
+)
 def test_a_version_is_written_each_time_the_inputs_changed(
     city: FeatureStore, define: Define, clock: Clock, rules: str
 ) -> None:
@@ -63,7 +65,9 @@ DEATHS = {
 
 
 @pytest.mark.parametrize("where", DEATHS)
-@pytest.mark.parametrize("rules", ["keep=1", 'keep=1, inputs={"trips": "trips"}'], ids=["sources", "inputs"])
+@pytest.mark.parametrize(
+    "rules", ["keep=1", 'keep=1, inputs={"trips": "trips"}'], ids=["sources", "inputs"]
+)
 def test_a_training_run_that_was_killed_leaves_one_version_for_what_changed(
     city: FeatureStore, define: Define, clock: Clock, rules: str, where: str, tmp_path: Path
 ) -> None:

@@ -20,7 +20,9 @@ HOURLY = w.Schedule("0 * * * *", start=T0)
 
 
 def spans(schedule: w.Schedule, moment: datetime, count: int) -> list[float]:
-    return [(each.end - each.start) / HOUR for each in islice(w.windows_after(schedule, moment), count)]
+    return [
+        (each.end - each.start) / HOUR for each in islice(w.windows_after(schedule, moment), count)
+    ]
 
 
 def test_windows_without_a_width_tile_time_through_both_changes_of_the_clock() -> None:
@@ -29,7 +31,9 @@ def test_windows_without_a_width_tile_time_through_both_changes_of_the_clock() -
     assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [25, 24, 24]
     for moment in (datetime(2024, 3, 29, tzinfo=UTC), datetime(2024, 10, 25, tzinfo=UTC)):
         for cron in ("0 * * * *", "30 2 * * *", "*/20 * * * *", "0 0 * * *"):
-            found = list(islice(w.windows_after(w.Schedule(cron, timezone="Europe/Stockholm"), moment), 100))
+            found = list(
+                islice(w.windows_after(w.Schedule(cron, timezone="Europe/Stockholm"), moment), 100)
+            )
             assert all(before.end == after.start < after.end for before, after in pairwise(found))
 
 
@@ -41,12 +45,22 @@ def test_a_width_is_elapsed_time_whatever_the_clock_does() -> None:
 def test_hourly_windows_meet_every_hour_once_when_clocks_go_back() -> None:
     local = w.Schedule("0 * * * *", timezone="America/New_York")
     moment = datetime(2024, 11, 3, 3, tzinfo=UTC)
-    assert [each.end for each in islice(w.windows_after(local, moment), 6)] == [moment + n * HOUR for n in range(1, 7)]
+    assert [each.end for each in islice(w.windows_after(local, moment), 6)] == [
+        moment + n * HOUR for n in range(1, 7)
+    ]
 
 
 @given(
     st.sampled_from(
-        ["0 * * * *", "*/7 * * * *", "5 0 * * *", "0 6 * * 1-5", "30 4 1,15 * *", "0 0 13 * 5", "0 0 * 2 7"]
+        [
+            "0 * * * *",
+            "*/7 * * * *",
+            "5 0 * * *",
+            "0 6 * * 1-5",
+            "30 4 1,15 * *",
+            "0 0 13 * 5",
+            "0 0 * 2 7",
+        ]
     ),
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
 )
@@ -59,7 +73,9 @@ def test_ticks_are_those_of_croniter(cron: str, moment: datetime) -> None:
 def test_a_window_is_due_when_it_has_settled() -> None:
     settling = w.Schedule("0 * * * *", start=T0, settle=timedelta(minutes=15))
     assert w.due_windows(settling, watermark=None, now=T0 + HOUR + timedelta(minutes=14)) == []
-    assert w.due_windows(settling, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [Window(T0, T0 + HOUR)]
+    assert w.due_windows(settling, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [
+        Window(T0, T0 + HOUR)
+    ]
     assert w.latest_complete(settling, T0 + HOUR + timedelta(minutes=14)) is None
 
 
@@ -88,7 +104,12 @@ def test_windows_are_found_by_their_ends() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"cron": "61 * * * *"}, {"cron": "hourly"}, {"timezone": "Mars/Olympus"}, {"width": timedelta(0)}],
+    [
+        {"cron": "61 * * * *"},
+        {"cron": "hourly"},
+        {"timezone": "Mars/Olympus"},
+        {"width": timedelta(0)},
+    ],
 )
 def test_wrong_schedules_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidJob):

@@ -25,9 +25,13 @@ MOMENTS = st.datetimes(datetime(1950, 1, 1), datetime(2100, 1, 1), timezones=st.
 
 
 def spec(time: str = "date_trunc('hour', left_at) + interval 1 hour", **rules: Any) -> JobSpec:
-    query = rules.pop("sql", f"select zone, {time} as hour, count(*) as trips from trips group by all")
+    query = rules.pop(
+        "sql", f"select zone, {time} as hour, count(*) as trips from trips group by all"
+    )
     given: dict[str, Any] = {"primary_key": ["zone"], "event_time": "hour", "schedule": "0 * * * *"}
-    return featurestore.sql_job("demand", sql=query, inputs={"trips": "trips"}, **{**given, **rules}).spec
+    return featurestore.sql_job(
+        "demand", sql=query, inputs={"trips": "trips"}, **{**given, **rules}
+    ).spec
 
 
 @st.composite
@@ -52,7 +56,9 @@ def test_steps_are_what_duckdb_computes(text: str, moments: list[datetime]) -> N
     with duckdb.connect() as connection:
         connection.execute("set TimeZone = 'UTC'")
         query = f"select epoch_us({text}) from (select unnest($moments::timestamptz[]) as left_at)"
-        assert found == [row[0] for row in connection.execute(query, {"moments": moments}).fetchall()]
+        assert found == [
+            row[0] for row in connection.execute(query, {"moments": moments}).fetchall()
+        ]
 
 
 @given(times(), st.sampled_from(["right", "left"]), st.integers(0, 30 * 3_600_000_000 - 1))
@@ -65,7 +71,11 @@ def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> 
     moment = START + timedelta(microseconds=offset)
     window = next(each for each in HOURLY if each.start <= moment < each.end)
     stamped = from_micros(int(steps(np.array([to_micros(moment)], np.int64))[0]))
-    inside = window.start < stamped <= window.end if closed == "right" else window.start <= stamped < window.end
+    inside = (
+        window.start < stamped <= window.end
+        if closed == "right"
+        else window.start <= stamped < window.end
+    )
     assert inside
 
 
@@ -73,7 +83,11 @@ def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> 
     ("time", "rules", "proven"),
     [
         ("date_trunc('hour', left_at) + interval 1 hour", {}, True),
-        ("date_trunc('hour', t.left_at) + interval '1 hour'", {"sql": "select {} as hour from trips t"}, True),
+        (
+            "date_trunc('hour', t.left_at) + interval '1 hour'",
+            {"sql": "select {} as hour from trips t"},
+            True,
+        ),
         ("date_trunc('minute', left_at) + interval 1 minute", {}, True),
         ("date_trunc('hour', left_at)", {"closed": "left"}, True),
         ("left_at", {"closed": "left"}, True),

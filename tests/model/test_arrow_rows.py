@@ -9,14 +9,18 @@ import pytest
 from featurestore.model.arrow_rows import rows_at, values_at
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (40, 3, 4))
-LISTS = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pa.array(PIXELS.reshape(-1)), 4), 3)
+LISTS = pa.FixedSizeListArray.from_arrays(
+    pa.FixedSizeListArray.from_arrays(pa.array(PIXELS.reshape(-1)), 4), 3
+)
 PLACES = np.random.default_rng(1).permutation(20)
 ARRAYS = {
     "numbers": pa.array(range(40)),
     "vectors": LISTS.flatten().slice(0, 40),
     "images": LISTS,
     "structs": pa.StructArray.from_arrays([LISTS], ["image"]),
-    "nulls": pa.array([None if number % 3 == 0 else row.tolist() for number, row in enumerate(PIXELS)], LISTS.type),
+    "nulls": pa.array(
+        [None if number % 3 == 0 else row.tolist() for number, row in enumerate(PIXELS)], LISTS.type
+    ),
 }
 
 

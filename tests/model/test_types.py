@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from featurestore.errors import SchemaMismatch, UnsupportedType
 from featurestore.model.arrow_cast import cast_array, cast_batch
-from featurestore.model.types import TIMESTAMP, can_be_key, feature_schema, feature_type, storage_type, widens
+from featurestore.model.types import (
+    TIMESTAMP,
+    can_be_key,
+    feature_schema,
+    feature_type,
+    storage_type,
+    widens,
+)
 
 ITEM = pa.field("item", pa.float32())
 
@@ -63,7 +70,14 @@ def test_types_without_storage_have_no_feature_type(given_type: pa.DataType) -> 
 
 
 def test_all_refused_columns_are_in_one_message() -> None:
-    schema = pa.schema([("ok", pa.int64()), ("a", pa.null()), ("b", pa.duration("s")), ("c", pa.list_(pa.time32("s")))])
+    schema = pa.schema(
+        [
+            ("ok", pa.int64()),
+            ("a", pa.null()),
+            ("b", pa.duration("s")),
+            ("c", pa.list_(pa.time32("s"))),
+        ]
+    )
     with pytest.raises(UnsupportedType, match=r"a: null .*; b: duration.*; c: list"):
         feature_schema(schema)
 
@@ -86,7 +100,9 @@ def test_feature_types_have_storage(feature: pa.DataType, stored: pa.DataType) -
 
 
 def test_floats_and_nested_types_are_no_keys() -> None:
-    assert [can_be_key(kind) for kind in (pa.int64(), pa.string(), TIMESTAMP, pa.binary())] == [True] * 4
+    assert [can_be_key(kind) for kind in (pa.int64(), pa.string(), TIMESTAMP, pa.binary())] == [
+        True
+    ] * 4
     assert [can_be_key(kind) for kind in (pa.float32(), pa.list_(pa.int64()))] == [False] * 2
     fixed, struct = pa.list_(pa.int64(), 2), pa.struct([("a", pa.int64())])
     assert [can_be_key(kind) for kind in (fixed, struct)] == [False] * 2
@@ -145,9 +161,13 @@ def test_lists_become_lists_of_fixed_size_and_back() -> None:
 def test_lists_without_offsets_are_cast_unread() -> None:
     """As Spark's Arrow writer sends them: the buffer of offsets is empty, and reading it can end the process."""
     stored = pa.list_(pa.field("element", pa.int16()))
-    bare = pa.Array.from_buffers(stored, 0, [None, pa.py_buffer(b"")], 0, children=[pa.array([], pa.int16())])
+    bare = pa.Array.from_buffers(
+        stored, 0, [None, pa.py_buffer(b"")], 0, children=[pa.array([], pa.int16())]
+    )
     outer = pa.list_(pa.field("element", stored))
-    nested = pa.Array.from_buffers(outer, 2, [pa.py_buffer(bytes(8)), pa.py_buffer(bytes(12))], 2, children=[bare])
+    nested = pa.Array.from_buffers(
+        outer, 2, [pa.py_buffer(bytes(8)), pa.py_buffer(bytes(12))], 2, children=[bare]
+    )
     for kind in (pa.list_(pa.uint8()), pa.list_(pa.uint8(), 2)):
         assert cast_array(bare, kind).to_pylist() == []
         assert cast_array(nested, pa.list_(kind)).to_pylist() == [None, None]

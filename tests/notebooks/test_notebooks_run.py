@@ -32,9 +32,13 @@ def test_a_notebook_lies_without_outputs(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_its_pictures(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs_and_shows_its_pictures(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from jupyter_client.kernelspec import KernelSpecManager
     from nbclient import NotebookClient
 
@@ -45,7 +49,10 @@ def test_a_notebook_runs_and_shows_its_pictures(path: Path, tmp_path: Path, monk
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
     notebook = read(path)
     client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
     )
     client.km = client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable  # the interpreter that runs the tests
@@ -53,6 +60,9 @@ def test_a_notebook_runs_and_shows_its_pictures(path: Path, tmp_path: Path, monk
     for cell in code_cells(notebook):
         drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
         assert drawn == (
-            ("visualize_" in cell.source and "descriptive" not in cell.source) or "plots.drift" in cell.source
+            ("visualize_" in cell.source and "descriptive" not in cell.source)
+            or "plots.drift" in cell.source
         )
-        assert not [output for output in cell.outputs if output.get("name") == "stderr"], cell.source
+        assert not [output for output in cell.outputs if output.get("name") == "stderr"], (
+            cell.source
+        )

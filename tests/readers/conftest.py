@@ -25,7 +25,9 @@ class Example:
 
     def __init__(self, directory: Path, manifest: Manifest, table: pa.Table) -> None:
         self.path, self.manifest, self.table = str(directory), manifest, table
-        self.values = {name: [plain(value) for value in table[name].to_pylist()] for name in table.column_names}
+        self.values = {
+            name: [plain(value) for value in table[name].to_pylist()] for name in table.column_names
+        }
 
 
 def plain(value: Any) -> Any:
@@ -46,7 +48,9 @@ def make_example(directory: Path, kind: str, *, nulls: bool = False) -> Example:
         names[7] = "x" * 3000
         table = table.set_column(table.schema.get_field_index("name"), "name", pa.array(names))
     data_format = "tfrecord" if kind == "variable" else kind
-    manifest = make_dataset(directory, table, data_format=data_format, shards=5, labels=["label"], keys=["small"])
+    manifest = make_dataset(
+        directory, table, data_format=data_format, shards=5, labels=["label"], keys=["small"]
+    )
     if kind in ("tfrecord", "variable"):
         assert manifest.layout["kind"] == ("variable" if kind == "variable" else "fixed")
     assert table[ROW].to_pylist() == list(range(ROWS))
@@ -60,9 +64,13 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def example_with_nulls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
+def example_with_nulls(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Example:
     """A dataset with nulls in most columns, in each format."""
-    return make_example(tmp_path_factory.mktemp(request.param + "-nulls"), request.param, nulls=True)
+    return make_example(
+        tmp_path_factory.mktemp(request.param + "-nulls"), request.param, nulls=True
+    )
 
 
 @pytest.fixture(scope="session")
@@ -77,11 +85,15 @@ _CASES = "reader cases"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[pytest.TestReport]:
     """Note with a property test's report how many cases it tried."""
     report: pytest.TestReport = yield  # type: ignore[assignment, misc]
     if call.when == "call" and report.passed:
-        counts = re.findall(r"(\d+) passing(?:,| examples)", getattr(item, "hypothesis_statistics", ""))
+        counts = re.findall(
+            r"(\d+) passing(?:,| examples)", getattr(item, "hypothesis_statistics", "")
+        )
         if counts:
             report.user_properties.append((_CASES, sum(map(int, counts))))
     return report  # type: ignore[return-value]

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore import files
-from featurestore.formats import find_format
 from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import (
     MANIFEST_FILE,
@@ -22,6 +20,8 @@ from featurestore.model.manifest import (
     ManifestShard,
     ManifestSplit,
 )
+from featurestore.plugins.format import find_format
+from featurestore.storage import files
 from featurestore.training.profile import ProfileFold, finish_profiles
 
 ROW = "row_id"
@@ -72,7 +72,10 @@ def make_dataset(
         compression=compression, columns=columns, layout=layout, splits=splits, files=(), plan=None, plan_hash=None,
         sources=(), reproducible=False, reproducible_reason="made by a test",
     )  # fmt: skip
-    beside = tuple(ManifestFile(each.path, each.bytes, each.sha256) for each in chosen.finish(str(directory), manifest))
+    beside = tuple(
+        ManifestFile(each.path, each.bytes, each.sha256)
+        for each in chosen.finish(str(directory), manifest)
+    )
     manifest = replace(manifest, files=beside)
     files.write_json(os.path.join(directory, MANIFEST_FILE), manifest.to_json())
     return manifest
@@ -89,11 +92,21 @@ def _write_split(
         batches = iter(table.slice(first, rows).to_batches(max_chunksize=100))
         written = chosen.write_shard(str(directory), path, batches, layout=layout)
         assert written.rows == rows
-        sidecars = tuple(ManifestFile(each.path, each.bytes, each.sha256) for each in written.sidecars)
-        found.append(ManifestShard(path, first, rows, written.file.bytes, written.file.sha256, sidecars))
+        sidecars = tuple(
+            ManifestFile(each.path, each.bytes, each.sha256) for each in written.sidecars
+        )
+        found.append(
+            ManifestShard(path, first, rows, written.file.bytes, written.file.sha256, sidecars)
+        )
         first += rows
-    nulls = {column: table[column].null_count for column in table.column_names if table[column].null_count}
-    return ManifestSplit(name, table.num_rows, sum(shard.bytes for shard in found), tuple(found), nulls)
+    nulls = {
+        column: table[column].null_count
+        for column in table.column_names
+        if table[column].null_count
+    }
+    return ManifestSplit(
+        name, table.num_rows, sum(shard.bytes for shard in found), tuple(found), nulls
+    )
 
 
 def example_table(rows: int, *, nulls: bool = False, seed: int = 0) -> pa.Table:

@@ -29,7 +29,9 @@ def lanes_of_epoch(
 ) -> list[list[int]]:
     """The rows of every lane in reading order."""
     blocks = [list(range(at, min(rows, at + block_rows))) for at in range(0, rows, block_rows)]
-    positions = [row for block in permutation(len(blocks), key(101, seed, epoch)) for row in blocks[block]]
+    positions = [
+        row for block in permutation(len(blocks), key(101, seed, epoch)) for row in blocks[block]
+    ]
     result = []
     for lane in range(lanes):
         mine = positions[lane * rows // lanes : (lane + 1) * rows // lanes]
@@ -44,10 +46,15 @@ def lanes_of_epoch(
     return result
 
 
-def global_batches(*, global_batch_size: int, remainder: str, rows: int, lanes: int, **rest: int) -> list[list[int]]:
+def global_batches(
+    *, global_batch_size: int, remainder: str, rows: int, lanes: int, **rest: int
+) -> list[list[int]]:
     """All global batches of an epoch; -1 is padding."""
     b = global_batch_size // lanes
     steps = rows // global_batch_size if remainder == "drop" else -(-rows // global_batch_size)
     streams = lanes_of_epoch(rows=rows, lanes=lanes, **rest)
     padded = [stream + [-1] * (steps * b) for stream in streams]
-    return [[row for stream in padded for row in stream[step * b : (step + 1) * b]] for step in range(steps)]
+    return [
+        [row for stream in padded for row in stream[step * b : (step + 1) * b]]
+        for step in range(steps)
+    ]

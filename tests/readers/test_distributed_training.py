@@ -54,8 +54,18 @@ class Run:
             if index in sleepers:
                 environment["SLEEP_AT"] = str(sleepers[index])
             log = (out / f"log-{index}.txt").open("ab")
-            arguments = [sys.executable, str(PROGRAM), mode, dataset, str(out), str(EPOCHS), str(timeout)]
-            self.processes.append(subprocess.Popen(arguments, env=environment, stdout=log, stderr=log))
+            arguments = [
+                sys.executable,
+                str(PROGRAM),
+                mode,
+                dataset,
+                str(out),
+                str(EPOCHS),
+                str(timeout),
+            ]
+            self.processes.append(
+                subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
+            )
             log.close()
 
     def finish(self) -> Run:
@@ -64,7 +74,9 @@ class Run:
                 process.wait(timeout=240)
         finally:
             self.kill()
-        logs = "\n".join((self.out / f"log-{index}.txt").read_text()[-3000:] for index in range(self.workers))
+        logs = "\n".join(
+            (self.out / f"log-{index}.txt").read_text()[-3000:] for index in range(self.workers)
+        )
         assert [process.returncode for process in self.processes] == [0] * self.workers, logs
         return self
 
@@ -89,14 +101,21 @@ class Run:
 
     def global_batches(self) -> list[list[int]]:
         journals = [self.journal(worker) for worker in range(self.workers)]
-        assert len({len(journal) for journal in journals}) == 1, "workers made different numbers of steps"
-        return [[row for step in steps for row in step["rows"]] for steps in zip(*journals, strict=True)]
+        assert len({len(journal) for journal in journals}) == 1, (
+            "workers made different numbers of steps"
+        )
+        return [
+            [row for step in steps for row in step["rows"]] for steps in zip(*journals, strict=True)
+        ]
 
     def losses(self) -> list[list[str]]:
         return [[step["loss"] for step in self.journal(worker)] for worker in range(self.workers)]
 
     def weights(self) -> list[Any]:
-        return [json.loads((self.out / f"weights-{worker}.json").read_text()) for worker in range(self.workers)]
+        return [
+            json.loads((self.out / f"weights-{worker}.json").read_text())
+            for worker in range(self.workers)
+        ]
 
 
 def free_ports(count: int) -> list[int]:
@@ -111,7 +130,14 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def reader(tfrecord: Example) -> Reader:
-    return open_reader(tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, seed=3, remainder="pad")
+    return open_reader(
+        tfrecord.path,
+        tfrecord.manifest,
+        split="train",
+        global_batch_size=12,
+        seed=3,
+        remainder="pad",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +146,18 @@ def uninterrupted(tfrecord: Example, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def expected_batches(reader: Reader, epochs: Sequence[int] = range(EPOCHS)) -> list[list[int]]:
-    return [reader.rows(epoch, step).tolist() for epoch in epochs for step in range(reader.steps_per_epoch)]
+    return [
+        reader.rows(epoch, step).tolist()
+        for epoch in epochs
+        for step in range(reader.steps_per_epoch)
+    ]
 
 
 def assert_close(found: Any, expected: Any) -> None:
-    flat = [[float.fromhex(value) for array in weights for value in array] for weights in (found, expected)]
+    flat = [
+        [float.fromhex(value) for array in weights for value in array]
+        for weights in (found, expected)
+    ]
     np.testing.assert_allclose(flat[0], flat[1], rtol=1e-3, atol=1e-5)
 
 
@@ -176,7 +209,9 @@ def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_row
             assert_close(resumed.weights()[0], uninterrupted.weights()[0])
 
 
-def test_a_worker_that_stops_is_reported_with_every_workers_step(tfrecord: Example, tmp_path: Path) -> None:
+def test_a_worker_that_stops_is_reported_with_every_workers_step(
+    tfrecord: Example, tmp_path: Path
+) -> None:
     run = Run("keras", tfrecord.path, tmp_path, workers=2, timeout=40, sleepers={1: 20})
     try:
         assert run.processes[0].wait(timeout=200) == EXIT_STALLED
@@ -188,7 +223,9 @@ def test_a_worker_that_stops_is_reported_with_every_workers_step(tfrecord: Examp
     assert re.search(r"worker 1: epoch \d+, step \d+, \d+ s ago", log)
 
 
-def test_replicas_of_one_worker_get_consecutive_parts_of_its_batch(tfrecord: Example, reader: Reader) -> None:
+def test_replicas_of_one_worker_get_consecutive_parts_of_its_batch(
+    tfrecord: Example, reader: Reader
+) -> None:
     program = """
 import json, os, sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
@@ -208,5 +245,9 @@ for features, label, weight in reader.distribute(strategy, 2, start_step=3):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]
     steps = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert [[len(part) for part in step] for step in steps] == [[6, 6]] * (2 * reader.steps_per_epoch - 3)
-    assert [[row for part in step for row in part] for step in steps] == expected_batches(reader)[3:]
+    assert [[len(part) for part in step] for step in steps] == [[6, 6]] * (
+        2 * reader.steps_per_epoch - 3
+    )
+    assert [[row for part in step for row in part] for step in steps] == expected_batches(reader)[
+        3:
+    ]

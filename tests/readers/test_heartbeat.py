@@ -63,7 +63,10 @@ def test_the_last_step_is_written_while_steps_go_on_and_at_the_end(tmp_path: Pat
 def test_a_stall_that_is_only_reported_raises_at_the_next_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.CRITICAL), Heartbeat(tmp_path, timeout=0.2, on_stall="report") as beat:
+    with (
+        caplog.at_level(logging.CRITICAL),
+        Heartbeat(tmp_path, timeout=0.2, on_stall="report") as beat,
+    ):
         beat.beat(0, 1)
         time.sleep(0.6)
         with pytest.raises(WorkerStalled, match="Worker 0 of 1 has made no step"):
@@ -71,7 +74,9 @@ def test_a_stall_that_is_only_reported_raises_at_the_next_step(
     assert "has made no step" in caplog.text
 
 
-def test_a_run_that_fails_says_where_every_worker_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_fails_says_where_every_worker_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def run() -> None:
         beats = [Heartbeat(tmp_path, worker=worker, workers=2) for worker in range(2)]
         beats[1].beat(0, 4)
@@ -96,7 +101,11 @@ def test_a_stalled_process_reports_and_ends(tmp_path: Path) -> None:
         "    time.sleep(60)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
     assert ended.returncode == EXIT_STALLED
     assert "worker 1: epoch 2, step 9" in ended.stderr

@@ -26,14 +26,19 @@ def test_petastorms_reader_shares_all_rows_equally(dataset: Example, workers: in
     shares = []
     for worker in range(workers):
         opened = TrainingDataset.open(dataset.path)
-        with opened.petastorm_reader("train", worker=worker, workers=workers, shuffle_row_groups=False) as reader:
+        with opened.petastorm_reader(
+            "train", worker=worker, workers=workers, shuffle_row_groups=False
+        ) as reader:
             shares.append([int(row) for batch in reader for row in batch.row_id])
     assert sorted(row for share in shares for row in share) == list(range(ROWS))
     assert max(map(len, shares)) - min(map(len, shares)) <= 24 * 5 // workers
 
 
 def test_workers_that_do_not_divide_the_row_groups_are_refused(dataset: Example) -> None:
-    with pytest.raises(ReaderConfigError, match="120 row groups of split 'train' can be shared by 1, 2, 3, 4, 5, 6, 8"):
+    with pytest.raises(
+        ReaderConfigError,
+        match="120 row groups of split 'train' can be shared by 1, 2, 3, 4, 5, 6, 8",
+    ):
         TrainingDataset.open(dataset.path).petastorm_reader("train", worker=0, workers=7)
 
 
@@ -42,7 +47,9 @@ def test_other_formats_have_no_reader_of_their_own(tfrecord: Example) -> None:
         TrainingDataset.open(tfrecord.path).petastorm_reader("train")
 
 
-def test_our_reader_reads_petastorm_files_without_petastorm(dataset: Example, tmp_path: Path) -> None:
+def test_our_reader_reads_petastorm_files_without_petastorm(
+    dataset: Example, tmp_path: Path
+) -> None:
     (tmp_path / "petastorm.py").write_text("raise ImportError('not installed')")
     program = (
         "import sys\n"

@@ -41,7 +41,10 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 def read(reader: Reader, epoch: int, *, workers: int, start: int, stop: int) -> Iterator[list[int]]:
     """Yield the global batches of steps ``[start, stop)`` as the workers' batches side by side, -1 for padding."""
-    streams = [reader.batches(epoch, worker=worker, workers=workers, start_step=start) for worker in range(workers)]
+    streams = [
+        reader.batches(epoch, worker=worker, workers=workers, start_step=start)
+        for worker in range(workers)
+    ]
     for _ in range(start, stop):
         rows = []
         for stream in streams:
@@ -80,7 +83,9 @@ def test_any_dataset_is_read_in_equal_steps_exactly_once_by_workers_that_may_cha
     with tempfile.TemporaryDirectory() as directory:
         manifest = write(directory, case)
         names = ("global_batch_size", "lanes", "window_rows", "seed", "remainder")
-        reader = open_reader(directory, manifest, split="train", **{name: case[name] for name in names})
+        reader = open_reader(
+            directory, manifest, split="train", **{name: case[name] for name in names}
+        )
         counts = reader.order.worker_counts()
         change = data.draw(st.integers(0, reader.steps_per_epoch))
         before, after = data.draw(st.sampled_from(counts)), data.draw(st.sampled_from(counts))
@@ -88,7 +93,9 @@ def test_any_dataset_is_read_in_equal_steps_exactly_once_by_workers_that_may_cha
             *read(reader, epoch, workers=before, start=0, stop=change),
             *read(reader, epoch, workers=after, start=change, stop=reader.steps_per_epoch),
         ]
-    reference = {name: value for name, value in case.items() if name not in ("shards", "data_format")}
+    reference = {
+        name: value for name, value in case.items() if name not in ("shards", "data_format")
+    }
     assert found == global_batches(epoch=epoch, **reference)
     rows = [row for batch in found for row in batch if row != PADDING]
     assert len(set(rows)) == len(rows)

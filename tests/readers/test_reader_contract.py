@@ -18,7 +18,9 @@ from tests.readers.datasets import ROW
 
 
 def open_example(example: Example, **settings_: Any) -> Reader:
-    return open_reader(example.path, example.manifest, **{"split": "train", "global_batch_size": 12, **settings_})
+    return open_reader(
+        example.path, example.manifest, **{"split": "train", "global_batch_size": 12, **settings_}
+    )
 
 
 def expected_batch(example: Example, reader: Reader, rows: list[int]) -> dict[str, list[Any]]:
@@ -42,7 +44,9 @@ def expected_batch(example: Example, reader: Reader, rows: list[int]) -> dict[st
     epoch=st.integers(0, 2),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_batches_hold_the_rows_that_the_order_names(
     example: Example,
     size: int,

@@ -12,7 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit, ReaderConfigError, UnsupportedType
+from featurestore.errors import (
+    DatasetDamaged,
+    InvalidArgument,
+    InvalidSplit,
+    ReaderConfigError,
+    UnsupportedType,
+)
 from featurestore.readers import open_reader
 from tests.readers.conftest import Example, make_example
 from tests.readers.datasets import example_table, make_dataset
@@ -96,7 +102,14 @@ def test_columns_without_a_fixed_shape_are_refused_together(tmp_path: Path) -> N
     manifest = make_dataset(tmp_path, table)
     with pytest.raises(UnsupportedType, match=r"(?s)'history', 'past'.*columns=\['row_id'"):
         open_reader(str(tmp_path), manifest, split="train", global_batch_size=4)
-    reader = open_reader(str(tmp_path), manifest, split="train", global_batch_size=4, columns=["row_id"], shuffle=False)
+    reader = open_reader(
+        str(tmp_path),
+        manifest,
+        split="train",
+        global_batch_size=4,
+        columns=["row_id"],
+        shuffle=False,
+    )
     assert next(reader.batches())["row_id"].tolist() == [0, 1, 2, 3]
 
 
@@ -110,7 +123,11 @@ def test_columns_without_a_fixed_shape_are_refused_together(tmp_path: Path) -> N
         ({"columns": "ratio"}, InvalidArgument, r"columns=\['ratio'\]"),
         ({"global_batch_size": 0}, ReaderConfigError, "global_batch_size=0"),
         ({"global_batch_size": 2.0}, ReaderConfigError, "whole number"),
-        ({"global_batch_size": 204}, ReaderConfigError, "203 rows do not fill one global batch of 204"),
+        (
+            {"global_batch_size": 204},
+            ReaderConfigError,
+            "203 rows do not fill one global batch of 204",
+        ),
         ({"seed": "a"}, ReaderConfigError, "seed='a'"),
         ({"remainder": "keep"}, ReaderConfigError, "remainder='keep'"),
         ({"lanes": 5}, ReaderConfigError, "lanes=5 does not divide"),

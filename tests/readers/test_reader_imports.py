@@ -9,7 +9,15 @@ import pytest
 
 from tests.readers.conftest import Example
 
-HEAVY = ("sqlalchemy", "duckdb", "deltalake", "pyspark", "tensorflow", "petastorm", "featurestore.session")
+HEAVY = (
+    "sqlalchemy",
+    "duckdb",
+    "deltalake",
+    "pyspark",
+    "tensorflow",
+    "petastorm",
+    "featurestore.session",
+)
 
 
 def test_reading_on_a_worker_imports_neither_registry_nor_engine(example: Example) -> None:
@@ -22,7 +30,11 @@ def test_reading_on_a_worker_imports_neither_registry_nor_engine(example: Exampl
         f"print(sorted(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program, example.path], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, example.path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert ended.stdout.strip() == "[]"
 
@@ -40,7 +52,11 @@ def test_a_tensorflow_worker_imports_neither_registry_nor_engine(tfrecord: Examp
         f"print(sorted(name for name in {HEAVY!r} if name in sys.modules and name != 'tensorflow'))\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", program, tfrecord.path], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program, tfrecord.path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert ended.stdout.strip() == "[]"
 
@@ -51,5 +67,7 @@ def test_importing_the_readers_imports_not_even_pandas() -> None:
         "import featurestore.readers\n"
         f"print(sorted(name for name in {(*HEAVY, 'pandas')!r} if name in sys.modules))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ended.stdout.strip() == "[]"

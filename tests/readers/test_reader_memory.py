@@ -41,7 +41,10 @@ def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
 
 
 def test_arrays_that_are_lent_together_come_back_together() -> None:
-    memory, wanted = Memory(), [((3, 5), np.dtype(np.float64)), ((7,), np.dtype(np.bool_)), ((0, 4), np.dtype(np.int8))]
+    memory, wanted = (
+        Memory(),
+        [((3, 5), np.dtype(np.float64)), ((7,), np.dtype(np.bool_)), ((0, 4), np.dtype(np.int8))],
+    )
     large, small, none = memory.borrow(wanted, purpose="x")
     assert [(each.shape, each.dtype) for each in (large, small, none)] == wanted
     assert not np.shares_memory(large, small)
@@ -56,7 +59,9 @@ def test_arrays_that_are_lent_together_come_back_together() -> None:
 @pytest.mark.tensorflow
 def test_batches_that_are_kept_stay_what_they_were(tfrecord: Example) -> None:
     pytest.importorskip("tensorflow")
-    reader = open_reader(tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, seed=2)
+    reader = open_reader(
+        tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, seed=2
+    )
     kept = list(reader.tf_dataset(6).as_numpy_iterator())
     expected = [batch for epoch in range(6) for batch in reader.batches(epoch)]
     assert len(kept) == len(expected) == 6 * reader.steps_per_epoch
@@ -72,7 +77,9 @@ def peak_bytes(directory: Path, rows: int, data_format: str) -> int:
     table = pa.table({f"x{number}": random.random(rows, np.float32) for number in range(COLUMNS)})
     manifest = make_dataset(directory, table, data_format=data_format, shards=4, block_rows=512)
     del table
-    reader = open_reader(str(directory), manifest, split="train", global_batch_size=256, lanes=4, window_rows=512)
+    reader = open_reader(
+        str(directory), manifest, split="train", global_batch_size=256, lanes=4, window_rows=512
+    )
     next(reader.batches())  # imports what it needs
     pool = pa.default_memory_pool()
     before, most = pool.bytes_allocated(), 0

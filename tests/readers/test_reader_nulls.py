@@ -24,18 +24,23 @@ def test_columns_with_nulls_are_named_at_once(example_with_nulls: Example) -> No
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_mask_adds_a_column_that_tells_which_values_are_present(example_with_nulls: Example, shuffle: bool) -> None:
+def test_mask_adds_a_column_that_tells_which_values_are_present(
+    example_with_nulls: Example, shuffle: bool
+) -> None:
     reader = open_example(example_with_nulls, nulls="mask", remainder="pad", shuffle=shuffle)
     table = example_with_nulls.table
     for step, batch in enumerate(reader.batches()):
-        assert [name for name in batch if name.endswith(PRESENT)] == [name + PRESENT for name in WITH_NULLS]
+        assert [name for name in batch if name.endswith(PRESENT)] == [
+            name + PRESENT for name in WITH_NULLS
+        ]
         rows = reader.rows(0, step).tolist()
         for name in WITH_NULLS:
             present = [row >= 0 and table[name][row].is_valid for row in rows]
             assert batch[name + PRESENT].tolist() == present
             zero: Any = [0.0] * 4 if name == "vector" else reader_zero(reader, name)
             expected = [
-                plain(table[name][row].as_py()) if there else zero for row, there in zip(rows, present, strict=True)
+                plain(table[name][row].as_py()) if there else zero
+                for row, there in zip(rows, present, strict=True)
             ]
             assert batch[name].tolist() == expected
 
@@ -45,7 +50,15 @@ def reader_zero(reader: Any, name: str) -> Any:
 
 
 def test_values_fill_nulls_but_not_padding(example_with_nulls: Example) -> None:
-    fills = {"count": -1, "flag": True, "ratio": 0.5, "name": "none", "vector": 9.0, "moment": 7, "day": 3}
+    fills = {
+        "count": -1,
+        "flag": True,
+        "ratio": 0.5,
+        "name": "none",
+        "vector": 9.0,
+        "moment": 7,
+        "day": 3,
+    }
     reader = open_example(example_with_nulls, nulls=fills, remainder="pad")
     table = example_with_nulls.table
     for step, batch in enumerate(reader.batches()):

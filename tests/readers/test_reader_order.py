@@ -16,7 +16,9 @@ from tests.readers.order_reference import global_batches
 
 
 @st.composite
-def orders(draw: st.DrawFn, *, remainder: str | None = None, shuffle: bool | None = None) -> ReaderOrder:
+def orders(
+    draw: st.DrawFn, *, remainder: str | None = None, shuffle: bool | None = None
+) -> ReaderOrder:
     lanes = draw(st.integers(1, 12))
     block_rows = draw(st.integers(1, 9))
     size = lanes * draw(st.integers(1, 5))
@@ -38,15 +40,21 @@ def all_batches(order: ReaderOrder, epoch: int, workers: int = 1) -> list[list[i
     """The global batches as the workers' batches put side by side."""
     current = order.epoch(epoch)
     parts = [
-        current.batches(0, order.steps_per_epoch, worker=worker, workers=workers).tolist() for worker in range(workers)
+        current.batches(0, order.steps_per_epoch, worker=worker, workers=workers).tolist()
+        for worker in range(workers)
     ]
     return [[row for part in parts for row in part[step]] for step in range(order.steps_per_epoch)]
 
 
 @given(orders(shuffle=True), st.integers(0, 3))
 @settings(max_examples=300, deadline=None)
-@example(ReaderOrder(rows=3, block_rows=2, window_rows=2, global_batch_size=6, lanes=6, remainder="pad"), 0)
-@example(ReaderOrder(rows=101, block_rows=7, window_rows=14, global_batch_size=11, lanes=11, seed=0), 1)
+@example(
+    ReaderOrder(rows=3, block_rows=2, window_rows=2, global_batch_size=6, lanes=6, remainder="pad"),
+    0,
+)
+@example(
+    ReaderOrder(rows=101, block_rows=7, window_rows=14, global_batch_size=11, lanes=11, seed=0), 1
+)
 def test_the_order_follows_its_definition(order: ReaderOrder, epoch: int) -> None:
     expected = global_batches(
         rows=order.rows,
@@ -68,7 +76,9 @@ def test_every_worker_makes_equal_steps_of_one_shape(order: ReaderOrder, epoch: 
     assert order.steps_per_epoch == full + (rest > 0 and order.remainder == "pad")
     for workers in order.worker_counts():
         for worker in range(workers):
-            found = order.epoch(epoch).batches(0, order.steps_per_epoch, worker=worker, workers=workers)
+            found = order.epoch(epoch).batches(
+                0, order.steps_per_epoch, worker=worker, workers=workers
+            )
             assert found.shape == (order.steps_per_epoch, order.global_batch_size // workers)
 
 
@@ -76,7 +86,9 @@ def test_every_worker_makes_equal_steps_of_one_shape(order: ReaderOrder, epoch: 
 @settings(max_examples=300, deadline=None)
 def test_padding_reads_every_row_exactly_once(order: ReaderOrder, epoch: int) -> None:
     for workers in order.worker_counts():
-        rows = [row for batch in all_batches(order, epoch, workers) for row in batch if row != PADDING]
+        rows = [
+            row for batch in all_batches(order, epoch, workers) for row in batch if row != PADDING
+        ]
         assert sorted(rows) == list(range(order.rows))
     *early, _ = all_batches(order, epoch) or [[]]
     assert all(PADDING not in batch for batch in early)
@@ -94,27 +106,35 @@ def test_dropping_leaves_out_less_than_one_global_batch(order: ReaderOrder, epoc
 def test_dropping_leaves_out_other_rows_in_another_epoch() -> None:
     order = ReaderOrder(rows=1000, block_rows=8, window_rows=32, global_batch_size=64, lanes=16)
     left_out = [
-        frozenset(range(1000)) - {row for batch in all_batches(order, epoch) for row in batch} for epoch in range(8)
+        frozenset(range(1000)) - {row for batch in all_batches(order, epoch) for row in batch}
+        for epoch in range(8)
     ]
     assert len(set(left_out)) == 8
 
 
 @given(orders(), st.integers(0, 2), st.data())
 @settings(max_examples=200, deadline=None)
-def test_global_batches_are_the_same_for_any_worker_count(order: ReaderOrder, epoch: int, data: st.DataObject) -> None:
+def test_global_batches_are_the_same_for_any_worker_count(
+    order: ReaderOrder, epoch: int, data: st.DataObject
+) -> None:
     expected = all_batches(order, epoch)
     for workers in order.worker_counts():
         assert all_batches(order, epoch, workers) == expected
     # The count may change in mid-epoch: each step stands for itself.
     for step in range(order.steps_per_epoch):
         workers = data.draw(st.sampled_from(order.worker_counts()))
-        parts = [order.epoch(epoch).batch(step, worker=worker, workers=workers) for worker in range(workers)]
+        parts = [
+            order.epoch(epoch).batch(step, worker=worker, workers=workers)
+            for worker in range(workers)
+        ]
         assert np.concatenate(parts).tolist() == expected[step]
 
 
 @given(orders(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_starting_at_a_step_gives_the_batches_from_there(order: ReaderOrder, data: st.DataObject) -> None:
+def test_starting_at_a_step_gives_the_batches_from_there(
+    order: ReaderOrder, data: st.DataObject
+) -> None:
     start = data.draw(st.integers(0, order.steps_per_epoch))
     stop = data.draw(st.integers(start, order.steps_per_epoch))
     workers = data.draw(st.sampled_from(order.worker_counts()))
@@ -160,7 +180,9 @@ def test_permutations_hold_every_index_once(size: int, key: int) -> None:
 
 def test_epochs_and_seeds_differ_and_seed_zero_is_a_seed() -> None:
     def read(seed: int, epoch: int) -> bytes:
-        order = ReaderOrder(rows=4096, block_rows=16, window_rows=64, global_batch_size=64, lanes=8, seed=seed)
+        order = ReaderOrder(
+            rows=4096, block_rows=16, window_rows=64, global_batch_size=64, lanes=8, seed=seed
+        )
         return order.epoch(epoch).batches(0, order.steps_per_epoch).tobytes()
 
     assert len({read(seed, epoch) for seed in (0, 1, -1, 2**40) for epoch in range(4)}) == 16
@@ -197,19 +219,57 @@ GOLDEN_VECTORS: list[tuple[dict[str, Any], int, list[int], str]] = [
         "ad96122e46bc45129dd20f295a118b2ba7a0ab388757a12084ba9507e8f61efc",
     ),
     (
-        {"rows": 5, "block_rows": 4, "window_rows": 4, "global_batch_size": 8, "lanes": 8, "remainder": "pad"},
+        {
+            "rows": 5,
+            "block_rows": 4,
+            "window_rows": 4,
+            "global_batch_size": 8,
+            "lanes": 8,
+            "remainder": "pad",
+        },
         0,
         [-1, 4, -1, 0, 1, -1, 2, 3],
         "21c808fc00ebdef0e77becad2d4b44bc55a80060fe4991daaad620b16e68f7b7",
     ),
     (
-        {"rows": 10_007, "block_rows": 64, "window_rows": 256, "global_batch_size": 16, "lanes": 16, "seed": -1},
+        {
+            "rows": 10_007,
+            "block_rows": 64,
+            "window_rows": 256,
+            "global_batch_size": 16,
+            "lanes": 16,
+            "seed": -1,
+        },
         3,
-        [5632, 9430, 8914, 391, 1073, 5444, 1943, 471, 4683, 9221, 7864, 1118, 2975, 3949, 5426, 1820],
+        [
+            5632,
+            9430,
+            8914,
+            391,
+            1073,
+            5444,
+            1943,
+            471,
+            4683,
+            9221,
+            7864,
+            1118,
+            2975,
+            3949,
+            5426,
+            1820,
+        ],
         "2f14098421c38db2b41a1dffd08e461f6d588c5bc6c37df513a31e95807499c9",
     ),
     (
-        {"rows": 100_003, "block_rows": 128, "window_rows": 1024, "global_batch_size": 8, "lanes": 1, "seed": 2**63},
+        {
+            "rows": 100_003,
+            "block_rows": 128,
+            "window_rows": 1024,
+            "global_batch_size": 8,
+            "lanes": 1,
+            "seed": 2**63,
+        },
         0,
         [5864, 54159, 74545, 24084, 21622, 5776, 5761, 39294],
         "fc0df6756642c94a5cb5a04d6801fb1c4d3f626c089151692f2aff72fb723c68",
@@ -218,14 +278,18 @@ GOLDEN_VECTORS: list[tuple[dict[str, Any], int, list[int], str]] = [
 
 
 @pytest.mark.parametrize(("settings_", "epoch", "first", "digest"), GOLDEN_VECTORS)
-def test_order_version_1_is_frozen(settings_: dict[str, Any], epoch: int, first: list[int], digest: str) -> None:
+def test_order_version_1_is_frozen(
+    settings_: dict[str, Any], epoch: int, first: list[int], digest: str
+) -> None:
     order = ReaderOrder(**settings_)
     batches = order.epoch(epoch).batches(0, order.steps_per_epoch)
     assert batches[0].tolist() == first
     assert hashlib.sha256(batches.astype("<i8").tobytes()).hexdigest() == digest
 
 
-@pytest.mark.parametrize(("size", "lanes"), [(1, 1), (64, 64), (1024, 64), (96, 48), (97, 1), (122, 61), (1000, 50)])
+@pytest.mark.parametrize(
+    ("size", "lanes"), [(1, 1), (64, 64), (1024, 64), (96, 48), (97, 1), (122, 61), (1000, 50)]
+)
 def test_default_lanes_are_the_largest_divisor_up_to_64(size: int, lanes: int) -> None:
     assert default_lanes(size) == lanes
 
@@ -237,12 +301,21 @@ def test_divisors_are_all_that_divide(number: int) -> None:
 
 def make(**changes: Any) -> ReaderOrder:
     return ReaderOrder(
-        **{"rows": 100, "block_rows": 8, "window_rows": 16, "global_batch_size": 24, "lanes": 12, **changes}
+        **{
+            "rows": 100,
+            "block_rows": 8,
+            "window_rows": 16,
+            "global_batch_size": 24,
+            "lanes": 12,
+            **changes,
+        }
     )
 
 
 def test_worker_counts_that_do_not_fit_list_those_that_do() -> None:
-    with pytest.raises(ReaderConfigError, match=r"5 workers .* 12 lanes .* 1, 2, 3, 4, 6, 12 workers") as caught:
+    with pytest.raises(
+        ReaderConfigError, match=r"5 workers .* 12 lanes .* 1, 2, 3, 4, 6, 12 workers"
+    ) as caught:
         make().epoch(0).batch(0, worker=0, workers=5)
     assert "global_batch_size=25" in str(caught.value)
     with pytest.raises(ReaderConfigError, match=r"(?s)8 workers .*lanes=24"):
@@ -256,7 +329,10 @@ def test_worker_counts_that_do_not_fit_list_those_that_do() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lanes": 7}, r"lanes=7 does not divide global_batch_size=24; lanes may be 1, 2, 3, 4, 6, 8, 12, 24"),
+        (
+            {"lanes": 7},
+            r"lanes=7 does not divide global_batch_size=24; lanes may be 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
         ({"rows": 23}, r"23 rows do not fill one global batch of 24"),
         ({"window_rows": 20}, r"(?s)window_rows=20 .* 8 rows.*window_rows=16"),
         ({"remainder": "keep"}, r"remainder='keep'"),
@@ -277,7 +353,9 @@ def test_steps_and_epochs_out_of_range_are_refused() -> None:
 
 def test_starting_late_costs_what_starting_early_does() -> None:
     """One window a lane is computed, wherever the epoch is entered."""
-    order = ReaderOrder(rows=50_000_000, block_rows=1024, window_rows=2048, global_batch_size=1024, lanes=64)
+    order = ReaderOrder(
+        rows=50_000_000, block_rows=1024, window_rows=2048, global_batch_size=1024, lanes=64
+    )
     current = order.epoch(0)
     early, late = current.batch(0), current.batch(order.steps_per_epoch * 9 // 10)
     assert len(np.intersect1d(early, late)) == 0

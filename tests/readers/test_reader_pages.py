@@ -72,7 +72,9 @@ def test_the_script_of_the_training_page_survives_kill_and_goes_on(tmp_path: Pat
             assert time.monotonic() < end, (tmp_path / "killed.txt").read_text()[-3000:]
             time.sleep(0.05)
     finally:
-        os.killpg(killed.pid, signal.SIGKILL)  # the group that this test started: the script and its workers
+        os.killpg(
+            killed.pid, signal.SIGKILL
+        )  # the group that this test started: the script and its workers
         killed.wait()
 
     resumed = start("resumed.txt")
@@ -142,7 +144,9 @@ print(made, [float(v).hex() for array in model.get_weights() for v in array.resh
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_loop_of_the_training_page_resumes_bit_for_bit(tmp_path: Path, tfrecord: Example) -> None:
+def test_the_loop_of_the_training_page_resumes_bit_for_bit(
+    tmp_path: Path, tfrecord: Example
+) -> None:
     pytest.importorskip("tf_keras")
     loop = textwrap.dedent(block("training.md", "heartbeat.beat"))
 

@@ -17,7 +17,9 @@ from tests.readers.test_reader_contract import open_example
 
 
 def test_a_state_goes_through_json_and_gives_the_rest_of_the_run(example: Example) -> None:
-    reader = open_example(example, seed=3, columns=["label", "row_id"], remainder="pad", window_rows=16, lanes=4)
+    reader = open_example(
+        example, seed=3, columns=["label", "row_id"], remainder="pad", window_rows=16, lanes=4
+    )
     text = json.dumps(reader.state(2, 5))
     assert len(text) < 1000
     again, epoch, step = resume(example.path, example.manifest, json.loads(text))
@@ -32,10 +34,15 @@ def test_a_state_goes_through_json_and_gives_the_rest_of_the_run(example: Exampl
 def test_a_dataset_resumes_a_state_that_another_process_wrote(tfrecord: Example) -> None:
     dataset = TrainingDataset.open(tfrecord.path)
     reader = dataset.reader("train", global_batch_size=12, seed=4)
-    again, epoch, step = TrainingDataset.open(tfrecord.path).resume(json.loads(json.dumps(reader.state(1, 7))))
+    again, epoch, step = TrainingDataset.open(tfrecord.path).resume(
+        json.loads(json.dumps(reader.state(1, 7)))
+    )
     assert (epoch, step) == (1, 7)
     # Another number of workers may go on.
-    parts = [next(again.batches(epoch, worker=worker, workers=3, start_step=step))["row_id"] for worker in range(3)]
+    parts = [
+        next(again.batches(epoch, worker=worker, workers=3, start_step=step))["row_id"]
+        for worker in range(3)
+    ]
     assert np.concatenate(parts).tolist() == reader.rows(1, 7).tolist()
 
 
@@ -47,7 +54,9 @@ def test_the_end_of_an_epoch_is_the_beginning_of_the_next(tfrecord: Example) -> 
 
 def test_null_policies_and_sizes_are_part_of_the_state(tfrecord: Example) -> None:
     reader = open_example(tfrecord, nulls={"ratio": 0.5}, shuffle=False)
-    again, _, _ = resume(tfrecord.path, tfrecord.manifest, json.loads(json.dumps(reader.state(0, 0))))
+    again, _, _ = resume(
+        tfrecord.path, tfrecord.manifest, json.loads(json.dumps(reader.state(0, 0)))
+    )
     assert again.settings == reader.settings
     assert again.order == reader.order
     assert again.columns == reader.columns
@@ -63,10 +72,16 @@ def test_another_manifest_is_refused_with_both_hashes(tfrecord: Example) -> None
 
 def test_states_of_other_orders_and_incomplete_ones_are_refused(tfrecord: Example) -> None:
     state = open_example(tfrecord).state(0, 1)
-    with pytest.raises(ReaderConfigError, match="order version 2; this release reads order version 1"):
+    with pytest.raises(
+        ReaderConfigError, match="order version 2; this release reads order version 1"
+    ):
         resume(tfrecord.path, tfrecord.manifest, {**state, "order_version": 2})
     with pytest.raises(ReaderConfigError, match="lacks split"):
-        resume(tfrecord.path, tfrecord.manifest, {name: state[name] for name in state if name != "split"})
+        resume(
+            tfrecord.path,
+            tfrecord.manifest,
+            {name: state[name] for name in state if name != "split"},
+        )
 
 
 def test_states_of_steps_that_do_not_exist_are_refused(tfrecord: Example) -> None:

@@ -55,7 +55,9 @@ def assert_same(dataset: Any, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_the_dataset_gives_the_batches_of_the_numpy_iterator(example: Example, shuffle: bool, remainder: str) -> None:
+def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
+    example: Example, shuffle: bool, remainder: str
+) -> None:
     reader = open_example(example, shuffle=shuffle, remainder=remainder, seed=2)
     dataset = reader.tf_dataset(2, worker=1, workers=3, start_epoch=1, start_step=4)
     batches = [
@@ -66,8 +68,18 @@ def test_the_dataset_gives_the_batches_of_the_numpy_iterator(example: Example, s
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(example_with_nulls: Example, remainder: str) -> None:
-    fills = {"count": -1, "flag": True, "ratio": 0.5, "name": "none", "vector": 9.0, "moment": 7, "day": 3}
+def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(
+    example_with_nulls: Example, remainder: str
+) -> None:
+    fills = {
+        "count": -1,
+        "flag": True,
+        "ratio": 0.5,
+        "name": "none",
+        "vector": 9.0,
+        "moment": 7,
+        "day": 3,
+    }
     for nulls in ("mask", fills):
         reader = open_example(example_with_nulls, nulls=nulls, remainder=remainder)
         assert_same(reader.tf_dataset(), as_elements(reader, reader.batches()))
@@ -81,10 +93,20 @@ def test_bytes_that_end_with_zeros_keep_them(tmp_path: Path, shuffle: bool) -> N
     manifest = make_dataset(tmp_path, table, labels=["label"])
     assert manifest.layout["kind"] == "fixed"
     reader = open_reader(
-        str(tmp_path), manifest, split="train", global_batch_size=8, shuffle=shuffle, remainder="pad", lanes=4
+        str(tmp_path),
+        manifest,
+        split="train",
+        global_batch_size=8,
+        shuffle=shuffle,
+        remainder="pad",
+        lanes=4,
     )
     expected = as_elements(reader, reader.batches())
-    rows = [row for batch in reader.batches() for row in zip(batch["longer"], batch["same"], strict=True)]
+    rows = [
+        row
+        for batch in reader.batches()
+        for row in zip(batch["longer"], batch["same"], strict=True)
+    ]
     assert sorted(rows) == sorted([*zip(values, same, strict=True), *[(b"", b"")] * 6])
     assert_same(reader.tf_dataset(), expected)
 
@@ -122,7 +144,9 @@ def test_an_iterator_that_is_left_early_stops_its_threads(example: Example) -> N
     iterator = iter(open_example(example, global_batch_size=1, lanes=1).tf_dataset(5))
     next(iterator)
     del iterator
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("featurestore-reader")]
+    left = [
+        thread for thread in threading.enumerate() if thread.name.startswith("featurestore-reader")
+    ]
     for thread in left:
         thread.join(10)
     assert not [thread for thread in left if thread.is_alive()]
@@ -149,9 +173,18 @@ raise SystemExit(3)
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_a_process_ends_while_its_iterator_is_in_the_middle_of_an_epoch(tmp_path: Path, data_format: str) -> None:
+def test_a_process_ends_while_its_iterator_is_in_the_middle_of_an_epoch(
+    tmp_path: Path, data_format: str
+) -> None:
     numbers = np.arange(400_000)
-    table = pa.table({**{f"x{place}": numbers * place for place in range(20)}, "text": np.char.mod("%08d", numbers)})
+    table = pa.table(
+        {
+            **{f"x{place}": numbers * place for place in range(20)},
+            "text": np.char.mod("%08d", numbers),
+        }
+    )
     make_dataset(tmp_path, table, data_format=data_format, block_rows=1024)
     command = [sys.executable, "-c", LEFT, str(tmp_path)]
-    assert subprocess.run(command, timeout=120, check=False, stderr=subprocess.DEVNULL).returncode == 3
+    assert (
+        subprocess.run(command, timeout=120, check=False, stderr=subprocess.DEVNULL).returncode == 3
+    )

@@ -33,7 +33,9 @@ journal = out / f"worker-{worker}.jsonl"
 
 
 def note(rows: Any, loss: Any) -> Any:
-    if os.environ.get("SLEEP_AT") == str(len(journal.read_text().splitlines()) if journal.exists() else 0):
+    if os.environ.get("SLEEP_AT") == str(
+        len(journal.read_text().splitlines()) if journal.exists() else 0
+    ):
         time.sleep(600)
     with journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"rows": rows.tolist(), "loss": float(loss).hex()}) + "\n")
@@ -67,7 +69,9 @@ class Model(tf_keras.Model):  # type: ignore[misc]
         return {"loss": self.step(data)}
 
 
-reader = TrainingDataset.open(dataset_path).reader("train", global_batch_size=12, seed=3, remainder="pad")
+reader = TrainingDataset.open(dataset_path).reader(
+    "train", global_batch_size=12, seed=3, remainder="pad"
+)
 with strategy.scope():
     model = Model()
     model.compile(optimizer=tf_keras.optimizers.Adam(0.01))
@@ -76,7 +80,9 @@ with strategy.scope():
 
 if mode == "keras":
     checkpoint = reader.checkpoint(
-        out / "checkpoints", objects={"model": model, "optimizer": model.optimizer}, strategy=strategy
+        out / "checkpoints",
+        objects={"model": model, "optimizer": model.optimizer},
+        strategy=strategy,
     )
     checkpoint.fit(model, epochs, save_every=5, timeout=timeout, verbose=0)
 else:

@@ -13,14 +13,31 @@ from pathlib import Path
 import pyarrow as pa
 
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.registry import featuregroups, lineage, open_registry, reports, tags, training_datasets
+from featurestore.registry import (
+    featuregroups,
+    lineage,
+    open_registry,
+    reports,
+    tags,
+    training_datasets,
+)
 from featurestore.registry.database import head_revision
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 SPEC = FeatureGroupSpec(
-    name="speeds", version=1, schema=pa.schema([("zone", pa.int64()), ("speed", pa.float64())]), primary_key=("zone",)
+    name="speeds",
+    version=1,
+    schema=pa.schema([("zone", pa.int64()), ("speed", pa.float64())]),
+    primary_key=("zone",),
 )
-REPORT = {"name": "speeds", "version": 1, "policy": "strict", "success": True, "rows": 3, "delta_version": 1}
+REPORT = {
+    "name": "speeds",
+    "version": 1,
+    "policy": "strict",
+    "success": True,
+    "rows": 3,
+    "delta_version": 1,
+}
 
 
 def fill(directory: str) -> None:
@@ -41,7 +58,9 @@ def fill(directory: str) -> None:
             inputs=[{"featuregroup": "raw", "version": 1, "delta_version": 4}],
         )  # fmt: skip
         reports.add_validation(connection, "featuregroup", REPORT)
-        reports.set_statistics(connection, "featuregroup", "speeds", 1, delta_version=1, path="v1_statistics/1.json")
+        reports.set_statistics(
+            connection, "featuregroup", "speeds", 1, delta_version=1, path="v1_statistics/1.json"
+        )
         dataset = training_datasets.RegisteredDataset(
             "rides", 1, "trainingdatasets/rides/v1", "0" * 64, "tfrecord", 10,
             pins=(training_datasets.Pin("speeds", 1, 1, "t-1"),),

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore import deltalog
-from featurestore.engines import TableWrite
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureGroupNotFound
+from featurestore.plugins.engine import TableWrite
 from featurestore.registry import featuregroups, intents
 from featurestore.store import FeatureStore
 
@@ -24,7 +24,7 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the intents of this process look like those of one that has died."""
 
     def pretend() -> None:
-        monkeypatch.setattr("featurestore.files.process_start", lambda pid: 0)
+        monkeypatch.setattr("featurestore.storage.files.process_start", lambda pid: 0)
 
     return pretend
 
@@ -32,7 +32,12 @@ def dead(monkeypatch: pytest.MonkeyPatch) -> Any:
 def begin(store: FeatureStore, kind: str, name: str, version: int = 1, run_id: str = "run") -> None:
     with store.session.registry.transaction() as connection:
         intents.begin(
-            connection, run_id=run_id, kind=kind, name=name, version=version, path=f"featuregroups/{name}/v{version}"
+            connection,
+            run_id=run_id,
+            kind=kind,
+            name=name,
+            version=version,
+            path=f"featuregroups/{name}/v{version}",
         )
 
 
@@ -45,7 +50,9 @@ def test_a_creation_without_rows_is_removed(duckdb_store: FeatureStore, dead: An
     store = duckdb_store
     begin(store, "create", "g")
     path = store.session.featuregroup_path("g", 1)
-    store.session.engine.create_table(path, schema=TABLE.schema, partition_by=(), properties={}, note={})
+    store.session.engine.create_table(
+        path, schema=TABLE.schema, partition_by=(), properties={}, note={}
+    )
     stage = Path(store.session.staging_path("run"))
     stage.mkdir(parents=True)
     dead()
@@ -66,7 +73,10 @@ def test_a_creation_with_rows_is_registered(duckdb_store: FeatureStore, dead: An
         store.featuregroup("g")
     dead()
     again = featurestore.connect(store.location)
-    assert (again.featuregroup("g").description, again.get_featuregroup_tags("g")) == ("Found again", {"a": "b"})
+    assert (again.featuregroup("g").description, again.get_featuregroup_tags("g")) == (
+        "Found again",
+        {"a": "b"},
+    )
     assert again.get_featuregroup("g").count() == 2
     assert left_over(again) == []
     assert group.history()[0].operation == "create"
@@ -76,7 +86,11 @@ def test_a_commit_that_was_not_registered_is(duckdb_store: FeatureStore, dead: A
     store = duckdb_store
     group = store.create_featuregroup(TABLE, "g")
     begin(store, "write", "g")
-    note = {"operation": "append", "run": "r9", "inputs": [{"featuregroup": "raw", "version": 1, "delta_version": 3}]}
+    note = {
+        "operation": "append",
+        "run": "r9",
+        "inputs": [{"featuregroup": "raw", "version": 1, "delta_version": 3}],
+    }
     rows = store.session.engine.from_arrow(TABLE.to_reader())
     store.session.engine.write(group.path, rows, TableWrite("append", note=note))
     dead()
@@ -102,7 +116,9 @@ def test_the_writes_of_living_processes_are_left_alone(duckdb_store: FeatureStor
     store = duckdb_store
     begin(store, "create", "g")
     path = store.session.featuregroup_path("g", 1)
-    store.session.engine.create_table(path, schema=TABLE.schema, partition_by=(), properties={}, note={})
+    store.session.engine.create_table(
+        path, schema=TABLE.schema, partition_by=(), properties={}, note={}
+    )
     featurestore.connect(store.location)
     assert deltalog.exists(path)
     assert left_over(store) == ["run"]

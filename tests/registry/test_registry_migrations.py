@@ -27,7 +27,9 @@ def test_a_new_registry_has_the_newest_revision(tmp_path: Path, registry_url: st
     again.close()
 
 
-def test_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path, registry_url: str | None) -> None:
+def test_migrations_make_exactly_the_tables_of_the_code(
+    tmp_path: Path, registry_url: str | None
+) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
@@ -79,7 +81,14 @@ def test_a_newer_registry_is_refused(tmp_path: Path, registry_url: str | None) -
 
 @pytest.mark.parametrize("old", sorted(ASSETS.glob("*.db")), ids=lambda path: path.stem)
 def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old: Path) -> None:
-    from featurestore.registry import featuregroups, intents, lineage, reports, tags, training_datasets
+    from featurestore.registry import (
+        featuregroups,
+        intents,
+        lineage,
+        reports,
+        tags,
+        training_datasets,
+    )
 
     shutil.copy(old, tmp_path / "registry.db")
     assert inspect(str(tmp_path)) == old.stem
@@ -87,7 +96,11 @@ def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old
     assert revision(registry) == head_revision()
     with registry.reading() as connection:
         group = featuregroups.get(connection, "speeds")
-        assert (group.version, group.description, group.spec.primary_key) == (1, "Speeds of roads", ("zone",))
+        assert (group.version, group.description, group.spec.primary_key) == (
+            1,
+            "Speeds of roads",
+            ("zone",),
+        )
         assert tags.of(connection, "featuregroup", "speeds", 1) == {"team": "roads"}
         assert training_datasets.get(connection, "rides").pins[0].featuregroup == "speeds"
         assert lineage.results(connection, "raw")[0].name == "speeds"

@@ -32,13 +32,26 @@ def known(store: FeatureStore) -> dict[str, Any]:
         groups, datasets = featuregroups.every(connection), training_datasets.every(connection)
         return {
             "groups": [
-                (g.name, g.version, g.path, g.table_id, g.delta_version, g.description, g.created, g.spec.to_json())
+                (
+                    g.name,
+                    g.version,
+                    g.path,
+                    g.table_id,
+                    g.delta_version,
+                    g.description,
+                    g.created,
+                    g.spec.to_json(),
+                )
                 for g in groups
             ],
             "features": features.latest(connection),
             "tags": [tags.every(connection, kind) for kind in ("featuregroup", "training_dataset")],
-            "lineage": [lineage.sources(connection, "featuregroup", g.name, g.version) for g in groups]
-            + [lineage.sources(connection, "training_dataset", d.name, d.version) for d in datasets],
+            "lineage": [
+                lineage.sources(connection, "featuregroup", g.name, g.version) for g in groups
+            ]
+            + [
+                lineage.sources(connection, "training_dataset", d.name, d.version) for d in datasets
+            ],
             "datasets": datasets,
         }
 
@@ -47,7 +60,13 @@ def filled(location: Path, url: str | None = None) -> FeatureStore:
     store = featurestore.connect(location, registry=url)
     table = pa.table({"id": [1, 2], "t": [DAY] * 2, "x": pa.array([1, 2], pa.uint8())})
     store.create_featuregroup(
-        table, "raw", primary_key="id", event_time="t", description="Raw", tags={"team": "a"}, ttl="7d"
+        table,
+        "raw",
+        primary_key="id",
+        event_time="t",
+        description="Raw",
+        tags={"team": "a"},
+        ttl="7d",
     )
     store.create_featuregroup(table, "raw", primary_key="id")
     store.create_featuregroup(table, "derived", primary_key="id")
@@ -146,7 +165,9 @@ def test_the_command_restores_exactly_what_is_promised(
             pa.table({"id": pa.nulls(1), "t": [DAY], "x": pa.array([1], pa.uint8())}), "derived"
         )
     frame = store.get_featuregroup("daily")
-    store.create_training_dataset(frame, "rides", label="n", data_format="parquet", tags={"for": "model"})
+    store.create_training_dataset(
+        frame, "rides", label="n", data_format="parquet", tags={"for": "model"}
+    )
     before = known(store) | of_jobs(store)
     assert len(before["successful runs"]) >= 1
     assert before["watermarks"]["daily"] == DAY + dt.timedelta(days=3)
@@ -157,7 +178,9 @@ def test_the_command_restores_exactly_what_is_promised(
         (location / name).unlink(missing_ok=True)
 
     monkeypatch.setattr(
-        sys, "argv", ["featurestore", "--location", str(location), "registry", "rebuild", "--output=json"]
+        sys,
+        "argv",
+        ["featurestore", "--location", str(location), "registry", "rebuild", "--output=json"],
     )
     with pytest.raises(SystemExit) as ended:
         main()
@@ -172,7 +195,9 @@ def test_the_command_restores_exactly_what_is_promised(
     after = known(again) | of_jobs(again)
     for part in (*RESTORED, "successful runs", "watermarks"):
         assert after[part] == before[part], part
-    assert again.get_runs("failing") == []  # failed runs, pauses and refused writes are what is said to be lost
+    assert (
+        again.get_runs("failing") == []
+    )  # failed runs, pauses and refused writes are what is said to be lost
     assert not next(each.job.paused for each in again.get_jobs() if each.job.spec.name == "daily")
     assert again.get_training_dataset("rides").verify().ok
 
@@ -204,14 +229,22 @@ def test_a_store_that_was_moved_still_works(tmp_path: Path) -> None:
     shutil.move(tmp_path / "old", tmp_path / "new")
     store = featurestore.connect(tmp_path / "new")
     assert store.get_featuregroup("raw").count() == 2
-    assert store.featuregroup("raw").path == os.path.join(tmp_path, "new", "featuregroups", "raw", "v2")
+    assert store.featuregroup("raw").path == os.path.join(
+        tmp_path, "new", "featuregroups", "raw", "v2"
+    )
 
 
 @pytest.mark.postgres
-def test_a_store_on_postgres_does_what_one_on_sqlite_does(tmp_path: Path, postgres_url: str) -> None:
+def test_a_store_on_postgres_does_what_one_on_sqlite_does(
+    tmp_path: Path, postgres_url: str
+) -> None:
     store = filled(tmp_path, postgres_url)
     assert not (tmp_path / "registry.db").exists()
-    assert [(g.name, g.version) for g in store.get_featuregroups()] == [("derived", 1), ("raw", 1), ("raw", 2)]
+    assert [(g.name, g.version) for g in store.get_featuregroups()] == [
+        ("derived", 1),
+        ("raw", 1),
+        ("raw", 2),
+    ]
     assert next(each.where for each in store.search("raw")) == "name"
     store.delete_featuregroup("raw", version=2)
     assert store.get_latest_featuregroup_version("raw") == 1

@@ -48,19 +48,28 @@ def test_dropped_label_rows_are_counted_and_said_on_each_engine(
     assert frame.filter("y > 0").dropped() == 2  # what the filter leaves out does not count
     phases: list[str] = []
     dataset = store.create_training_dataset(
-        frame, "kept", data_format="parquet", progress=lambda phase, done, total: phases.append(phase)
+        frame,
+        "kept",
+        data_format="parquet",
+        progress=lambda phase, done, total: phases.append(phase),
     )
     assert dataset.manifest.dropped_rows == 2
     assert "compute rows, 2 label rows dropped by join='inner'" in phases
 
 
-def test_what_a_filter_leaves_out_of_an_export_is_not_counted_as_dropped(duckdb_store: FeatureStore) -> None:
+def test_what_a_filter_leaves_out_of_an_export_is_not_counted_as_dropped(
+    duckdb_store: FeatureStore,
+) -> None:
     frame = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
-    filtered = duckdb_store.create_training_dataset(frame.filter("y > 0"), "filtered", data_format="parquet")
+    filtered = duckdb_store.create_training_dataset(
+        frame.filter("y > 0"), "filtered", data_format="parquet"
+    )
     assert (filtered.num_rows("train"), filtered.manifest.dropped_rows) == (2, 2)
 
 
-def test_left_joins_drop_nothing_and_say_nothing(duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_left_joins_drop_nothing_and_say_nothing(
+    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
     frame = fill(duckdb_store).get_features(["w.x", "facts.z"], labels=labels())
     assert frame.to_arrow().num_rows == 5
     assert (frame.drops, frame.dropped(), caplog.messages) == (False, None, [])
@@ -77,18 +86,26 @@ def test_inner_joins_of_chained_retrievals_are_counted_together(
     assert caplog.messages == [SAID.replace("2", "3")]
     assert both.dropped() == 3
     assert duckdb_store.get_features("facts.z", labels=first).dropped() == 2
-    assert duckdb_store.get_features("facts.z", labels=first.filter("y < 4"), join="inner").dropped() == 2 + 1
+    assert (
+        duckdb_store.get_features("facts.z", labels=first.filter("y < 4"), join="inner").dropped()
+        == 2 + 1
+    )
 
 
 def test_groups_and_relations_as_labels_are_counted_too(duckdb_store: FeatureStore) -> None:
     import duckdb
 
-    fill(duckdb_store).create_featuregroup(labels(), "questions", primary_key=["y"], event_time="at")
+    fill(duckdb_store).create_featuregroup(
+        labels(), "questions", primary_key=["y"], event_time="at"
+    )
     assert duckdb_store.get_features("w.x", labels="questions", join="inner").dropped() == 2
     table = labels()
     frame = duckdb_store.get_features("w.x", labels=duckdb.from_arrow(table), join="inner")
     assert (frame.dropped(), len(frame.to_arrow())) == (2, 3)
-    assert duckdb_store.get_features(["w.x", "facts.z"], join="inner", include_keys=True).dropped() == 1
+    assert (
+        duckdb_store.get_features(["w.x", "facts.z"], join="inner", include_keys=True).dropped()
+        == 1
+    )
 
 
 def test_batches_and_arrow_streams_say_it_once_all_rows_are_read(
@@ -103,7 +120,9 @@ def test_batches_and_arrow_streams_say_it_once_all_rows_are_read(
     assert caplog.messages == [SAID, SAID]
     caplog.clear()
     frame.filter("y > 0").to_arrow()
-    assert caplog.messages == ["join='inner' and filters dropped label rows; frame.dropped() counts those of the join"]
+    assert caplog.messages == [
+        "join='inner' and filters dropped label rows; frame.dropped() counts those of the join"
+    ]
 
 
 def test_the_plan_says_that_rows_may_be_dropped(duckdb_store: FeatureStore) -> None:
@@ -113,7 +132,9 @@ def test_the_plan_says_that_rows_may_be_dropped(duckdb_store: FeatureStore) -> N
     assert "frame.dropped()" in text
 
 
-def test_features_get_says_how_many_label_rows_were_dropped(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_features_get_says_how_many_label_rows_were_dropped(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
     from featurestore.cli import app
 
     fill(duckdb_store)

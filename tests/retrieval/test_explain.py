@@ -24,7 +24,9 @@ def at(hours: float) -> datetime:
     return T0 + timedelta(hours=hours)
 
 
-def rows(keys: list[int], event: list[float], known: list[float], values: list[float | None]) -> pa.Table:
+def rows(
+    keys: list[int], event: list[float], known: list[float], values: list[float | None]
+) -> pa.Table:
     kind = pa.timestamp("us", tz="UTC")
     return pa.table(
         {
@@ -47,10 +49,16 @@ def corrected(store: FeatureStore) -> FeatureStore:
     return store
 
 
-def test_the_winner_its_origin_and_the_losers_are_told_on_each_engine(corrected: FeatureStore) -> None:
+def test_the_winner_its_origin_and_the_losers_are_told_on_each_engine(
+    corrected: FeatureStore,
+) -> None:
     found = corrected.featuregroup("g").explain(key={"k": 1}, at=at(3))
     assert found.row is not None
-    assert (found.row.values["x"], found.row.event_time, found.row.created_time) == (2.0, at(2), at(2))
+    assert (found.row.values["x"], found.row.event_time, found.row.created_time) == (
+        2.0,
+        at(2),
+        at(2),
+    )
     assert (found.row.delta_version, found.delta_version, found.lost_rows) == (1, 3, 4)
     told = {row.values["x"]: (row.reason, row.delta_version) for row in found.lost}
     assert told == {
@@ -132,7 +140,20 @@ def test_fg_explain_tells_it_on_the_command_line(small: FeatureStore) -> None:
     text = run(small, "fg", "explain", "g", "--key", "k=1", "--at", at(3).isoformat())
     assert "in the future" not in text
     assert "not known yet" in text
-    told = json.loads(run(small, "fg", "explain", "g", "--key", "k=1", "--at", at(3).isoformat(), "--output", "json"))
+    told = json.loads(
+        run(
+            small,
+            "fg",
+            "explain",
+            "g",
+            "--key",
+            "k=1",
+            "--at",
+            at(3).isoformat(),
+            "--output",
+            "json",
+        )
+    )
     assert told["row"]["values"]["x"] == 2.0
 
 
@@ -152,4 +173,9 @@ def test_features_search_and_get_on_the_command_line(small: FeatureStore, tmp_pa
     assert parquet.read_table(tmp_path / "rows.parquet")["x"].to_pylist() == [0.0, 2.0]
     csv = tmp_path / "labels.csv"
     csv.write_text("k,at\n1,2024-01-01T03:00:00Z\n")
-    assert json.loads(run(small, "features", "get", "g.x", "--labels", str(csv), "--output", "json"))[0]["x"] == 2.0
+    assert (
+        json.loads(run(small, "features", "get", "g.x", "--labels", str(csv), "--output", "json"))[
+            0
+        ]["x"]
+        == 2.0
+    )

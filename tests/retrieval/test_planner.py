@@ -27,7 +27,9 @@ from featurestore.retrieval.resolve import Specs, resolve
 
 def spec(name: str, version: int = 1, **columns: Any) -> FeatureGroupSpec:
     roles = {
-        role: columns.pop(role) for role in ("primary_key", "event_time", "created_time", "ttl") if role in columns
+        role: columns.pop(role)
+        for role in ("primary_key", "event_time", "created_time", "ttl")
+        if role in columns
     }
     return FeatureGroupSpec(name=name, version=version, schema=pa.schema(columns), **roles)
 
@@ -36,15 +38,27 @@ WEATHER = spec(
     "weather", origin=pa.string(), seen=TIMESTAMP, temp=pa.float64(), wind=pa.float32(),
     primary_key=("origin",), event_time="seen", ttl=timedelta(hours=6),
 )  # fmt: skip
-PLANES = spec("planes", tailnum=pa.string(), seats=pa.int32(), temp=pa.float64(), primary_key=("tailnum",))
-PLANES2 = spec("planes", 2, tailnum=pa.string(), seats=pa.int64(), engine=pa.string(), primary_key=("tailnum",))
-ROUTES = spec("routes", origin=pa.string(), dest=pa.string(), miles=pa.int32(), primary_key=("origin", "dest"))
+PLANES = spec(
+    "planes", tailnum=pa.string(), seats=pa.int32(), temp=pa.float64(), primary_key=("tailnum",)
+)
+PLANES2 = spec(
+    "planes", 2, tailnum=pa.string(), seats=pa.int64(), engine=pa.string(), primary_key=("tailnum",)
+)
+ROUTES = spec(
+    "routes", origin=pa.string(), dest=pa.string(), miles=pa.int32(), primary_key=("origin", "dest")
+)
 MATRIX = spec("matrix", col_0=pa.float64(), col_1=pa.float64())
 SPECS: Specs = {
     "weather": {1: WEATHER}, "planes": {1: PLANES, 2: PLANES2}, "routes": {1: ROUTES}, "matrix": {1: MATRIX},
 }  # fmt: skip
 LABELS = pa.schema(
-    {"origin": pa.string(), "dest": pa.string(), "tailnum": pa.string(), "at": TIMESTAMP, "y": pa.int8()}
+    {
+        "origin": pa.string(),
+        "dest": pa.string(),
+        "tailnum": pa.string(),
+        "at": TIMESTAMP,
+        "y": pa.int8(),
+    }
 )
 
 
@@ -52,7 +66,9 @@ def source(group: tuple[str, int]) -> Source:
     return Source(SPECS[group[0]][group[1]], "/nowhere", 3, "id", rows=1000, bytes=64_000)
 
 
-def plan(*features: str, labels: pa.Schema | None = LABELS, versions: Any = None, **wish: Any) -> FeaturePlan:
+def plan(
+    *features: str, labels: pa.Schema | None = LABELS, versions: Any = None, **wish: Any
+) -> FeaturePlan:
     found = resolve(list(features), specs=SPECS, versions=versions)
     if labels is not None:
         left = Left(labels, ordered=True, rows=10)
@@ -86,7 +102,8 @@ def test_keys_are_found_by_plain_names_only_where_no_feature_is_called_so() -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "near"), [("wnd", "weather.wind"), ("weather.tmp", "weather.temp"), ("planes@v2.seat", "planes.seats")]
+    ("text", "near"),
+    [("wnd", "weather.wind"), ("weather.tmp", "weather.temp"), ("planes@v2.seat", "planes.seats")],
 )
 def test_an_unknown_feature_names_those_that_are_near(text: str, near: str) -> None:
     with pytest.raises(FeatureNotFound) as refused:
@@ -95,7 +112,9 @@ def test_an_unknown_feature_names_those_that_are_near(text: str, near: str) -> N
 
 
 def test_unknown_groups_and_versions_list_those_there_are() -> None:
-    with pytest.raises(FeatureGroupNotFound, match=r"there are 'matrix', 'planes', 'routes', 'weather'"):
+    with pytest.raises(
+        FeatureGroupNotFound, match=r"there are 'matrix', 'planes', 'routes', 'weather'"
+    ):
         resolve("wether.temp", specs=SPECS)
     with pytest.raises(FeatureGroupNotFound, match="it has '1', '2'"):
         resolve("planes@v7.seats", specs=SPECS)
@@ -112,7 +131,9 @@ def test_a_star_means_all_features_and_no_keys_or_times() -> None:
     assert [feature.name for feature in resolve("weather.*", specs=SPECS)] == ["temp", "wind"]
 
 
-@pytest.mark.parametrize("text", ["", "a b", "weather.", "weather.* as x", "*", "w@2.x", "weather.temp as 1x"])
+@pytest.mark.parametrize(
+    "text", ["", "a b", "weather.", "weather.* as x", "*", "w@2.x", "weather.temp as 1x"]
+)
 def test_what_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidReference):
         resolve(text, specs=SPECS)
@@ -138,7 +159,10 @@ def test_equal_names_are_refused_until_the_caller_renames_one() -> None:
         plan("weather.temp", "planes@v1.temp")
     assert "planes@v1.temp would be called 'temp', as is weather@v1.temp" in str(refused.value)
     assert "'planes.temp as planes_temp'" in str(refused.value)
-    assert plan("weather.temp", "planes@v1.temp as plane_temp").columns[-2:] == ("temp", "plane_temp")
+    assert plan("weather.temp", "planes@v1.temp as plane_temp").columns[-2:] == (
+        "temp",
+        "plane_temp",
+    )
 
 
 def test_a_label_column_of_a_features_name_is_refused_whatever_its_case() -> None:
@@ -148,7 +172,11 @@ def test_a_label_column_of_a_features_name_is_refused_whatever_its_case() -> Non
 
 def test_without_labels_the_first_group_is_the_left_side_in_the_requested_order() -> None:
     found = plan(
-        "routes.miles", "weather.temp", "routes.dest", labels=None, label_time=datetime(2024, 1, 1, tzinfo=UTC)
+        "routes.miles",
+        "weather.temp",
+        "routes.dest",
+        labels=None,
+        label_time=datetime(2024, 1, 1, tzinfo=UTC),
     )
     assert found.columns == ("miles", "temp", "dest")
     assert found.left_source is not None
@@ -157,8 +185,15 @@ def test_without_labels_the_first_group_is_the_left_side_in_the_requested_order(
 
 
 def test_include_keys_brings_key_and_event_time_of_the_left_side() -> None:
-    assert plan("weather.temp as t", labels=None, include_keys=True).columns == ("origin", "seen", "t")
-    assert plan("planes.tailnum", "planes.seats", labels=None, include_keys=True).columns == ("tailnum", "seats")
+    assert plan("weather.temp as t", labels=None, include_keys=True).columns == (
+        "origin",
+        "seen",
+        "t",
+    )
+    assert plan("planes.tailnum", "planes.seats", labels=None, include_keys=True).columns == (
+        "tailnum",
+        "seats",
+    )
 
 
 def test_keys_and_time_of_a_result_are_known_by_their_names() -> None:
@@ -184,9 +219,14 @@ def test_a_missing_key_column_shows_what_both_sides_have() -> None:
 def test_a_missing_key_column_shows_the_key_of_each_group() -> None:
     with pytest.raises(NoJoinKey) as refused:
         plan(
-            "weather.temp", "routes.miles", "planes.seats", labels=pa.schema({"at": TIMESTAMP, "tailnum": pa.string()})
+            "weather.temp",
+            "routes.miles",
+            "planes.seats",
+            labels=pa.schema({"at": TIMESTAMP, "tailnum": pa.string()}),
         )
-    assert "Keys: weather@v1 (origin); routes@v1 (origin, dest); planes@v2 (tailnum)." in str(refused.value)
+    assert "Keys: weather@v1 (origin); routes@v1 (origin, dest); planes@v2 (tailnum)." in str(
+        refused.value
+    )
 
 
 RENAMED = pa.schema({"airport": pa.string(), "plane": pa.string(), "at": TIMESTAMP})
@@ -207,7 +247,9 @@ def test_join_key_takes_columns_lists_and_groups(join_key: Any) -> None:
 
 
 def test_a_single_name_joins_a_single_key() -> None:
-    assert plan("weather.temp", labels=RENAMED, join_key="airport").joins[0].on == (("airport", "origin"),)
+    assert plan("weather.temp", labels=RENAMED, join_key="airport").joins[0].on == (
+        ("airport", "origin"),
+    )
     assert plan("weather.temp", join_key="origin").joins[0].on == (("origin", "origin"),)
 
 
@@ -217,7 +259,9 @@ def test_a_join_key_of_neither_columns_nor_groups_is_refused(join_key: Any) -> N
         plan("weather.temp", labels=RENAMED, join_key=join_key)
 
 
-@pytest.mark.parametrize("join_key", ["nowhere", {"airport": "tailnum"}, {"weather": {"airport": "temp"}}])
+@pytest.mark.parametrize(
+    "join_key", ["nowhere", {"airport": "tailnum"}, {"weather": {"airport": "temp"}}]
+)
 def test_a_join_key_that_fits_no_group_is_refused(join_key: Any) -> None:
     with pytest.raises(NoJoinKey):
         plan("weather.temp", labels=RENAMED, join_key=join_key)
@@ -239,7 +283,11 @@ def test_a_group_without_key_joins_only_on_columns_that_are_named() -> None:
     with pytest.raises(NoJoinKey, match="declares no primary key"):
         plan("matrix.col_1", labels=labels)
     with pytest.raises(NoJoinKey, match="cannot be a key"):
-        plan("matrix.col_1", labels=LABELS.append(pa.field("col_0", pa.float64())), join_key={"matrix": "col_0"})
+        plan(
+            "matrix.col_1",
+            labels=LABELS.append(pa.field("col_0", pa.float64())),
+            join_key={"matrix": "col_0"},
+        )
 
 
 # -- times ----------------------------------------------------------------------------------
@@ -300,5 +348,9 @@ def test_the_plan_of_some_columns_joins_only_what_they_need() -> None:
 
 def test_plans_that_read_the_same_have_one_hash() -> None:
     assert plan("weather.temp").hash == plan("weather.temp").hash
-    others = [plan("weather.wind"), plan("weather.temp", how="inner"), plan("weather.temp").filter("temp > 0")]
+    others = [
+        plan("weather.wind"),
+        plan("weather.temp", how="inner"),
+        plan("weather.temp").filter("temp > 0"),
+    ]
     assert len({plan("weather.temp").hash, *(other.hash for other in others)}) == 4

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.engines import Engine
+from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import Case, any_shape
 from featurestore.testing.retrieval_conformance import RetrievalConformance, World, check_cases
 from featurestore_connectors.duckdb_delta import DuckDBEngine
@@ -33,6 +33,8 @@ def engine() -> Iterator[Engine]:
 
 @settings(max_examples=60, deadline=None)
 @given(shape=any_shape(), count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
-def test_every_combination_of_rules_agrees_with_the_oracle(engine: Engine, shape: Case, count: int, seed: int) -> None:
+def test_every_combination_of_rules_agrees_with_the_oracle(
+    engine: Engine, shape: Case, count: int, seed: int
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         check_cases(World(engine, Path(directory), engine), shape, count=count, seed=seed)

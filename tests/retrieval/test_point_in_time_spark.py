@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from featurestore.engines import Engine
+from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import Case, any_shape
 from featurestore.testing.retrieval_conformance import RetrievalConformance, World, check_cases
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.engines import Engine
 from featurestore.model.plan import ROW
 from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Engine
 from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import World, at, labels_of
 from featurestore_connectors.duckdb_delta import DuckDBEngine
@@ -22,7 +22,13 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-RANGE_JOINS = ("NestedLoopJoin", "CartesianProduct", "SortMergeJoin", "BroadcastHashJoin", "ShuffledHashJoin")
+RANGE_JOINS = (
+    "NestedLoopJoin",
+    "CartesianProduct",
+    "SortMergeJoin",
+    "BroadcastHashJoin",
+    "ShuffledHashJoin",
+)
 
 
 @pytest.fixture
@@ -62,16 +68,30 @@ def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_nece
     world.group("late", rows, unique=True, created_time="c", **roles)
     labels = labels_of(k=[1], at=[at(3)])
     plans = {name: physical_plan(world, [f"{name}.x"], labels).lower() for name, _ in world.sources}
-    assert {name: "asof join" in plan for name, plan in plans.items()} == {"plain": True, "tied": True, "late": False}
-    assert {name: "window" in plan for name, plan in plans.items()} == {"plain": False, "tied": True, "late": True}
+    assert {name: "asof join" in plan for name, plan in plans.items()} == {
+        "plain": True,
+        "tied": True,
+        "late": False,
+    }
+    assert {name: "window" in plan for name, plan in plans.items()} == {
+        "plain": False,
+        "tied": True,
+        "late": True,
+    }
 
 
 def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(spark_world: World) -> None:
     for name in ("a", "b"):
         world = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], f"{name}x": [1.0, 2.0]}
-        spark_world.group(name, world, primary_key=("k",), event_time="t", created_time="c", unique=True)
+        spark_world.group(
+            name, world, primary_key=("k",), event_time="t", created_time="c", unique=True
+        )
     spark_world.group(
-        "d", {"place": ["p"], "t": [at(0)], "y": [1.0]}, primary_key=("place",), event_time="t", unique=True
+        "d",
+        {"place": ["p"], "t": [at(0)], "y": [1.0]},
+        primary_key=("place",),
+        event_time="t",
+        unique=True,
     )
     labels = labels_of(k=[1, 2], place=["p", "q"], at=[at(1), at(3)])
     both = physical_plan(spark_world, ["a.ax", "b.bx"], labels)
@@ -113,7 +133,11 @@ def test_hot_keys_are_answered_like_any_other(
     engine_kind: str, writer: Engine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """One key has nine tenths of the rows and of the labels; some rows tie, some are corrected."""
-    world = request.getfixturevalue("spark_world") if engine_kind == "spark" else World(writer, tmp_path, writer)
+    world = (
+        request.getfixturevalue("spark_world")
+        if engine_kind == "spark"
+        else World(writer, tmp_path, writer)
+    )
     random = np.random.default_rng(11)
     rows, asked = 3_000, 200
 
@@ -124,11 +148,18 @@ def test_hot_keys_are_answered_like_any_other(
     columns = {
         "k": keys(rows),
         "t": [at(int(hour)) for hour in hours],
-        "c": [at(int(hour + late)) for hour, late in zip(hours, random.integers(0, 30, rows), strict=True)],
+        "c": [
+            at(int(hour + late))
+            for hour, late in zip(hours, random.integers(0, 30, rows), strict=True)
+        ],
         "x": random.random(rows).tolist(),
     }
-    world.group("w", columns, primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=20))
-    labels = labels_of(k=keys(asked), at=[at(int(hour)) for hour in random.integers(0, 2_100, asked)])
+    world.group(
+        "w", columns, primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=20)
+    )
+    labels = labels_of(
+        k=keys(asked), at=[at(int(hour)) for hour in random.integers(0, 2_100, asked)]
+    )
     found = world.check(["w.x"], labels)
     assert sum(row["x"] is not None for row in found) > asked // 2
 

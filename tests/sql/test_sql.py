@@ -14,7 +14,11 @@ COLUMNS = ["speed", "Zone", "address", "at"]
 @pytest.mark.parametrize(
     ("text", "in_duckdb", "in_spark"),
     [
-        ("speed >= 10 and zone = 'A'", '"speed" >= 10 AND "Zone" = \'A\'', "`speed` >= 10 AND `Zone` = 'A'"),
+        (
+            "speed >= 10 and zone = 'A'",
+            '"speed" >= 10 AND "Zone" = \'A\'',
+            "`speed` >= 10 AND `Zone` = 'A'",
+        ),
         ("ZONE in ('a', 'b')", "\"Zone\" IN ('a', 'b')", "`Zone` IN ('a', 'b')"),
         ("not speed between 1 and 2", 'NOT "speed" BETWEEN 1 AND 2', "NOT `speed` BETWEEN 1 AND 2"),
         ("address.street = 'x'", "\"address\".street = 'x'", "`address`.street = 'x'"),
@@ -72,8 +76,15 @@ def test_what_depends_on_types_is_not_guessed() -> None:
 
 def test_conditions_written_for_duckdb_run_in_duckdb() -> None:
     rows = duckdb.sql("select 5 as speed, 'a' as Zone, {'street': 'x'} as address, now() as at")
-    for text in ("address.street = 'x'", "zone ilike 'A'", "at > now() - interval 3 days", "list_contains([5], speed)"):
-        assert rows.filter(predicate(text, columns=COLUMNS, dialect="duckdb")).count("*").fetchall() == [(1,)]
+    for text in (
+        "address.street = 'x'",
+        "zone ilike 'A'",
+        "at > now() - interval 3 days",
+        "list_contains([5], speed)",
+    ):
+        assert rows.filter(predicate(text, columns=COLUMNS, dialect="duckdb")).count(
+            "*"
+        ).fetchall() == [(1,)]
 
 
 def test_queries_for_duckdb_stay_as_they_were_written() -> None:
@@ -87,14 +98,18 @@ def test_queries_are_transpiled_for_spark() -> None:
 
 
 def test_named_parameters_survive() -> None:
-    text = "select * from trips where at >= $window_start and at < $window_end and at > $window_start"
+    text = (
+        "select * from trips where at >= $window_start and at < $window_end and at > $window_start"
+    )
     assert parameters(text) == ("window_start", "window_end")
     assert ":window_start" in query(text, tables=["trips"], dialect="spark")
     assert "$window_start" in query(text, tables=["trips"], dialect="duckdb")
 
 
 def test_tables_of_the_query_itself_are_known() -> None:
-    text = "with fast as (select * from trips) select * from fast join trips as t using (id), range(3)"
+    text = (
+        "with fast as (select * from trips) select * from fast join trips as t using (id), range(3)"
+    )
     assert query(text, tables={"trips": ["id"]}, dialect="duckdb") == text
 
 

@@ -37,14 +37,24 @@ def varied_table(rows: int, *, seed: int = 0) -> pa.Table:
             "unsigned": pa.array(random.integers(0, 2**64, rows, dtype=np.uint64)),
             "money": pa.array(random.integers(0, 10**6, rows)).cast(pa.decimal128(38, 2)),
             "flag": some_null(random.random(rows) < 0.3),
-            "moment": pa.array(random.integers(1_500_000_000_000_000, 1_600_000_000_000_000, rows), TIMESTAMP),
+            "moment": pa.array(
+                random.integers(1_500_000_000_000_000, 1_600_000_000_000_000, rows), TIMESTAMP
+            ),
             "day": pa.array(random.integers(0, 20_000, rows).astype(np.int32)).cast(pa.date32()),
-            "word": some_null(np.array(["ash", "birch", "cedar-é", ""])[random.integers(0, 4, rows)]),
+            "word": some_null(
+                np.array(["ash", "birch", "cedar-é", ""])[random.integers(0, 4, rows)]
+            ),
             "name": pa.array([f"row {index}" for index in range(rows)]),
             "blob": pa.array([b"x" * (index % 7) for index in range(rows)]),
-            "list": pa.array([list(range(index % 4)) for index in range(rows)], pa.list_(pa.int32())),
-            "vector": pa.FixedSizeListArray.from_arrays(pa.array(random.random(rows * 3).astype(np.float32)), 3),
-            "struct": pa.array([{"a": index} for index in range(rows)], pa.struct([("a", pa.int64())])),
+            "list": pa.array(
+                [list(range(index % 4)) for index in range(rows)], pa.list_(pa.int32())
+            ),
+            "vector": pa.FixedSizeListArray.from_arrays(
+                pa.array(random.random(rows * 3).astype(np.float32)), 3
+            ),
+            "struct": pa.array(
+                [{"a": index} for index in range(rows)], pa.struct([("a", pa.int64())])
+            ),
             "constant": np.full(rows, 0.1),
             "empty": pa.nulls(rows, pa.float64()),
         }

@@ -74,7 +74,10 @@ def test_the_distance_of_few_values_is_exact() -> None:
 def test_stability_is_the_sum_over_the_deciles_of_the_first() -> None:
     a, b = random(3).normal(size=ROWS), random(4).normal(0.5, 1.2, ROWS)
     edges = np.quantile(a, np.linspace(0, 1, 11))[1:-1]
-    p, q = (np.bincount(np.searchsorted(edges, each, side="left"), minlength=10) / ROWS for each in (a, b))
+    p, q = (
+        np.bincount(np.searchsorted(edges, each, side="left"), minlength=10) / ROWS
+        for each in (a, b)
+    )
     expected = float(((q - p) * np.log(q / p)).sum())
     found = compare_statistics(one(a), one(b)).feature("x")
     assert found.psi == pytest.approx(expected, rel=0.02)
@@ -134,20 +137,35 @@ def test_samples_above_their_limit_are_compared_as_shares() -> None:
 
 def test_a_report_travels_as_json_and_as_text() -> None:
     report = compare_statistics(one(random(1).normal(size=ROWS)), one(random(2).normal(1, 1, ROWS)))
-    assert DriftReport.from_json(json.loads(json.dumps(report.to_json(), allow_nan=False))) == report
+    assert (
+        DriftReport.from_json(json.loads(json.dumps(report.to_json(), allow_nan=False))) == report
+    )
     assert "x: PSI" in str(report)
     assert "1 of 1 features drifted" in str(report)
 
 
-def test_groups_versions_and_delta_versions_are_compared_on_the_command_line(duckdb_store: FeatureStore) -> None:
+def test_groups_versions_and_delta_versions_are_compared_on_the_command_line(
+    duckdb_store: FeatureStore,
+) -> None:
     for seed, mean in ((1, 0.0), (2, 3.0)):
         table = pa.table({"id": range(500), "x": random(seed).normal(mean, 1, 500)})
         duckdb_store.create_featuregroup(table, "sensor", primary_key=["id"])
     duckdb_store.create_featuregroup(table, "other", primary_key=["id"])
-    duckdb_store.insert_into_featuregroup(table.set_column(1, "x", [[9.0] * 500]), "other", mode="overwrite")
+    duckdb_store.insert_into_featuregroup(
+        table.set_column(1, "x", [[9.0] * 500]), "other", mode="overwrite"
+    )
 
     def compared(left: str, right: str) -> DriftReport:
-        words = ["--location", duckdb_store.location, "--output", "json", "fg", "compare", left, right]
+        words = [
+            "--location",
+            duckdb_store.location,
+            "--output",
+            "json",
+            "fg",
+            "compare",
+            left,
+            right,
+        ]
         call = CliRunner().invoke(app, words)
         assert call.exit_code == 0, call.output
         return DriftReport.from_json(json.loads(call.stdout))
@@ -155,17 +173,28 @@ def test_groups_versions_and_delta_versions_are_compared_on_the_command_line(duc
     assert compared("sensor@v1", "sensor@v2").feature("x").drifted
     assert compared("sensor@v2", "other#1").ok
     assert compared("other#1", "other#2").feature("x").ks == 1.0
-    assert compared("sensor", "other").before == {"featuregroup": "sensor", "version": 2, "delta_version": 1}
+    assert compared("sensor", "other").before == {
+        "featuregroup": "sensor",
+        "version": 2,
+        "delta_version": 1,
+    }
 
 
 def test_splits_of_a_training_dataset_are_compared(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": range(2_000), "x": random(1).normal(size=2_000)})
     options: dict[str, Any] = {"data_format": "parquet", "key": ["id"]}
-    even = duckdb_store.create_training_dataset(table, "even", splits={"train": 0.5, "test": 0.5}, **options)
-    assert compare_statistics(even.statistics("train"), even.statistics("test")).feature("x").drifted is False
+    even = duckdb_store.create_training_dataset(
+        table, "even", splits={"train": 0.5, "test": 0.5}, **options
+    )
+    assert (
+        compare_statistics(even.statistics("train"), even.statistics("test")).feature("x").drifted
+        is False
+    )
     moved = table.set_column(1, "x", [random(2).normal(4, 1, 2_000)])
     other = duckdb_store.create_training_dataset(moved, "moved", **options)
-    assert compare_statistics(even.statistics("train"), other.statistics("train")).feature("x").drifted
+    assert (
+        compare_statistics(even.statistics("train"), other.statistics("train")).feature("x").drifted
+    )
 
 
 def test_what_has_no_statistics_is_refused() -> None:

@@ -15,7 +15,12 @@ import featurestore
 from featurestore.errors import FeatureNotFound, InvalidArgument, StatisticsNotFound
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import StatisticsState, compare_statistics, finish, plots
-from featurestore.statistics.clusters import cluster_rows, find_clusters, rows_from_bytes, rows_to_bytes
+from featurestore.statistics.clusters import (
+    cluster_rows,
+    find_clusters,
+    rows_from_bytes,
+    rows_to_bytes,
+)
 from featurestore.statistics.describe import descriptive_stats
 from featurestore.statistics.ordering import clustered_order
 from featurestore.training import TrainingDataset
@@ -42,7 +47,8 @@ def table_of(columns: int, rows: int = 400) -> pa.Table:
     random = np.random.default_rng(columns)
     base = random.normal(size=(rows, max(2, columns // 5)))
     data = {
-        f"feature_{index}": base[:, index % base.shape[1]] * (-1) ** index + random.normal(size=rows)
+        f"feature_{index}": base[:, index % base.shape[1]] * (-1) ** index
+        + random.normal(size=rows)
         for index in range(columns)
     }
     return pa.table(data)
@@ -95,7 +101,9 @@ def test_missing_correlations_are_hatched_and_at_the_end() -> None:
 def test_two_versions_stand_side_by_side_in_one_order() -> None:
     figure = plots.correlations(found_of(6), other=found_of(5), method="spearman")
     left, right = figure.axes[0], figure.axes[1]
-    assert [each.get_text() for each in left.get_yticklabels()] == [each.get_text() for each in right.get_yticklabels()]
+    assert [each.get_text() for each in left.get_yticklabels()] == [
+        each.get_text() for each in right.get_yticklabels()
+    ]
     assert len(left.get_yticklabels()) == 5
 
 
@@ -103,7 +111,9 @@ def test_similar_columns_are_neighbours() -> None:
     random = np.random.default_rng(0)
     base = random.normal(size=(500, 3))
     groups = random.permutation(np.repeat([0, 1, 2], 4))
-    matrix = np.corrcoef(np.stack([base[:, each] + 0.3 * random.normal(size=500) for each in groups]))
+    matrix = np.corrcoef(
+        np.stack([base[:, each] + 0.3 * random.normal(size=500) for each in groups])
+    )
     order = clustered_order(matrix)
     assert sorted(order) == list(range(12))
     assert np.count_nonzero(np.diff(groups[order])) == 2
@@ -145,7 +155,10 @@ def clustered_state() -> StatisticsState:
     random = np.random.default_rng(0)
     centres = np.array([[0, 0, 0], [8, 8, 0], [-8, 8, 5]])
     rows = np.concatenate(
-        [random.normal(centre, 1, (size, 3)) for centre, size in zip(centres, (300, 200, 100), strict=True)]
+        [
+            random.normal(centre, 1, (size, 3))
+            for centre, size in zip(centres, (300, 200, 100), strict=True)
+        ]
     )
     table = pa.table({name: rows[:, index] for index, name in enumerate("abc")})
     table = table.append_column("constant", pa.array(np.ones(600))).append_column(
@@ -168,7 +181,10 @@ def test_clusters_are_found_and_named_by_size() -> None:
 
 def test_clusters_of_kept_rows_are_those_of_the_state() -> None:
     state = clustered_state()
-    found, again = find_clusters(state), find_clusters(rows_from_bytes(rows_to_bytes(cluster_rows(state))))
+    found, again = (
+        find_clusters(state),
+        find_clusters(rows_from_bytes(rows_to_bytes(cluster_rows(state)))),
+    )
     assert np.array_equal(found.labels, again.labels)
     assert (found.columns, found.left_out) == (again.columns, again.left_out)
 
@@ -227,7 +243,9 @@ def test_the_calls_of_the_talk_draw_groups(duckdb_store: FeatureStore) -> None:
     assert len(featurestore.visualize_featuregroup_descriptive_stats("eit_school")) == 10
 
 
-def test_pictures_need_no_engine(duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_need_no_engine(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     duckdb_store.create_featuregroup(table_of(4), "things")
     engine = type(duckdb_store.session.engine)
     for name in ("read_table", "aggregate", "stream"):
@@ -240,7 +258,9 @@ def test_pictures_need_no_engine(duckdb_store: FeatureStore, monkeypatch: pytest
 def test_two_versions_of_a_group_are_compared_in_one_picture(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(table_of(4), "things")
     duckdb_store.create_featuregroup(table_of(4, rows=500), "things")
-    figure = duckdb_store.visualize_featuregroup_correlations("things", version=1, compare_with=2, plot=False)
+    figure = duckdb_store.visualize_featuregroup_correlations(
+        "things", version=1, compare_with=2, plot=False
+    )
     assert figure is not None
     assert [axis.get_title() for axis in figure.axes[:2]] == [
         "things v1 (Delta 1) Pearson correlation",
@@ -268,10 +288,14 @@ def test_training_datasets_are_drawn_by_split_without_an_engine(
     for sample in Path(duckdb_store.get_training_dataset("things").path, "_statistics").iterdir():
         whole = sample.read_bytes()
         sample.write_bytes(whole[:-1] + b"?")
-        assert [each.file for each in duckdb_store.get_training_dataset("things").verify().problems] == [
-            f"_statistics/{sample.name}"
-        ]
+        assert [
+            each.file for each in duckdb_store.get_training_dataset("things").verify().problems
+        ] == [f"_statistics/{sample.name}"]
         sample.write_bytes(whole)
-    compared = duckdb_store.visualize_training_dataset_correlations("things", compare_with="test", plot=False)
+    compared = duckdb_store.visualize_training_dataset_correlations(
+        "things", compare_with="test", plot=False
+    )
     assert compared is not None
-    assert len(duckdb_store.visualize_training_dataset_descriptive_stats("things", split="train")) == 4
+    assert (
+        len(duckdb_store.visualize_training_dataset_descriptive_stats("things", split="train")) == 4
+    )

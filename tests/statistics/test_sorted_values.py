@@ -52,7 +52,13 @@ def test_words_are_made_where_no_bit_is_lost(values: Any, short: bool) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(-40, 40), st.integers(1, 5)), min_size=1, unique_by=lambda each: each[0]))
+@given(
+    st.lists(
+        st.tuples(st.integers(-40, 40), st.integers(1, 5)),
+        min_size=1,
+        unique_by=lambda each: each[0],
+    )
+)
 def test_bins_are_those_of_numpy(found: list[tuple[int, int]]) -> None:
     found.sort()
     unique, counts = (np.array(each) for each in zip(*found, strict=True))

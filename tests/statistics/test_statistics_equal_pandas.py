@@ -23,7 +23,18 @@ from featurestore.statistics import finish, statistics_fold
 from tests.statistics.tables import count, statistics_of, varied_table
 
 ROWS = 3_000
-NUMBERS = ("plain", "related", "holed", "single", "small", "large", "unsigned", "money", "flag", "constant")
+NUMBERS = (
+    "plain",
+    "related",
+    "holed",
+    "single",
+    "small",
+    "large",
+    "unsigned",
+    "money",
+    "flag",
+    "constant",
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +55,9 @@ def finite(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_counts_sums_means_and_extremes_are_those_of_all_rows(table: pa.Table, found: Statistics, name: str) -> None:
+def test_counts_sums_means_and_extremes_are_those_of_all_rows(
+    table: pa.Table, found: Statistics, name: str
+) -> None:
     column, values = found.column(name), finite(table, name)
     assert column.nulls == table[name].null_count
     assert column.count + column.nulls + column.nan == ROWS
@@ -52,11 +65,16 @@ def test_counts_sums_means_and_extremes_are_those_of_all_rows(table: pa.Table, f
     exact = math.fsum(values) if isinstance(values[0], float) else sum(values)
     assert column.sum == pytest.approx(float(exact), rel=1e-14)
     assert column.mean == pytest.approx(float(exact) / len(values), rel=1e-14)
-    assert (float(column.minimum), float(column.maximum)) == (float(min(values)), float(max(values)))  # type: ignore[arg-type]
+    assert (float(column.minimum), float(column.maximum)) == (
+        float(min(values)),
+        float(max(values)),
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_deviations_and_quantiles_are_those_of_pandas(table: pa.Table, found: Statistics, name: str) -> None:
+def test_deviations_and_quantiles_are_those_of_pandas(
+    table: pa.Table, found: Statistics, name: str
+) -> None:
     column = found.column(name)
     values = pd.Series(finite(table, name).astype(np.float64))
     # pandas itself loses digits beside a large mean, so it gets centred values.
@@ -85,7 +103,14 @@ def test_not_a_number_and_infinity_are_counted_apart(table: pa.Table, found: Sta
 def test_missing_is_missing_and_never_zero(found: Statistics) -> None:
     empty = found.column("empty")
     assert (empty.count, empty.nulls) == (0, ROWS)
-    assert (empty.sum, empty.mean, empty.std, empty.minimum, empty.maximum, empty.quantile(0.5)) == (None,) * 6
+    assert (
+        empty.sum,
+        empty.mean,
+        empty.std,
+        empty.minimum,
+        empty.maximum,
+        empty.quantile(0.5),
+    ) == (None,) * 6
     assert empty.histogram is None
     assert empty.distinct == 0
 
@@ -100,10 +125,14 @@ def test_times_are_told_as_times(table: pa.Table, found: Statistics) -> None:
     assert column.std == pytest.approx(moments.std().total_seconds(), rel=1e-9)
     day = found.column("day")
     assert day.minimum == min(table["day"].to_pylist()).isoformat()
-    assert day.std == pytest.approx(np.std([each.toordinal() for each in table["day"].to_pylist()], ddof=1) * 86_400)
+    assert day.std == pytest.approx(
+        np.std([each.toordinal() for each in table["day"].to_pylist()], ddof=1) * 86_400
+    )
 
 
-def test_texts_have_lengths_in_characters_and_frequent_values(table: pa.Table, found: Statistics) -> None:
+def test_texts_have_lengths_in_characters_and_frequent_values(
+    table: pa.Table, found: Statistics
+) -> None:
     words = table["word"].to_pandas()
     column = found.column("word")
     assert column.lengths is not None
@@ -120,7 +149,12 @@ def test_nested_values_have_lengths_only(found: Statistics) -> None:
         column = found.column(name)
         assert column.lengths is not None
         assert column.lengths.maximum == longest
-        assert (column.minimum, column.mean, column.distinct, column.quantiles) == (None, None, None, ())
+        assert (column.minimum, column.mean, column.distinct, column.quantiles) == (
+            None,
+            None,
+            None,
+            (),
+        )
     assert found.column("struct").count == ROWS
 
 
@@ -176,7 +210,12 @@ def test_copies_of_a_row_count_as_often_as_they_occur() -> None:
 
 def test_keys_and_times_of_a_group_stay_out_of_its_correlations() -> None:
     table = pa.table(
-        {"id": [1, 2, 3], "t": pa.array([1, 2, 3], pa.timestamp("us", "UTC")), "a": [1.0, 2, 4], "b": [1.0, 0, 0]}
+        {
+            "id": [1, 2, 3],
+            "t": pa.array([1, 2, 3], pa.timestamp("us", "UTC")),
+            "a": [1.0, 2, 4],
+            "b": [1.0, 0, 0],
+        }
     )
     spec = FeatureGroupSpec("g", 1, table.schema, primary_key=("id",), event_time="t")
     found = finish(count(statistics_fold(spec), table.to_batches()))
@@ -189,7 +228,10 @@ def test_more_than_fifty_columns_are_correlated() -> None:
     random = np.random.default_rng(1)
     base = random.normal(size=2_000)
     table = pa.table(
-        {f"c{index}": base * (index == 0 or index == 70) + random.normal(size=2_000) for index in range(80)}
+        {
+            f"c{index}": base * (index == 0 or index == 70) + random.normal(size=2_000)
+            for index in range(80)
+        }
     )
     found = statistics_of(table)
     assert found.pearson is not None
@@ -209,7 +251,9 @@ def test_no_rows_have_statistics_too(table: pa.Table) -> None:
 
 def test_statistics_travel_as_json_of_their_schema(found: Statistics) -> None:
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    schema = json.loads(files("featurestore_schemas").joinpath("statistics.schema.json").read_text())
+    schema = json.loads(
+        files("featurestore_schemas").joinpath("statistics.schema.json").read_text()
+    )
     jsonschema.validate(data, schema)
     assert Statistics.from_json(data) == found
 

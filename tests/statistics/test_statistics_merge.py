@@ -38,7 +38,12 @@ WHOLE = statistics_of(TABLE)
 
 def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> None:
     """Compare all that is counted exactly, floating sums to a relative 1e-12."""
-    assert (a.rows, a.sample_rows, a.sample_distinct, a.exact) == (b.rows, b.sample_rows, b.sample_distinct, b.exact)
+    assert (a.rows, a.sample_rows, a.sample_distinct, a.exact) == (
+        b.rows,
+        b.sample_rows,
+        b.sample_distinct,
+        b.exact,
+    )
     for left, right in zip(a.columns, b.columns, strict=True):
         for name, value in vars(left).items():
             other = getattr(right, name)
@@ -50,7 +55,11 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
         assert one is not None
         assert two is not None
         np.testing.assert_allclose(
-            np.array(one.matrix, dtype=float), np.array(two.matrix, dtype=float), rtol=0, atol=relative, equal_nan=True
+            np.array(one.matrix, dtype=float),
+            np.array(two.matrix, dtype=float),
+            rtol=0,
+            atol=relative,
+            equal_nan=True,
         )
 
 
@@ -61,7 +70,10 @@ def test_any_cut_gives_the_same_statistics(places: list[int]) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(places=st.lists(st.integers(0, 400), min_size=1, max_size=5), order=st.randoms(use_true_random=False))
+@given(
+    places=st.lists(st.integers(0, 400), min_size=1, max_size=5),
+    order=st.randoms(use_true_random=False),
+)
 def test_states_merge_in_any_order(places: list[int], order: st.randoms) -> None:  # type: ignore[valid-type]
     fold = fold_of(TABLE)
     states = [count(fold, [batch]) for batch in cut(TABLE, places)]
@@ -73,7 +85,11 @@ def test_states_merge_in_any_order(places: list[int], order: st.randoms) -> None
 
 
 @settings(max_examples=25, deadline=None)
-@given(places=st.lists(st.integers(0, 400), max_size=6), limit=st.integers(1, 60), seed=st.integers(0, 3))
+@given(
+    places=st.lists(st.integers(0, 400), max_size=6),
+    limit=st.integers(1, 60),
+    seed=st.integers(0, 3),
+)
 def test_the_sample_depends_on_the_rows_alone(places: list[int], limit: int, seed: int) -> None:
     fold = fold_of(TABLE, limit=limit, seed=seed)
     shuffled = TABLE.take(np.random.default_rng(seed).permutation(TABLE.num_rows))
@@ -96,7 +112,9 @@ def test_a_state_survives_bytes() -> None:
     assert finish(state_from_bytes(state_to_bytes(state))) == finish(state)
 
 
-@pytest.mark.parametrize("damage", [lambda data: b"nothing", lambda data: data[:-5], lambda data: data[:30]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: b"nothing", lambda data: data[:-5], lambda data: data[:30]]
+)
 def test_damaged_bytes_are_refused(damage: object) -> None:
     data = state_to_bytes(count(fold_of(TABLE), TABLE.to_batches()))
     with pytest.raises(StorageError):
@@ -106,7 +124,9 @@ def test_damaged_bytes_are_refused(damage: object) -> None:
 def test_above_its_limit_the_sample_is_a_fair_draw() -> None:
     random = np.random.default_rng(5)
     rows = 60_000
-    table = pa.table({"id": np.arange(rows), "x": random.normal(size=rows), "g": random.integers(0, 50, rows)})
+    table = pa.table(
+        {"id": np.arange(rows), "x": random.normal(size=rows), "g": random.integers(0, 50, rows)}
+    )
     found = statistics_of(table, limit=5_000)
     assert not found.exact
     assert found.sample_rows == 5_000
@@ -136,7 +156,9 @@ def test_the_state_stays_bounded_by_the_sample() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 40])
-def test_the_share_of_a_partition_gives_the_same_sample(duckdb_store: FeatureStore, copies: int) -> None:
+def test_the_share_of_a_partition_gives_the_same_sample(
+    duckdb_store: FeatureStore, copies: int
+) -> None:
     table = pa.table({"x": np.repeat(np.random.default_rng(1).normal(size=2_000), copies)})
     engine = duckdb_store.session.engine
     relation = engine.stage(engine.from_arrow(table.to_reader()), f"{duckdb_store.location}/staged")
@@ -191,7 +213,9 @@ def test_sums_of_whole_numbers_do_not_overflow(kind: type) -> None:
 @pytest.mark.parametrize("offset", [0.0, 1e9, 1e15])
 def test_deviations_keep_their_digits_beside_a_large_mean(offset: float) -> None:
     deviations = np.random.default_rng(2).integers(-1_000, 1_000, 50_000) / 8
-    found = statistics_of(pa.table({"x": deviations + offset, "y": deviations * 2 - offset}), rows=1_000)
+    found = statistics_of(
+        pa.table({"x": deviations + offset, "y": deviations * 2 - offset}), rows=1_000
+    )
     assert found.column("x").std == pytest.approx(deviations.std(ddof=1), rel=1e-12)
     assert found.pearson.value("x", "y") == pytest.approx(1.0, abs=1e-12)
 

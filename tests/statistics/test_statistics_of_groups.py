@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.engines import find_engine
 from featurestore.featuregroups import kept
+from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsFold, finish, statistics_fold
 from tests.statistics.tables import statistics_of, varied_table
 from tests.statistics.test_statistics_merge import assert_same
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def people(start: int, stop: int) -> pd.DataFrame:
     ids = range(start, stop)
-    return pd.DataFrame({"id": ids, "age": [each % 90 for each in ids], "score": [each / 7 for each in ids]})
+    return pd.DataFrame(
+        {"id": ids, "age": [each % 90 for each in ids], "score": [each / 7 for each in ids]}
+    )
 
 
 def state_files(store: FeatureStore) -> list[str]:
@@ -38,7 +40,9 @@ def test_both_engines_count_the_same_in_one_table(spark: object, tmp_path: Path)
     expected = statistics_of(table)
     for name in ("duckdb", "spark"):
         engine = find_engine(name)
-        relation = engine.stage(engine.from_arrow(table.to_reader(max_chunksize=500)), str(tmp_path / name))
+        relation = engine.stage(
+            engine.from_arrow(table.to_reader(max_chunksize=500)), str(tmp_path / name)
+        )
         if name == "spark":
             spark.sparkContext.setJobGroup("statistics", "counting")  # type: ignore[attr-defined]
         assert_same(finish(engine.aggregate(relation, statistics_fold(table.schema))), expected)
@@ -83,7 +87,9 @@ def test_statistics_are_counted_at_the_write(duckdb_store: FeatureStore) -> None
 
 def test_statistics_can_be_turned_off_and_asked_for_later(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(people(0, 10), "people", statistics=False)
-    assert not os.path.exists(os.path.join(duckdb_store.location, "featuregroups", "people", "v1_statistics"))
+    assert not os.path.exists(
+        os.path.join(duckdb_store.location, "featuregroups", "people", "v1_statistics")
+    )
     assert duckdb_store.get_featuregroup_statistics("people").rows == 10
 
 
@@ -93,7 +99,10 @@ def test_an_append_keeps_what_it_added_and_a_request_merges(duckdb_store: Featur
     store.insert_into_featuregroup(people(100, 110), "people")
     store.insert_into_featuregroup(people(110, 120), "people")
     assert state_files(store) == ["1.state", "2.since.1.state", "3.since.2.state"]
-    assert_same(store.get_featuregroup_statistics("people"), statistics_of(pa.Table.from_pandas(people(0, 120))))
+    assert_same(
+        store.get_featuregroup_statistics("people"),
+        statistics_of(pa.Table.from_pandas(people(0, 120))),
+    )
     assert state_files(store) == ["3.state"]
     assert store.get_featuregroup_statistics("people", delta_version=1).rows == 100
     assert store.get_featuregroup_statistics("people", delta_version=2).rows == 110
@@ -151,7 +160,9 @@ def test_lost_files_are_counted_again(duckdb_store: FeatureStore) -> None:
     assert store.get_featuregroup_statistics("people").rows == 110
 
 
-def test_a_long_chain_of_appends_is_folded(duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_chain_of_appends_is_folded(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("featurestore.statistics.storage._LONGEST_CHAIN", 3)
     store = duckdb_store
     store.create_featuregroup(people(0, 10), "people")
@@ -170,7 +181,12 @@ def test_the_sample_is_there_for_clusters(duckdb_store: FeatureStore) -> None:
 
 def test_training_datasets_have_statistics_of_every_split(duckdb_store: FeatureStore) -> None:
     dataset = duckdb_store.create_training_dataset(
-        people(0, 200), "ages", label="age", data_format="parquet", key=["id"], splits={"train": 0.8, "test": 0.2}
+        people(0, 200),
+        "ages",
+        label="age",
+        data_format="parquet",
+        key=["id"],
+        splits={"train": 0.8, "test": 0.2},
     )
     train, test = dataset.statistics("train"), dataset.statistics("test")
     assert train.rows + test.rows == 200

@@ -39,12 +39,27 @@ EXTRA_IMPORTS = {
 
 def stub_text() -> str:
     """Return the text of the stub."""
-    modules = [ast.parse(each.read_text(encoding="utf-8")) for each in sorted((PACKAGE / "store").glob("*.py"))]
+    modules = [
+        ast.parse(each.read_text(encoding="utf-8"))
+        for each in sorted((PACKAGE / "store").glob("*.py"))
+    ]
     tree = ast.Module([each for module in modules for each in module.body], [])
     classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
-    methods = {each.name: each for store in classes for each in store.body if isinstance(each, ast.FunctionDef)}
-    functions = [each for name in featurestore._FUNCTIONS if name in methods for each in variants(methods[name])]
-    connect = next(each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "connect")
+    methods = {
+        each.name: each
+        for store in classes
+        for each in store.body
+        if isinstance(each, ast.FunctionDef)
+    }
+    functions = [
+        each
+        for name in featurestore._FUNCTIONS
+        if name in methods
+        for each in variants(methods[name])
+    ]
+    connect = next(
+        each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "connect"
+    )
     body = [ast.unparse(each) for each in (bare(connect), *functions)]
     used = {node.id for each in functions for node in ast.walk(each) if isinstance(node, ast.Name)}
     used |= {node.id for node in ast.walk(bare(connect)) if isinstance(node, ast.Name)}
@@ -54,7 +69,10 @@ def stub_text() -> str:
         if name != "connect"
     ]
     exported = set(featurestore._HOMES)
-    imports = sorted(imported(tree, used - exported) | {EXTRA_IMPORTS[name] for name in used & set(EXTRA_IMPORTS)})
+    imports = sorted(
+        imported(tree, used - exported)
+        | {EXTRA_IMPORTS[name] for name in used & set(EXTRA_IMPORTS)}
+    )
     return HEADER + "\n".join([*imports, *exports, "", "__version__: str", "", *body]) + "\n"
 
 
@@ -68,7 +86,9 @@ def variants(method: ast.FunctionDef) -> list[ast.FunctionDef]:
         cases = {("plot", "Literal[True]"): "None", ("plot", "Literal[False]"): "Figure"}
     else:
         return [function]
-    return [overload(function, argument, kind, result) for (argument, kind), result in cases.items()]
+    return [
+        overload(function, argument, kind, result) for (argument, kind), result in cases.items()
+    ]
 
 
 def overload(function: ast.FunctionDef, argument: str, kind: str, result: str) -> ast.FunctionDef:
@@ -96,7 +116,11 @@ def imported(tree: ast.Module, names: set[str]) -> set[str]:
     lines = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            lines |= {f"from {node.module} import {each.name}" for each in node.names if each.name in names}
+            lines |= {
+                f"from {node.module} import {each.name}"
+                for each in node.names
+                if each.name in names
+            }
         elif isinstance(node, ast.Import):
             lines |= {
                 f"import {each.name} as {each.asname}" if each.asname else f"import {each.name}"

@@ -122,7 +122,9 @@ def names_one_by_one(tree: ast.Module) -> list[ast.stmt]:
     return found
 
 
-def test_connect_resolves_location_and_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_resolves_location_and_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
     assert connect().location == str(tmp_path / "featurestore-data")
@@ -140,7 +142,9 @@ def test_connect_resolves_location_and_engine(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("place", ["s3://bucket/store", "hdfs://x/y", "dbfs:/x"])
 def test_other_file_systems_are_refused_with_a_hint(place: str) -> None:
-    with pytest.raises(featurestore.FeatureStoreError, match=r"not a directory of this machine(.|\n)*mounted"):
+    with pytest.raises(
+        featurestore.FeatureStoreError, match=r"not a directory of this machine(.|\n)*mounted"
+    ):
         connect(place)
 
 

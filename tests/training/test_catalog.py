@@ -31,7 +31,9 @@ def test_a_finished_dataset_that_was_not_registered_is_found_again(
         assert tags.of(connection, KIND, "d", 1) == {"team": "risk"}
 
 
-def test_unknown_datasets_are_refused_with_what_there_is(duckdb_store: FeatureStore, example: Example) -> None:
+def test_unknown_datasets_are_refused_with_what_there_is(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     duckdb_store.create_training_dataset(example(20), "known", key=["at"])
     with pytest.raises(TrainingDatasetNotFound, match="known"):
         duckdb_store.get_training_dataset("unknown")
@@ -39,7 +41,9 @@ def test_unknown_datasets_are_refused_with_what_there_is(duckdb_store: FeatureSt
         duckdb_store.get_training_dataset("known", version=3)
 
 
-def test_clean_removes_what_killed_exports_left_and_nothing_else(duckdb_store: FeatureStore, example: Example) -> None:
+def test_clean_removes_what_killed_exports_left_and_nothing_else(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
     parent = made.path.rsplit("/", 1)[0]
     running = claim_version(parent, None)
@@ -53,9 +57,13 @@ def test_clean_removes_what_killed_exports_left_and_nothing_else(duckdb_store: F
     running.release(keep=False)
 
 
-def test_a_group_that_a_dataset_pins_is_not_deleted(duckdb_store: FeatureStore, example: Example) -> None:
+def test_a_group_that_a_dataset_pins_is_not_deleted(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     duckdb_store.create_featuregroup(example(50), "facts", primary_key=["user", "at"])
-    dataset = duckdb_store.create_training_dataset(duckdb_store.get_featuregroup("facts"), "d", label="label")
+    dataset = duckdb_store.create_training_dataset(
+        duckdb_store.get_featuregroup("facts"), "d", label="label"
+    )
     duckdb_store.insert_into_featuregroup(example(20, seed=9), "facts", mode="overwrite")
     duckdb_store.vacuum_featuregroup("facts", retain="0s")
     assert dataset.verify(recompute=True).ok, "vacuum keeps what a dataset pins"
@@ -66,8 +74,12 @@ def test_a_group_that_a_dataset_pins_is_not_deleted(duckdb_store: FeatureStore, 
 
 
 @pytest.mark.filterwarnings("ignore")  # petastorm uses what pyarrow has deprecated
-def test_petastorms_own_reader_gives_each_worker_its_share(duckdb_store: FeatureStore, example: Example) -> None:
-    made = duckdb_store.create_training_dataset(example(1000), "p", data_format="petastorm", key=["at"], shards=2)
+def test_petastorms_own_reader_gives_each_worker_its_share(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
+    made = duckdb_store.create_training_dataset(
+        example(1000), "p", data_format="petastorm", key=["at"], shards=2
+    )
     rows = []
     for worker in range(2):
         with made.petastorm_reader("train", worker=worker, workers=2) as reader:

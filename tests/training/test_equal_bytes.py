@@ -30,7 +30,9 @@ WAYS = {
 PARTITIONS = (1, 2, 7)
 # Every way from most partitions, one of them from each number; the other pairs take minutes.
 PAIRS = [
-    pytest.param(way, partitions, marks=[] if way == "tfrecord" or partitions == 7 else pytest.mark.soak)
+    pytest.param(
+        way, partitions, marks=[] if way == "tfrecord" or partitions == 7 else pytest.mark.soak
+    )
     for way in WAYS
     for partitions in PARTITIONS
 ]
@@ -44,14 +46,18 @@ def table(*, ragged: bool = False) -> pa.Table:
     start = datetime(2024, 1, 1, tzinfo=UTC)
     made = {
         "user": pa.array(rng.integers(0, 200, ROWS)),
-        "at": pa.array([start + timedelta(minutes=int(n) % 50) for n in range(ROWS)], pa.timestamp("us", "UTC")),
+        "at": pa.array(
+            [start + timedelta(minutes=int(n) % 50) for n in range(ROWS)], pa.timestamp("us", "UTC")
+        ),
         "small": pa.array(rng.integers(0, 255, ROWS), pa.uint8()),
         "n": pa.array(rng.integers(-(2**40), 2**40, ROWS), mask=rng.random(ROWS) < 0.1),
         "x": pa.array(floats.astype(np.float32)),
         "d": pa.array(floats, mask=rng.random(ROWS) < 0.1),
         "word": pa.array([None if n % 11 == 0 else f"wörd {n % 7:04d}" for n in range(ROWS)]),
         "flag": pa.array(rng.random(ROWS) < 0.5, mask=rng.random(ROWS) < 0.1),
-        "vector": pa.array(rng.normal(size=(ROWS, 3)).astype(np.float32).tolist(), pa.list_(pa.float32(), 3)),
+        "vector": pa.array(
+            rng.normal(size=(ROWS, 3)).astype(np.float32).tolist(), pa.list_(pa.float32(), 3)
+        ),
         "label": pa.array((rng.random(ROWS) < 0.2).astype(np.int64)),
     }
     if ragged:
@@ -89,7 +95,9 @@ def in_partitions(store: FeatureStore, rows: pa.Table, partitions: int) -> Featu
     """Return rows that a Spark store holds in so many partitions, shuffled among them."""
     engine = store.session.engine
     shuffled = rows.take(pa.array(np.random.default_rng(partitions).permutation(rows.num_rows)))
-    given = engine.from_arrow(pa.RecordBatchReader.from_batches(shuffled.schema, shuffled.to_batches()))
+    given = engine.from_arrow(
+        pa.RecordBatchReader.from_batches(shuffled.schema, shuffled.to_batches())
+    )
     spread = replace(given, native=given.native.repartition(partitions, "n"))
     assert spread.native.rdd.getNumPartitions() == partitions
     return FeatureFrame(store.session, spread)
@@ -98,8 +106,13 @@ def in_partitions(store: FeatureStore, rows: pa.Table, partitions: int) -> Featu
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingDataset]:
     """The datasets of the embedded engine."""
-    with featurestore.connect(tmp_path_factory.mktemp("embedded") / "store", engine="duckdb") as store:
-        return {way: export(store, table(ragged=way == "variable"), way, **given) for way, given in WAYS.items()}
+    with featurestore.connect(
+        tmp_path_factory.mktemp("embedded") / "store", engine="duckdb"
+    ) as store:
+        return {
+            way: export(store, table(ragged=way == "variable"), way, **given)
+            for way, given in WAYS.items()
+        }
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +131,11 @@ def test_spark_writes_the_bytes_of_the_embedded_engine_from_any_number_of_partit
     made = export(cluster, frame, f"{way}_{partitions}", **WAYS[way])
     assert hashes(made) == hashes(expected[way])
     assert made.manifest.content_hash == expected[way].manifest.content_hash
-    assert made.manifest.layout.get("kind") == {"tfrecord": "fixed", "variable": "variable", "gzip": "fixed"}.get(way)
+    assert made.manifest.layout.get("kind") == {
+        "tfrecord": "fixed",
+        "variable": "variable",
+        "gzip": "fixed",
+    }.get(way)
 
 
 @pytest.mark.petastorm
@@ -139,17 +156,28 @@ def test_threads_and_order_of_arrival_change_no_byte(
 def test_each_engine_recomputes_what_the_other_wrote(spark: Any, tmp_path: Path) -> None:
     place = tmp_path / "store"
     rows = table()
-    with featurestore.connect(place, engine="duckdb") as embedded, featurestore.connect(place, engine="spark") as other:
-        embedded.create_featuregroup(rows.select(["user", "at", "label"]).slice(0, 0), "events", validation="off")
+    with (
+        featurestore.connect(place, engine="duckdb") as embedded,
+        featurestore.connect(place, engine="spark") as other,
+    ):
+        embedded.create_featuregroup(
+            rows.select(["user", "at", "label"]).slice(0, 0), "events", validation="off"
+        )
         for start in range(0, ROWS, ROWS // 7 + 1):  # one file of the table each
             part = rows.select(["user", "at", "label"]).slice(start, ROWS // 7 + 1)
             embedded.insert_into_featuregroup(part, "events", validation="off")
         facts = rows.slice(0, 200).select(["user", "at", "x", "n", "vector"])
-        embedded.create_featuregroup(facts, "facts", primary_key="user", event_time="at", validation="off")
+        embedded.create_featuregroup(
+            facts, "facts", primary_key="user", event_time="at", validation="off"
+        )
         made = []
         for store in (embedded, other):
-            frame = store.get_features(["facts.x", "facts.n", "facts.vector"], labels="events", label_time="at")
-            made.append(store.create_training_dataset(frame, "d", label="label", shards=3, statistics=False))
+            frame = store.get_features(
+                ["facts.x", "facts.n", "facts.vector"], labels="events", label_time="at"
+            )
+            made.append(
+                store.create_training_dataset(frame, "d", label="label", shards=3, statistics=False)
+            )
         assert made[0].manifest.content_hash == made[1].manifest.content_hash
         assert made[0].manifest.plan_hash == made[1].manifest.plan_hash
         for store, version in ((embedded, 2), (other, 1)):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.formats import WrittenFile, WrittenShard
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.splits import FractionSplit
+from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.training.cuts import (
     HASH,
     SHARD,
@@ -63,7 +63,8 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     table = pa.Table.from_batches([assignment(batch) for batch in staged])
     cuts = assignment.cuts[0]
     tasks = tuple(
-        ShardTask(str(n), size, skip=cuts[n - 1].offset if 0 < n <= len(cuts) else 0) for n, size in enumerate(sizes)
+        ShardTask(str(n), size, skip=cuts[n - 1].offset if 0 < n <= len(cuts) else 0)
+        for n, size in enumerate(sizes)
     )
     keeps = Keeps()
     writer = ShardWriter("", keeps, {}, tasks, tuple(rows.schema.names), ())  # type: ignore[arg-type]
@@ -92,7 +93,10 @@ def test_shards_are_the_total_order_cut_into_equal_parts_despite_ties(
     keys: list[int], shards: int, batch_rows: int, values: int
 ) -> None:
     rows = pa.table(
-        {"k": pa.array(keys, pa.int64()), "v": pa.array([i % values for i in range(len(keys))], pa.int64())}
+        {
+            "k": pa.array(keys, pa.int64()),
+            "v": pa.array([i % values for i in range(len(keys))], pa.int64()),
+        }
     )
     parts = write(rows, key=("k",), shards=shards, batch_rows=batch_rows)
     assert [part.num_rows for part in parts] == equal_sizes(len(keys), shards)

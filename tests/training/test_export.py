@@ -97,10 +97,14 @@ def test_same_rows_give_the_same_bytes_on_each_engine_and_batching(
     ]
 
 
-def test_adding_rows_never_moves_a_row_to_another_split(duckdb_store: FeatureStore, example: Example) -> None:
+def test_adding_rows_never_moves_a_row_to_another_split(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     table = example(2000)
     splits = {"train": 0.6, "validation": 0.2, "test": 0.2}
-    small = duckdb_store.create_training_dataset(table.slice(0, 1000), "small", splits=splits, key=["user", "at"])
+    small = duckdb_store.create_training_dataset(
+        table.slice(0, 1000), "small", splits=splits, key=["user", "at"]
+    )
     large = duckdb_store.create_training_dataset(table, "large", splits=splits, key=["user", "at"])
     for split in splits:
         assert as_set(rows_of(small, split)) <= as_set(rows_of(large, split))
@@ -120,7 +124,13 @@ def test_split_by_keeps_all_rows_of_a_user_together(store: FeatureStore, example
 def test_stratify_is_exact_to_one_row_per_class(store: FeatureStore, example: Example) -> None:
     table = example(5000)
     dataset = store.create_training_dataset(
-        table, "even", splits={"train": 0.7, "test": 0.3}, stratify="label", label="label", key=["at"], shards=3
+        table,
+        "even",
+        splits={"train": 0.7, "test": 0.3},
+        stratify="label",
+        label="label",
+        key=["at"],
+        shards=3,
     )
     for value in (0, 1):
         total = table.filter(pa.compute.equal(table["label"], value)).num_rows
@@ -131,9 +141,13 @@ def test_stratify_is_exact_to_one_row_per_class(store: FeatureStore, example: Ex
     assert dataset.verify().ok
 
 
-def test_time_split_is_half_open_and_counts_what_it_leaves_out(store: FeatureStore, example: Example) -> None:
+def test_time_split_is_half_open_and_counts_what_it_leaves_out(
+    store: FeatureStore, example: Example
+) -> None:
     middle = START + timedelta(minutes=500)
-    split = TimeSplit("at", {"train": (START + timedelta(minutes=10), middle), "test": (middle, None)})
+    split = TimeSplit(
+        "at", {"train": (START + timedelta(minutes=10), middle), "test": (middle, None)}
+    )
     dataset = store.create_training_dataset(example(), "times", splits=split, key=["at"])
     assert max(row["at"] for row in rows_of(dataset, "train")) == middle - timedelta(minutes=1)  # type: ignore[type-var]
     assert min(row["at"] for row in rows_of(dataset, "test")) == middle  # type: ignore[type-var]
@@ -143,7 +157,9 @@ def test_time_split_is_half_open_and_counts_what_it_leaves_out(store: FeatureSto
 
 
 def test_rows_with_one_key_are_ordered_by_their_canonical_bytes(duckdb_store: FeatureStore) -> None:
-    table = pa.table({"k": pa.array([1, 1, 1, 2, 2, 3] * 50, pa.int64()), "v": pa.array(range(300), pa.int64())})
+    table = pa.table(
+        {"k": pa.array([1, 1, 1, 2, 2, 3] * 50, pa.int64()), "v": pa.array(range(300), pa.int64())}
+    )
     dataset = duckdb_store.create_training_dataset(table, "ties", key="k", shards=7)
     found = dataset.read("train").to_arrow()
     assert sorted(found["v"].to_pylist()) == list(range(300))
@@ -157,10 +173,18 @@ def test_labels_are_counted_and_weighted(duckdb_store: FeatureStore, example: Ex
     table = example()
     dataset = duckdb_store.create_training_dataset(table, "counted", label="label", key=["at"])
     counts = dataset.manifest.split("train").label_counts["label"]
-    assert counts == {"0": table["label"].to_pylist().count(0), "1": table["label"].to_pylist().count(1)}
-    assert dataset.manifest.split("train").label_weights["label"]["1"] == pytest.approx(1000 / 2 / counts["1"])
+    assert counts == {
+        "0": table["label"].to_pylist().count(0),
+        "1": table["label"].to_pylist().count(1),
+    }
+    assert dataset.manifest.split("train").label_weights["label"]["1"] == pytest.approx(
+        1000 / 2 / counts["1"]
+    )
     assert dataset.manifest.column("label").role == "label"
-    assert dataset.manifest.split("train").nulls == {"n": table["n"].null_count, "word": table["word"].null_count}
+    assert dataset.manifest.split("train").nulls == {
+        "n": table["n"].null_count,
+        "word": table["word"].null_count,
+    }
 
 
 def test_labels_that_no_one_counts_are_no_classes(duckdb_store: FeatureStore) -> None:
@@ -173,14 +197,18 @@ def test_labels_that_no_one_counts_are_no_classes(duckdb_store: FeatureStore) ->
             "raw": pa.array([b"a", b"b", None]),
         }
     )
-    made = duckdb_store.create_training_dataset(table, "d", label=["vector", "ragged", "raw"], key="x")
+    made = duckdb_store.create_training_dataset(
+        table, "d", label=["vector", "ragged", "raw"], key="x"
+    )
     assert made.manifest.split("train").label_counts == {}
     many = pa.table({"x": pa.array(range(5000)), "price": pa.array([n / 7 for n in range(5000)])})
     made = duckdb_store.create_training_dataset(many, "many", label="price", key="x")
     assert made.manifest.split("train").label_counts == {}, "thousands of values are no classes"
 
 
-def test_proportions_of_labels_are_told_for_each_split(duckdb_store: FeatureStore, example: Example) -> None:
+def test_proportions_of_labels_are_told_for_each_split(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     rules = {"splits": {"train": 0.5, "test": 0.5}, "label": ["label", "word"], "key": "at"}
     made = duckdb_store.create_training_dataset(example(), "d", **rules)  # type: ignore[arg-type]
     for split in made.splits:
@@ -193,7 +221,9 @@ def test_proportions_of_labels_are_told_for_each_split(duckdb_store: FeatureStor
                 assert shares["null" if value is None else str(value)] == pytest.approx(expected)
 
 
-def test_splits_other_than_those_counted_are_no_dataset(duckdb_store: FeatureStore, example: Example) -> None:
+def test_splits_other_than_those_counted_are_no_dataset(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     """Whatever an engine did wrong between counting and writing, also where every shard got its number of rows."""
     rows, engine = example(200), duckdb_store.session.engine
     request = check_request(
@@ -203,7 +233,9 @@ def test_splits_other_than_those_counted_are_no_dataset(duckdb_store: FeatureSto
     )  # fmt: skip
     relation = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     directory = str(Path(duckdb_store.location, "made"))
-    staged = prepare(engine, relation, request, plan=None, directory=str(Path(duckdb_store.location, "rows")))
+    staged = prepare(
+        engine, relation, request, plan=None, directory=str(Path(duckdb_store.location, "rows"))
+    )
     shape = plan_shape(engine, staged, request)
     summaries = write(engine, staged, request, shape, directory=directory)
     assert sum(each.written.rows for each in summaries) == 200
@@ -217,7 +249,9 @@ def test_splits_other_than_those_counted_are_no_dataset(duckdb_store: FeatureSto
         write(engine, Prepared(changed, None, request), request, shape, directory=directory)
 
 
-def test_what_killed_attempts_of_a_task_left_is_removed(duckdb_store: FeatureStore, example: Example) -> None:
+def test_what_killed_attempts_of_a_task_left_is_removed(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     place = Path(duckdb_store.location, "trainingdatasets", "d", "v1", "train")
     left = place / ".tfrecord-00000-of-00001.0123456789abcdef.tmp"
 
@@ -262,7 +296,9 @@ def test_digits_are_images_in_every_format(duckdb_store: FeatureStore) -> None:
     table = pa.table(
         {
             "image": pa.FixedSizeListArray.from_arrays(rows, 8),
-            "embedding": pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1).astype(np.float32) / 16), 64),
+            "embedding": pa.FixedSizeListArray.from_arrays(
+                pa.array(pixels.reshape(-1).astype(np.float32) / 16), 64
+            ),
             "raw": [image.tobytes() for image in pixels],
             "digit": digits.target,
             "number": np.arange(len(pixels)),
@@ -275,7 +311,10 @@ def test_digits_are_images_in_every_format(duckdb_store: FeatureStore) -> None:
         assert made.verify().ok
         assert made.manifest.column("image").shape == (8, 8)
         (batch,) = made.reader(
-            "train", global_batch_size=1797, shuffle=False, columns=["image", "embedding", "raw", "digit", "number"]
+            "train",
+            global_batch_size=1797,
+            shuffle=False,
+            columns=["image", "embedding", "raw", "digit", "number"],
         ).batches()
         order = batch["number"]
         assert (batch["image"] == pixels[order]).all()
@@ -290,11 +329,19 @@ def test_tensorflow_reads_a_dataset_with_the_spec_and_no_code_of_ours(
 ) -> None:
     import tensorflow as tf
 
-    made = duckdb_store.create_training_dataset(example(300), "plain", key="at", label="label", shards=3)
+    made = duckdb_store.create_training_dataset(
+        example(300), "plain", key="at", label="label", shards=3
+    )
     spec = duckdb_store.get_training_dataset_tf_record_schema("plain")
     assert spec == made.tf_feature_spec()
     files = sorted(str(each) for each in Path(made.path, "train").glob("tfrecord-*"))
-    parsed = next(iter(tf.data.TFRecordDataset(files).batch(300).map(lambda each: tf.io.parse_example(each, spec))))
+    parsed = next(
+        iter(
+            tf.data.TFRecordDataset(files)
+            .batch(300)
+            .map(lambda each: tf.io.parse_example(each, spec))
+        )
+    )
     rows = made.read("train").to_arrow()
     assert parsed["user"].numpy().tolist() == rows["user"].to_pylist()
     assert parsed["label"].numpy().tolist() == rows["label"].to_pylist()
@@ -306,13 +353,17 @@ def test_tensorflow_reads_a_dataset_with_the_spec_and_no_code_of_ours(
 
 def test_manifest_follows_its_schema(duckdb_store: FeatureStore, example: Example) -> None:
     dataset = duckdb_store.create_training_dataset(example(), "schema", label="label", key=["at"])
-    schema = json.loads((Path(featurestore_schemas.__path__[0]) / "manifest.schema.json").read_text())
+    schema = json.loads(
+        (Path(featurestore_schemas.__path__[0]) / "manifest.schema.json").read_text()
+    )
     data = json.loads(Path(dataset.path, "manifest.json").read_text())
     jsonschema.validate(data, schema)
     assert TrainingDataset.open(dataset.path).manifest == dataset.manifest
 
 
-def test_versions_count_up_and_are_never_overwritten(duckdb_store: FeatureStore, example: Example) -> None:
+def test_versions_count_up_and_are_never_overwritten(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     table = example(50)
     assert duckdb_store.create_training_dataset(table, "d", key=["at"]).version == 1
     assert duckdb_store.create_training_dataset(table, "d", key=["at"]).version == 2
@@ -331,7 +382,10 @@ def test_versions_count_up_and_are_never_overwritten(duckdb_store: FeatureStore,
         ({"name": "../up"}, InvalidName),
         ({"splits": {"train": 0.5}}, InvalidSplit),
         ({"splits": {}}, InvalidSplit),
-        ({"splits": {"train": 0.5, "test": 0.5}, "split_by": "user", "stratify": "label"}, InvalidSplit),
+        (
+            {"splits": {"train": 0.5, "test": 0.5}, "split_by": "user", "stratify": "label"},
+            InvalidSplit,
+        ),
         ({"splits": TimeSplit("at", {"a": (None, START)}), "split_by": "user"}, InvalidSplit),
         ({"splits": TimeSplit("at", {"a": (None, START)}), "stratify": "label"}, InvalidSplit),
         ({"splits": TimeSplit("x", {"a": (None, START)})}, InvalidArgument),
@@ -369,23 +423,33 @@ def test_types_that_no_record_can_hold_are_refused_together(duckdb_store: Featur
 
 
 def test_empty_data_makes_an_empty_dataset(store: FeatureStore, example: Example) -> None:
-    dataset = store.create_training_dataset(example(0), "none", splits={"train": 0.5, "test": 0.5}, key=["at"])
+    dataset = store.create_training_dataset(
+        example(0), "none", splits={"train": 0.5, "test": 0.5}, key=["at"]
+    )
     assert dataset.num_rows("train") == 0
     assert dataset.verify().ok
     assert every_row(dataset) == []
 
 
-def test_features_of_the_store_are_recomputed_to_the_same_bytes(store: FeatureStore, example: Example) -> None:
+def test_features_of_the_store_are_recomputed_to_the_same_bytes(
+    store: FeatureStore, example: Example
+) -> None:
     table = example(400)
-    store.create_featuregroup(table.select(["user", "at", "label"]), "clicks", primary_key=["user"], event_time="at")
+    store.create_featuregroup(
+        table.select(["user", "at", "label"]), "clicks", primary_key=["user"], event_time="at"
+    )
     facts = table.select(["user", "at", "x", "n", "word"])
     store.create_featuregroup(facts, "facts", primary_key=["user"], event_time="at")
     frame = store.get_features(["facts.x", "facts.n", "facts.word"], labels="clicks")
-    dataset = store.create_training_dataset(frame, "proof", label="label", splits={"train": 0.8, "test": 0.2}, shards=2)
+    dataset = store.create_training_dataset(
+        frame, "proof", label="label", splits={"train": 0.8, "test": 0.2}, shards=2
+    )
     assert dataset.manifest.reproducible
     assert dataset.manifest.key == ("user", "at")
     assert {each["featuregroup"] for each in dataset.manifest.sources} == {"clicks", "facts"}
-    store.insert_into_featuregroup(facts.slice(0, 5), "facts")  # later data does not change the past
+    store.insert_into_featuregroup(
+        facts.slice(0, 5), "facts"
+    )  # later data does not change the past
     report = dataset.verify(recompute=True)
     assert report.ok, str(report)
 
@@ -395,14 +459,24 @@ def test_labels_from_a_dataframe_say_why_they_cannot_be_recomputed(
 ) -> None:
     table = example(100)
     duckdb_store.create_featuregroup(
-        table.select(["user", "at", "x"]), "facts", primary_key=["user"], event_time="at", validation="off"
+        table.select(["user", "at", "x"]),
+        "facts",
+        primary_key=["user"],
+        event_time="at",
+        validation="off",
     )
-    frame = duckdb_store.get_features(["facts.x"], labels=table.select(["user", "at", "label"]), label_time="at")
+    frame = duckdb_store.get_features(
+        ["facts.x"], labels=table.select(["user", "at", "label"]), label_time="at"
+    )
     dataset = duckdb_store.create_training_dataset(frame, "d", label="label")
     assert not dataset.manifest.reproducible
-    assert dataset.manifest.reproducible_reason == "the labels were a dataframe, not a feature group"
+    assert (
+        dataset.manifest.reproducible_reason == "the labels were a dataframe, not a feature group"
+    )
     assert dataset.manifest.key == ("user", "at")
-    schema = json.loads((Path(featurestore_schemas.__path__[0]) / "manifest.schema.json").read_text())
+    schema = json.loads(
+        (Path(featurestore_schemas.__path__[0]) / "manifest.schema.json").read_text()
+    )
     jsonschema.validate(json.loads(Path(dataset.path, "manifest.json").read_text()), schema)
     (source,) = dataset.manifest.sources
     assert (source["featuregroup"], source["version"], source["delta_version"]) == ("facts", 1, 1)
@@ -410,7 +484,9 @@ def test_labels_from_a_dataframe_say_why_they_cannot_be_recomputed(
     assert dataset.manifest.plan_hash
 
 
-def test_a_loose_dataframe_says_why_it_cannot_be_recomputed(duckdb_store: FeatureStore, example: Example) -> None:
+def test_a_loose_dataframe_says_why_it_cannot_be_recomputed(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     dataset = duckdb_store.create_training_dataset(example(20), "loose", key=["at"])
     assert not dataset.manifest.reproducible
     assert "dataframe" in (dataset.manifest.reproducible_reason or "")

@@ -45,7 +45,9 @@ def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example) ->
     store.close()
     unfinished = staged = 0
     for _ in range(TRIALS):
-        process = subprocess.Popen([sys.executable, "-c", EXPORTER, str(tmp_path / "store")], stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-c", EXPORTER, str(tmp_path / "store")], stdout=subprocess.PIPE
+        )
         assert process.stdout is not None
         before = set(staging.glob("td-*"))
         assert process.stdout.readline()
@@ -70,7 +72,11 @@ def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example) ->
     assert len(hashes) <= 1, "all are of the same rows"
     again = featurestore.connect(tmp_path / "store")
     made = again.create_training_dataset(
-        again.get_featuregroup("facts"), "d", label="label", splits={"train": 0.8, "test": 0.2}, shards=3
+        again.get_featuregroup("facts"),
+        "d",
+        label="label",
+        splits={"train": 0.8, "test": 0.2},
+        shards=3,
     )
     assert made.verify(recompute=True).ok
     assert hashes <= {made.manifest.content_hash}
@@ -85,7 +91,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
@@ -95,7 +103,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_is_said_and_nothing_is_half_visible(small_disk: Path, example: Example) -> None:
+def test_a_full_disk_is_said_and_nothing_is_half_visible(
+    small_disk: Path, example: Example
+) -> None:
     store = featurestore.connect(small_disk / "store")
     with pytest.raises(StorageError, match=r"(?i)no space|disk"):
         store.create_training_dataset(example(400_000), "d", key=["at"], statistics=False)
@@ -107,7 +117,9 @@ def test_a_full_disk_is_said_and_nothing_is_half_visible(small_disk: Path, examp
 
 
 @pytest.mark.parametrize("taken", ["trainingdatasets/d", "_staging"])
-def test_a_directory_that_cannot_be_made_is_named(duckdb_store: FeatureStore, example: Example, taken: str) -> None:
+def test_a_directory_that_cannot_be_made_is_named(
+    duckdb_store: FeatureStore, example: Example, taken: str
+) -> None:
     place = Path(duckdb_store.location, taken)
     if place.is_dir():
         place.rmdir()
@@ -118,7 +130,9 @@ def test_a_directory_that_cannot_be_made_is_named(duckdb_store: FeatureStore, ex
     assert duckdb_store.get_training_datasets() == []
 
 
-def test_two_exports_of_one_name_make_two_versions(duckdb_store: FeatureStore, example: Example) -> None:
+def test_two_exports_of_one_name_make_two_versions(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     duckdb_store.create_featuregroup(example(2000), "facts", primary_key=["user", "at"])
     made: list[int] = []
 

@@ -16,15 +16,25 @@ from featurestore.training.progress import ExportProgress, open_progress
 Example = Callable[..., pa.Table]
 
 
-def test_a_listener_hears_the_phases_and_then_every_row(duckdb_store: FeatureStore, example: Example) -> None:
+def test_a_listener_hears_the_phases_and_then_every_row(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     heard: list[tuple[str, int, int]] = []
-    duckdb_store.create_training_dataset(example(500), "d", key="at", progress=lambda *told: heard.append(told))
-    assert list(dict.fromkeys(phase for phase, _, _ in heard)) == ["compute rows", "count and cut", "write shards"]
+    duckdb_store.create_training_dataset(
+        example(500), "d", key="at", progress=lambda *told: heard.append(told)
+    )
+    assert list(dict.fromkeys(phase for phase, _, _ in heard)) == [
+        "compute rows",
+        "count and cut",
+        "write shards",
+    ]
     assert heard[-1] == ("write shards", 500, 500)
     assert all(done <= total for phase, done, total in heard if phase == "write shards")
 
 
-def test_rows_written_are_seen_from_the_bytes_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_written_are_seen_from_the_bytes_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "_INTERVAL", 0.01)
     heard: list[int] = []
 

@@ -44,7 +44,11 @@ def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
             for state in states:
                 state[split].sample.compact()
             held = sum(state[split].sample.held for state in states)
-            assert held == PARTITIONS * LIMIT if held_at_most is None else LIMIT <= held <= held_at_most
+            assert (
+                held == PARTITIONS * LIMIT
+                if held_at_most is None
+                else LIMIT <= held <= held_at_most
+            )
         merged = reduce(fold.merge, states)
         assert [merged[split].rows for split in range(2)] == list(rows)
         assert not any(is_sample_short(each, merged[at]) for at, each in enumerate(fold.statistics))
@@ -58,12 +62,18 @@ def test_samples_that_copies_make_too_small_are_noticed() -> None:
     state = few.add(few.start(), partition(0, distinct=2000))
     assert state[0].rows == 3750
     assert is_sample_short(fold, state[0])
-    assert not is_sample_short(statistics_fold(SCHEMA, limit=LIMIT), state[0]), "without a bound nothing was left out"
+    assert not is_sample_short(statistics_fold(SCHEMA, limit=LIMIT), state[0]), (
+        "without a bound nothing was left out"
+    )
     assert not is_sample_short(fold, None)
 
 
-def test_statistics_of_splits_are_those_of_their_rows(store: FeatureStore, example: Example) -> None:
-    made = store.create_training_dataset(example(800), "d", splits={"train": 0.7, "test": 0.3}, key="at", label="label")
+def test_statistics_of_splits_are_those_of_their_rows(
+    store: FeatureStore, example: Example
+) -> None:
+    made = store.create_training_dataset(
+        example(800), "d", splits={"train": 0.7, "test": 0.3}, key="at", label="label"
+    )
     for split in made.splits:
         rows = made.read(split).to_arrow()
         found = made.statistics(split)

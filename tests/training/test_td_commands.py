@@ -43,7 +43,9 @@ def run(location: str, command_line: Callable[..., Any]) -> Run:
     return call
 
 
-def test_verify_ends_with_0_for_a_whole_dataset_and_1_for_a_damaged_one(run: Run, location: str) -> None:
+def test_verify_ends_with_0_for_a_whole_dataset_and_1_for_a_damaged_one(
+    run: Run, location: str
+) -> None:
     assert "ok" in run("td", "verify", "d")
     assert run("td", "verify", "d", "--recompute", as_json=True)["recomputed"]
     shard = next(Path(location, "trainingdatasets", "d", "v2", "train").glob("tfrecord-*"))
@@ -60,7 +62,9 @@ def test_verify_ends_with_0_for_a_whole_dataset_and_1_for_a_damaged_one(run: Run
 
 
 def test_verify_says_why_a_dataset_cannot_be_made_again(run: Run) -> None:
-    assert "cannot be recomputed: the data was a dataframe" in run("td", "verify", "loose", "--recompute", code=1)
+    assert "cannot be recomputed: the data was a dataframe" in run(
+        "td", "verify", "loose", "--recompute", code=1
+    )
     assert "ok" in run("td", "verify", "loose")
     assert "dataframe" in run("td", "show", "loose", as_json=True)["not_reproducible_because"]
 

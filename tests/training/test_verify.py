@@ -21,7 +21,12 @@ MEBIBYTE = 2**20
 @pytest.fixture
 def dataset(duckdb_store: FeatureStore, example: Example) -> TrainingDataset:
     return duckdb_store.create_training_dataset(
-        example(), "proof", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=3, label="label"
+        example(),
+        "proof",
+        splits={"train": 0.8, "test": 0.2},
+        key=["user", "at"],
+        shards=3,
+        label="label",
     )
 
 
@@ -62,7 +67,9 @@ def test_the_first_wrong_mebibyte_of_a_long_file_is_named(
     assert dataset.verify().ok
 
 
-def test_a_damaged_file_beside_the_shards_is_named(duckdb_store: FeatureStore, example: Example) -> None:
+def test_a_damaged_file_beside_the_shards_is_named(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     dataset = duckdb_store.create_training_dataset(example(100), "beside", key="at")
     for name in ("schema.pbtxt", "_statistics/train.json"):
         path = Path(dataset.path, name)
@@ -70,7 +77,9 @@ def test_a_damaged_file_beside_the_shards_is_named(duckdb_store: FeatureStore, e
         path.write_bytes(whole.replace(b"0", b"1", 1))
         assert [(each.file, each.offset) for each in dataset.verify().problems] == [(name, 0)]
         path.unlink()
-        assert [(each.file, each.message) for each in dataset.verify().problems] == [(name, "is missing")]
+        assert [(each.file, each.message) for each in dataset.verify().problems] == [
+            (name, "is missing")
+        ]
         path.write_bytes(whole)
     manifest = Path(dataset.path, "manifest.json")
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
@@ -81,14 +90,20 @@ def test_a_truncated_shard_is_named_with_the_place_where_it_ends(dataset: Traini
     path = shard(dataset)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-7])
-    (problem,) = [each for each in dataset.verify().problems if "bytes where the manifest says" in each.message]
+    (problem,) = [
+        each
+        for each in dataset.verify().problems
+        if "bytes where the manifest says" in each.message
+    ]
     assert (problem.file, problem.offset) == (os.path.relpath(path, dataset.path), size - 7)
 
 
 def test_a_missing_shard_is_named(dataset: TrainingDataset) -> None:
     path = shard(dataset)
     path.unlink()
-    assert [each.message for each in dataset.verify().problems if each.file.endswith(path.name)] == ["is missing"]
+    assert [
+        each.message for each in dataset.verify().problems if each.file.endswith(path.name)
+    ] == ["is missing"]
 
 
 def test_swapped_shards_are_named(dataset: TrainingDataset) -> None:
@@ -97,7 +112,11 @@ def test_swapped_shards_are_named(dataset: TrainingDataset) -> None:
     one.write_bytes(two.read_bytes())
     two.write_bytes(data)
     names = [os.path.relpath(each, dataset.path) for each in (one, two)]
-    found = {each.file: each for each in dataset.verify().problems if "holds the bytes of" in each.message}
+    found = {
+        each.file: each
+        for each in dataset.verify().problems
+        if "holds the bytes of" in each.message
+    }
     assert set(found) == set(names)
     assert [found[name].offset for name in names] == [0, 0]
     assert names[1] in found[names[0]].message
@@ -107,12 +126,23 @@ def test_rows_in_the_wrong_split_or_order_are_found_though_every_hash_fits(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     dataset = duckdb_store.create_training_dataset(
-        example(300), "d", splits={"train": 0.5, "test": 0.5}, key=["at"], shards=2, data_format="parquet"
+        example(300),
+        "d",
+        splits={"train": 0.5, "test": 0.5},
+        key=["at"],
+        shards=2,
+        data_format="parquet",
     )
     train, test = dataset.manifest.splits
-    swapped = (replace(train, shards=test.shards, rows=test.rows), replace(test, shards=train.shards, rows=train.rows))
+    swapped = (
+        replace(train, shards=test.shards, rows=test.rows),
+        replace(test, shards=train.shards, rows=train.rows),
+    )
     found = rewritten(dataset, splits=swapped).verify().problems
-    assert {each.file for each in found if "the split rule puts elsewhere" in each.message} == {"train", "test"}
+    assert {each.file for each in found if "the split rule puts elsewhere" in each.message} == {
+        "train",
+        "test",
+    }
     first, second = train.shards
     crossed = (replace(second, first_row=0), replace(first, first_row=second.rows))
     found = rewritten(dataset, splits=(replace(train, shards=crossed), test)).verify().problems
@@ -134,7 +164,9 @@ def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
 
 
 def test_what_cannot_be_checked_is_said(duckdb_store: FeatureStore) -> None:
-    table = pa.table({"x": pa.array([n / 7 for n in range(50)]), "label": pa.array([n % 2 for n in range(50)])})
+    table = pa.table(
+        {"x": pa.array([n / 7 for n in range(50)]), "label": pa.array([n % 2 for n in range(50)])}
+    )
     splits = {"train": 0.5, "test": 0.5}
     lossy = duckdb_store.create_training_dataset(table, "lossy", splits=splits, stratify="label")
     report = lossy.verify()
@@ -146,7 +178,9 @@ def test_what_cannot_be_checked_is_said(duckdb_store: FeatureStore) -> None:
     assert all("(x)" in note for note in report.notes)
     packed = duckdb_store.create_training_dataset(table, "packed", key="label", compression="GZIP")
     assert "GZIP" in packed.verify().notes[0]
-    exact = duckdb_store.create_training_dataset(table, "exact", splits=splits, stratify="label", data_format="parquet")
+    exact = duckdb_store.create_training_dataset(
+        table, "exact", splits=splits, stratify="label", data_format="parquet"
+    )
     assert exact.verify().notes == ()
 
 
@@ -155,11 +189,15 @@ def test_a_strange_file_is_named(dataset: TrainingDataset) -> None:
     assert [each.message for each in dataset.verify().problems] == ["is not in the manifest"]
 
 
-def test_diff_counts_rows_added_removed_and_changed(duckdb_store: FeatureStore, example: Example) -> None:
+def test_diff_counts_rows_added_removed_and_changed(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     table = example(100)
     before = duckdb_store.create_training_dataset(table, "d", key=["at"])
     changed = table.set_column(
-        table.schema.get_field_index("label"), "label", pa.array([5, *table["label"].to_pylist()[1:]], pa.int64())
+        table.schema.get_field_index("label"),
+        "label",
+        pa.array([5, *table["label"].to_pylist()[1:]], pa.int64()),
     )
     after = duckdb_store.create_training_dataset(changed.slice(0, 90), "d", key=["at"])
     report = before.diff(after)
@@ -169,12 +207,18 @@ def test_diff_counts_rows_added_removed_and_changed(duckdb_store: FeatureStore, 
     assert before.diff(before).same
 
 
-def test_diff_tells_columns_sources_rules_labels_and_drift(duckdb_store: FeatureStore, example: Example) -> None:
+def test_diff_tells_columns_sources_rules_labels_and_drift(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     table = example(600)
     duckdb_store.create_featuregroup(table, "facts", primary_key=["user", "at"])
     rules = {"label": "label", "splits": {"train": 0.8, "test": 0.2}}
-    first = duckdb_store.create_training_dataset(duckdb_store.get_featuregroup("facts"), "d", **rules)  # type: ignore[arg-type]
-    moved = table.set_column(2, "x", pa.array([value + 5 for value in table["x"].to_pylist()], pa.float32()))
+    first = duckdb_store.create_training_dataset(
+        duckdb_store.get_featuregroup("facts"), "d", **rules
+    )  # type: ignore[arg-type]
+    moved = table.set_column(
+        2, "x", pa.array([value + 5 for value in table["x"].to_pylist()], pa.float32())
+    )
     moved = moved.set_column(5, "label", pa.array([1] * 600, pa.int64()))
     duckdb_store.insert_into_featuregroup(moved, "facts", mode="overwrite")
     frame = duckdb_store.get_featuregroup("facts").select("user", "at", "x", "n", "label")
@@ -183,12 +227,17 @@ def test_diff_tells_columns_sources_rules_labels_and_drift(duckdb_store: Feature
     assert report.columns == ("column 'word' removed",)
     assert report.sources == ("source facts@v1: Delta version 1 -> 2",)
     assert report.rules == ("seed: 0 -> 5",)
-    assert [line.split(":")[0] for line in report.labels] == ["label 'label' in train", "label 'label' in test"]
+    assert [line.split(":")[0] for line in report.labels] == [
+        "label 'label' in train",
+        "label 'label' in test",
+    ]
     assert "-> 100.00%" in report.labels[0]
     printed = str(report)
     assert "drift of train.x" in printed
     assert "drift of test.x" in printed
     assert "drift of train.user" not in printed
     assert report.to_json()["drift"]["train"]["features"][0]["reasons"]
-    totals = [sum(getattr(each, what) for each in report.splits.values()) for what in ("added", "removed")]
+    totals = [
+        sum(getattr(each, what) for each in report.splits.values()) for what in ("added", "removed")
+    ]
     assert totals[0] == totals[1] > 0, "another seed moves rows between the splits"

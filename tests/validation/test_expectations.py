@@ -19,7 +19,7 @@ import pytest
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, ValidationReport
-from featurestore.validators import Validator, find_validator
+from featurestore.plugins.validator import Validator, find_validator
 
 TABLE = pa.table(
     {
@@ -53,7 +53,11 @@ def rule(kind: str, **kwargs: Any) -> dict[str, Any]:
         (rule("column_values_to_be_in_set", column="word", value_set=["x", "y"]), [3], 3),
         (rule("column_values_to_match_regex", column="word", regex="^[xy]$"), [3], 3),
         (rule("column_value_lengths_to_be_between", column="word", max_value=1), [3], 3),
-        (rule("column_values_to_be_between", column="at", min_value="2020-01-01T00:00:00Z"), [0, 1, 2], 3),
+        (
+            rule("column_values_to_be_between", column="at", min_value="2020-01-01T00:00:00Z"),
+            [0, 1, 2],
+            3,
+        ),
         (rule("column_values_to_be_between", column="day", min_value="2021-01-01"), [0, 1, 2], 3),
         (rule("column_values_to_be_in_set", column="day", value_set=["2020-01-01"]), [], 3),
         (rule("column_values_to_be_in_set", column="flag", value_set=[True]), [2], 3),
@@ -128,7 +132,9 @@ def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validato
 
     gx = library()
     one = gx.expectations.ExpectColumnValuesToNotBeNull(column="n")
-    suite = gx.ExpectationSuite(name="s", expectations=[gx.expectations.ExpectColumnToExist(column="n")])
+    suite = gx.ExpectationSuite(
+        name="s", expectations=[gx.expectations.ExpectColumnToExist(column="n")]
+    )
     plain = rule("column_values_to_be_between", column="n", min_value=0)
     older = {"expectation_type": plain["type"], "kwargs": plain["kwargs"]}
     found = validator.normalise([one, suite, plain, older])
@@ -167,15 +173,29 @@ def test_a_severity_below_critical_is_a_warning(validator: Validator) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (rule("colum_values_to_be_null", column="a"), "did you mean 'expect_column_values_to_be_null'"),
-        (rule("column_values_to_be_between", column="a", minimum=1), "minimum; extra fields not permitted"),
+        (
+            rule("colum_values_to_be_null", column="a"),
+            "did you mean 'expect_column_values_to_be_null'",
+        ),
+        (
+            rule("column_values_to_be_between", column="a", minimum=1),
+            "minimum; extra fields not permitted",
+        ),
         (rule("column_values_to_be_between", min_value=1), "column; field required"),
         ({"kwargs": {}}, "is not an expectation"),
         ("expect_column_to_exist", "is not an expectation"),
-        ({"type": "unexpected_rows_expectation", "kwargs": {"unexpected_rows_query": "select 1"}}, "runs SQL"),
+        (
+            {
+                "type": "unexpected_rows_expectation",
+                "kwargs": {"unexpected_rows_query": "select 1"},
+            },
+            "runs SQL",
+        ),
     ],
 )
-def test_what_is_no_expectation_is_refused_with_the_way_out(validator: Validator, wrong: object, message: str) -> None:
+def test_what_is_no_expectation_is_refused_with_the_way_out(
+    validator: Validator, wrong: object, message: str
+) -> None:
     with pytest.raises(InvalidExpectation, match=message):
         validator.normalise(wrong)
 
@@ -183,17 +203,23 @@ def test_what_is_no_expectation_is_refused_with_the_way_out(validator: Validator
 def test_what_cannot_be_computed_is_no_failure_of_the_data(validator: Validator) -> None:
     with pytest.raises(InvalidExpectation, match="cannot be computed"):
         validator.check(
-            TABLE.select(["word"]), validator.normalise(rule("column_values_to_be_between", column="word", max_value=1))
+            TABLE.select(["word"]),
+            validator.normalise(rule("column_values_to_be_between", column="word", max_value=1)),
         )
 
 
 def test_the_library_is_quiet(validator: Validator, capsys: pytest.CaptureFixture[str]) -> None:
-    validator.check(TABLE.select(["n"]), validator.normalise([rule("column_values_to_not_be_null", column="n")] * 5))
+    validator.check(
+        TABLE.select(["n"]),
+        validator.normalise([rule("column_values_to_not_be_null", column="n")] * 5),
+    )
     shown = capsys.readouterr()
     assert shown.out + shown.err == ""
 
 
-def test_the_library_asks_for_no_network(validator: Validator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_asks_for_no_network(
+    validator: Validator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the network was asked for")
 
@@ -201,7 +227,9 @@ def test_the_library_asks_for_no_network(validator: Validator, monkeypatch: pyte
     from featurestore_connectors.great_expectations.library import frames
 
     frames.cache_clear()
-    assert validator.check(TABLE.select(["n"]), validator.normalise(rule("column_to_exist", column="n")))
+    assert validator.check(
+        TABLE.select(["n"]), validator.normalise(rule("column_to_exist", column="n"))
+    )
 
 
 def test_the_library_is_loaded_only_for_expectations() -> None:
@@ -211,7 +239,9 @@ def test_the_library_is_loaded_only_for_expectations() -> None:
         "store.create_featuregroup(pa.table({'id': [1]}), 'g', primary_key=['id'])\n"
         "assert 'great_expectations' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -222,14 +252,26 @@ def test_a_validator_travels_to_executors(validator: Validator) -> None:
 def report() -> ValidationReport:
     results = (
         ExpectationResult(
-            rule("column_values_to_be_between", column="n", max_value=5), False, 10, 2, samples=({"n": 6},)
+            rule("column_values_to_be_between", column="n", max_value=5),
+            False,
+            10,
+            2,
+            samples=({"n": 6},),
         ),
         ExpectationResult(
-            rule("column_mean_to_be_between", column="n", max_value=5), True, 10, row_level=False, observed=3.5
+            rule("column_mean_to_be_between", column="n", max_value=5),
+            True,
+            10,
+            row_level=False,
+            observed=3.5,
         ),
         ExpectationResult({"type": "no_null_keys", "kwargs": {"columns": ["id", "at"]}}, True, 10),
         ExpectationResult(
-            {"type": "no_duplicate_keys", "kwargs": {"columns": ["id"]}}, False, 10, 1, samples=({"id": 1, "n": 2},)
+            {"type": "no_duplicate_keys", "kwargs": {"columns": ["id"]}},
+            False,
+            10,
+            1,
+            samples=({"id": 1, "n": 2},),
         ),
         ExpectationResult(
             {"type": "no_future_event_times", "kwargs": {"column": "at", "tolerance": "0us"}},
@@ -240,13 +282,22 @@ def report() -> ValidationReport:
         ),
     )
     return ValidationReport(
-        "people", 1, "warn", datetime(2024, 1, 1, tzinfo=UTC), 10, results, run_id="r", delta_version=3
+        "people",
+        1,
+        "warn",
+        datetime(2024, 1, 1, tzinfo=UTC),
+        10,
+        results,
+        run_id="r",
+        delta_version=3,
     )
 
 
 def test_reports_travel_as_json_of_their_schema() -> None:
     data = json.loads(json.dumps(report().to_json(), allow_nan=False))
-    schema = json.loads(files("featurestore_schemas").joinpath("validation_report.schema.json").read_text())
+    schema = json.loads(
+        files("featurestore_schemas").joinpath("validation_report.schema.json").read_text()
+    )
     jsonschema.validate(data, schema)
     assert ValidationReport.from_json(data).to_json() == data
     assert ValidationReport.from_json(data).success is False
@@ -267,7 +318,9 @@ def test_a_page_is_whole_without_a_network(validator: Validator) -> None:
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             if tag in ("link", "script", "img", "iframe", "object", "source"):
                 self.found.append(tag)
-            self.found.extend(value or "" for name, value in attrs if "//" in (value or "") or name == "src")
+            self.found.extend(
+                value or "" for name, value in attrs if "//" in (value or "") or name == "src"
+            )
 
     page = validator.to_html(report())
     Loads().feed(page)

@@ -11,16 +11,25 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from featurestore import deltalog
 from featurestore.cli import app
-from featurestore.errors import DuplicateKeys, InvalidArgument, InvalidExpectation, KeyRequired, ValidationFailed
-from featurestore.validators import find_validator
+from featurestore.delta import deltalog
+from featurestore.errors import (
+    DuplicateKeys,
+    InvalidArgument,
+    InvalidExpectation,
+    KeyRequired,
+    ValidationFailed,
+)
+from featurestore.plugins.validator import find_validator
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
-AGE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "age", "min_value": 0, "max_value": 120}}
+AGE = {
+    "type": "expect_column_values_to_be_between",
+    "kwargs": {"column": "age", "min_value": 0, "max_value": 120},
+}
 FEW = {"type": "expect_table_row_count_to_be_between", "kwargs": {"max_value": 1_000}}
 
 
@@ -30,7 +39,11 @@ def people(ids: Any, ages: Any, *, hours: int = 0) -> pd.DataFrame:
 
 
 def create(store: FeatureStore, **options: Any) -> Any:
-    settings: dict[str, Any] = {"primary_key": ["id"], "event_time": "at", "expectations": [AGE, FEW]} | options
+    settings: dict[str, Any] = {
+        "primary_key": ["id"],
+        "event_time": "at",
+        "expectations": [AGE, FEW],
+    } | options
     return store.create_featuregroup(people(range(100), [30] * 100), "people", **settings)
 
 
@@ -55,7 +68,10 @@ def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
         store.insert_into_featuregroup(bad, "people")
     text = str(caught.value)
     assert "'people' version 1: 3 checks of 5 failed; nothing was written." in text
-    assert "expect_column_values_to_be_between(column='age', min_value=0, max_value=120): 1 of 6 rows" in text
+    assert (
+        "expect_column_values_to_be_between(column='age', min_value=0, max_value=120): 1 of 6 rows"
+        in text
+    )
     assert "{'id': 201, 'at': '2024-01-01T01:00:00+00:00', 'age': 300}" in text
     assert "1 of 6 rows have nulls in id, at" in text
     assert "1 key occurs more than once" in text
@@ -67,19 +83,24 @@ def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
     assert [row["id"] for row in rows(store)][100:] == [200, 202]
     failing = {(row["id"], row["age"]): row["reasons"] for row in quarantined(store)}
     assert failing == {
-        (201, 300): ["expect_column_values_to_be_between(column='age', min_value=0, max_value=120)"],
+        (201, 300): [
+            "expect_column_values_to_be_between(column='age', min_value=0, max_value=120)"
+        ],
         (203, 1): ["no_duplicate_keys(columns=['id', 'at'])"],
         (203, 2): ["no_duplicate_keys(columns=['id', 'at'])"],
         (None, 3): ["no_null_keys(columns=['id', 'at'])"],
     }
     assert all(row["at"] == START + timedelta(hours=1) for row in quarantined(store))
 
-    commit = store.insert_into_featuregroup(bad[:3].assign(id=[300, 301, 302]), "people", validation="warn")
+    commit = store.insert_into_featuregroup(
+        bad[:3].assign(id=[300, 301, 302]), "people", validation="warn"
+    )
     assert commit.validation == "warned"
     assert [row["age"] for row in rows(store)][-3:] == [40, 300, 41]
 
     history = [
-        (each.policy, each.success, each.rows, each.rows_quarantined) for each in store.get_validation_history("people")
+        (each.policy, each.success, each.rows, each.rows_quarantined)
+        for each in store.get_validation_history("people")
     ]
     assert history == [
         ("strict", True, 100, 0),
@@ -87,7 +108,12 @@ def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
         ("quarantine", False, 6, 4),
         ("warn", False, 3, 0),
     ]
-    assert [each.delta_version for each in store.get_validation_history("people")] == [1, None, 2, 3]
+    assert [each.delta_version for each in store.get_validation_history("people")] == [
+        1,
+        None,
+        2,
+        3,
+    ]
 
 
 def test_an_upsert_parts_failing_rows_before_it_merges(duckdb_store: FeatureStore) -> None:
@@ -112,33 +138,49 @@ def test_an_upsert_parts_failing_rows_before_it_merges(duckdb_store: FeatureStor
 def test_an_upsert_never_takes_a_key_twice(duckdb_store: FeatureStore, policy: str) -> None:
     create(duckdb_store, expectations=None)
     with pytest.raises(DuplicateKeys, match=r"id('?: |=)1"):
-        duckdb_store.insert_into_featuregroup(people([1, 1], [5, 6]), "people", mode="upsert", validation=policy)
+        duckdb_store.insert_into_featuregroup(
+            people([1, 1], [5, 6]), "people", mode="upsert", validation=policy
+        )
     assert {row["age"] for row in rows(duckdb_store)} == {30}
 
 
 def test_the_last_of_each_key_can_be_taken(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
-    duckdb_store.insert_into_featuregroup(people([1, 1], [5, 6]), "people", mode="upsert", on_duplicates="last")
+    duckdb_store.insert_into_featuregroup(
+        people([1, 1], [5, 6]), "people", mode="upsert", on_duplicates="last"
+    )
     assert rows(duckdb_store)[1]["age"] == 6
 
 
 def test_what_fails_for_the_whole_table_fails_a_quarantine(duckdb_store: FeatureStore) -> None:
     create(
         duckdb_store,
-        expectations=[AGE, {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "age", "max_value": 35}}],
+        expectations=[
+            AGE,
+            {
+                "type": "expect_column_mean_to_be_between",
+                "kwargs": {"column": "age", "max_value": 35},
+            },
+        ],
     )
     with pytest.raises(ValidationFailed, match=r"expect_column_mean_to_be_between.*found 40"):
-        duckdb_store.insert_into_featuregroup(people([200, 201], [40, 999]), "people", validation="quarantine")
+        duckdb_store.insert_into_featuregroup(
+            people([200, 201], [40, 999]), "people", validation="quarantine"
+        )
     assert len(rows(duckdb_store)) == 100
     assert quarantined(duckdb_store) == []
     # The mean is that of the rows that would land.
-    duckdb_store.insert_into_featuregroup(people([200, 201], [34, 999]), "people", validation="quarantine")
+    duckdb_store.insert_into_featuregroup(
+        people([200, 201], [34, 999]), "people", validation="quarantine"
+    )
     assert len(rows(duckdb_store)) == 101
 
 
 def test_a_batch_of_failing_rows_only_goes_to_quarantine_whole(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
-    commit = duckdb_store.insert_into_featuregroup(people([200, 201], [998, 999]), "people", validation="quarantine")
+    commit = duckdb_store.insert_into_featuregroup(
+        people([200, 201], [998, 999]), "people", validation="quarantine"
+    )
     assert commit.rows == 100
     assert len(quarantined(duckdb_store)) == 2
 
@@ -148,14 +190,25 @@ def test_event_times_in_the_future_are_a_warning(duckdb_store: FeatureStore) -> 
     ahead = people([500], [30], hours=24 * 365 * 100)
     duckdb_store.insert_into_featuregroup(ahead, "people")
     report = duckdb_store.get_validation_history("people")[-1]
-    future = next(each for each in report.results if each.expectation["type"] == "no_future_event_times")
-    assert (report.success, future.success, future.warning, future.unexpected) == (True, False, True, 1)
+    future = next(
+        each for each in report.results if each.expectation["type"] == "no_future_event_times"
+    )
+    assert (report.success, future.success, future.warning, future.unexpected) == (
+        True,
+        False,
+        True,
+        1,
+    )
 
 
 def test_event_times_within_the_tolerance_are_no_warning(store: FeatureStore) -> None:
     now = datetime.now(UTC)
-    ahead = pd.DataFrame({"id": [1, 2], "age": [30, 30], "at": [now + timedelta(minutes=4), now + timedelta(days=2)]})
-    group = store.create_featuregroup(ahead, "people", primary_key=["id"], event_time="at", event_time_tolerance="5min")
+    ahead = pd.DataFrame(
+        {"id": [1, 2], "age": [30, 30], "at": [now + timedelta(minutes=4), now + timedelta(days=2)]}
+    )
+    group = store.create_featuregroup(
+        ahead, "people", primary_key=["id"], event_time="at", event_time_tolerance="5min"
+    )
     assert group.spec.event_time_tolerance == timedelta(minutes=5)
     store.validate_featuregroup("people")
     found = [
@@ -173,24 +226,32 @@ def test_a_tolerance_needs_an_event_time_and_a_duration(duckdb_store: FeatureSto
     with pytest.raises(KeyRequired, match="event_time_tolerance needs an event_time"):
         duckdb_store.create_featuregroup(given, "people", event_time_tolerance="5min")
     with pytest.raises(InvalidArgument, match="event_time_tolerance='soon' is not a duration"):
-        duckdb_store.create_featuregroup(given, "people", event_time="at", event_time_tolerance="soon")
+        duckdb_store.create_featuregroup(
+            given, "people", event_time="at", event_time_tolerance="soon"
+        )
 
 
 def test_off_is_off(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
-    duckdb_store.insert_into_featuregroup(people([200, 200], [999, 999]), "people", validation="off")
+    duckdb_store.insert_into_featuregroup(
+        people([200, 200], [999, 999]), "people", validation="off"
+    )
     assert len(rows(duckdb_store)) == 102
     assert len(duckdb_store.get_validation_history("people")) == 1
 
 
-def test_mostly_is_over_all_chunks(duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mostly_is_over_all_chunks(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("featurestore.validation.rows._CHUNK_ROWS", 10)
     mostly = {**AGE, "kwargs": {**AGE["kwargs"], "mostly": 0.9}}  # type: ignore[dict-item]
     create(duckdb_store, expectations=[mostly])
     batch = people(range(200, 300), [999] * 10 + [30] * 90)
     duckdb_store.insert_into_featuregroup(batch, "people")
     with pytest.raises(ValidationFailed, match="11 of 100 rows"):
-        duckdb_store.insert_into_featuregroup(batch.assign(id=range(400, 500), age=[999] * 11 + [30] * 89), "people")
+        duckdb_store.insert_into_featuregroup(
+            batch.assign(id=range(400, 500), age=[999] * 11 + [30] * 89), "people"
+        )
 
 
 def test_a_group_is_validated_on_request(duckdb_store: FeatureStore) -> None:
@@ -202,15 +263,25 @@ def test_a_group_is_validated_on_request(duckdb_store: FeatureStore) -> None:
     assert not report.success
     assert (report.delta_version, report.rows) == (2, 101)
     assert "FAIL expect_column_values_to_be_between" in str(report)
-    strange = [{"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "age", "value_set": [30, 999]}}]
+    strange = [
+        {
+            "type": "expect_column_values_to_be_in_set",
+            "kwargs": {"column": "age", "value_set": [30, 999]},
+        }
+    ]
     assert store.validate_featuregroup("people", expectations=strange).success
     assert len(store.get_validation_history("people")) == 5
 
 
 def test_the_command_line_shows_what_fails_and_why(duckdb_store: FeatureStore) -> None:
-    older = {"type": "expect_column_mean_to_be_between", "kwargs": {"column": "age", "min_value": 60}}
+    older = {
+        "type": "expect_column_mean_to_be_between",
+        "kwargs": {"column": "age", "min_value": 60},
+    }
     create(duckdb_store, expectations=[AGE, older], validation="warn")
-    call = CliRunner().invoke(app, ["--location", duckdb_store.location, "fg", "validate", "people"])
+    call = CliRunner().invoke(
+        app, ["--location", duckdb_store.location, "fg", "validate", "people"]
+    )
     assert call.exit_code == 1
     text = " ".join(call.output.split())
     assert "expect_column_values_to_be_between" in text
@@ -226,7 +297,9 @@ def test_expectations_of_every_form_are_kept_with_the_group(duckdb_store: Featur
 
     given = [
         gx.expectations.ExpectColumnValuesToNotBeNull(column="age"),
-        gx.ExpectationSuite(name="suite", expectations=[gx.expectations.ExpectColumnToExist(column="id")]),
+        gx.ExpectationSuite(
+            name="suite", expectations=[gx.expectations.ExpectColumnToExist(column="id")]
+        ),
         AGE,
     ]
     create(duckdb_store, expectations=given)
@@ -236,14 +309,20 @@ def test_expectations_of_every_form_are_kept_with_the_group(duckdb_store: Featur
         AGE,
     ]
     assert list(duckdb_store.featuregroup("people").spec.expectations) == kept
-    with pytest.raises(ValidationFailed, match=r"expect_column_values_to_not_be_null\(column='age'\): 1 of 2 rows"):
+    with pytest.raises(
+        ValidationFailed, match=r"expect_column_values_to_not_be_null\(column='age'\): 1 of 2 rows"
+    ):
         duckdb_store.insert_into_featuregroup(people([200, 201], [40, None]), "people")
 
 
 def test_only_named_columns_are_looked_at_and_a_chunk_at_a_time(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"primary_key": ["id"], "event_time": "at", "expectations": [AGE, FEW]}
+    options: dict[str, Any] = {
+        "primary_key": ["id"],
+        "event_time": "at",
+        "expectations": [AGE, FEW],
+    }
     duckdb_store.create_featuregroup(people([1], [30]).assign(unnamed=1.5), "people", **options)
     monkeypatch.setattr("featurestore.validation.rows._CHUNK_ROWS", 20_000)
     validator = type(find_validator())
@@ -255,7 +334,9 @@ def test_only_named_columns_are_looked_at_and_a_chunk_at_a_time(
 
     monkeypatch.setattr(validator, "check", watch)
     more = pa.Table.from_pandas(people(range(1_000, 201_000), [30] * 200_000).assign(unnamed=1.5))
-    stream = pa.RecordBatchReader.from_batches(more.schema, iter(more.to_batches(max_chunksize=5_000)))
+    stream = pa.RecordBatchReader.from_batches(
+        more.schema, iter(more.to_batches(max_chunksize=5_000))
+    )
     duckdb_store.insert_into_featuregroup(stream, "people", validation="warn")
     assert sum(rows for rows, _ in looked_at) == 200_000
     # What waits is checked as soon as it fills a chunk; a batch of the engine comes whole.
@@ -264,11 +345,15 @@ def test_only_named_columns_are_looked_at_and_a_chunk_at_a_time(
     assert {tuple(sorted(names)) for _, names in looked_at} == {("age", "at", "id")}
 
 
-def test_keys_repeated_by_later_appends_are_a_warning_on_request(duckdb_store: FeatureStore) -> None:
+def test_keys_repeated_by_later_appends_are_a_warning_on_request(
+    duckdb_store: FeatureStore,
+) -> None:
     create(duckdb_store)
     duckdb_store.insert_into_featuregroup(people([1], [30]), "people")
     report = duckdb_store.validate_featuregroup("people")
-    repeated = next(each for each in report.results if each.expectation["type"] == "no_duplicate_keys")
+    repeated = next(
+        each for each in report.results if each.expectation["type"] == "no_duplicate_keys"
+    )
     assert (report.success, repeated.success, repeated.unexpected) == (True, False, 1)
 
 

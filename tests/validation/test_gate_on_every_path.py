@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import FeatureStoreError, JobFailed, ValidationFailed
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
-AGE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "age", "min_value": 0, "max_value": 120}}
+AGE = {
+    "type": "expect_column_values_to_be_between",
+    "kwargs": {"column": "age", "min_value": 0, "max_value": 120},
+}
 REJECTED = 999
 
 
@@ -33,12 +36,18 @@ def people(ids: Any, ages: Any, *, hours: int = 0) -> pd.DataFrame:
 
 def create(store: FeatureStore) -> None:
     store.create_featuregroup(
-        people(range(20), [30] * 20), "people", primary_key=["id"], event_time="at", expectations=[AGE]
+        people(range(20), [30] * 20),
+        "people",
+        primary_key=["id"],
+        event_time="at",
+        expectations=[AGE],
     )
 
 
 def ages(store: FeatureStore) -> dict[int, int]:
-    return {row["id"]: row["age"] for row in store.get_featuregroup("people").to_arrow().to_pylist()}
+    return {
+        row["id"]: row["age"] for row in store.get_featuregroup("people").to_arrow().to_pylist()
+    }
 
 
 def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
@@ -85,14 +94,19 @@ def test_no_mode_of_writing_shows_a_rejected_row_to_a_reader(store: FeatureStore
             changes = bad.assign(at=START + timedelta(hours=1)) if mode == "append" else bad
             with pytest.raises(ValidationFailed):
                 store.insert_into_featuregroup(changes, "people", mode=mode, validation="strict")
-            commit = store.insert_into_featuregroup(changes, "people", mode=mode, validation="quarantine")
+            commit = store.insert_into_featuregroup(
+                changes, "people", mode=mode, validation="quarantine"
+            )
             assert commit.validation == "quarantined"
     assert REJECTED not in seen
     assert seen <= {30, 40}
     assert ages(store)[1] == 40
     assert [row["id"] for row in quarantined(store)] == [100] * len(modes)
     landed = [(each.operation, each.rows) for each in store.get_featuregroup_history("people")]
-    assert landed == [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)][: len(modes) + 1]
+    assert (
+        landed
+        == [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)][: len(modes) + 1]
+    )
 
 
 def test_the_quarantine_commits_first_and_both_under_one_transaction(
@@ -114,13 +128,18 @@ def test_the_quarantine_commits_first_and_both_under_one_transaction(
         )
     assert [each[:2] for each in committed] == [(True, ("nightly", 7)), (False, ("nightly", 7))]
     assert len({run for *_, run in committed}) == 1
-    for path in (store.session.quarantine_path("people", 1), store.session.featuregroup_path("people", 1)):
+    for path in (
+        store.session.quarantine_path("people", 1),
+        store.session.featuregroup_path("people", 1),
+    ):
         assert deltalog.transaction_version(path, "nightly") == 7
     assert (ages(store)[1], ages(store)[2]) == (31, 30)
     assert [row["id"] for row in quarantined(store)] == [2]
 
 
-def test_without_a_transaction_of_the_caller_both_commits_have_one_of_their_own(duckdb_store: FeatureStore) -> None:
+def test_without_a_transaction_of_the_caller_both_commits_have_one_of_their_own(
+    duckdb_store: FeatureStore,
+) -> None:
     create(duckdb_store)
     given = people([3, 4], [31, REJECTED], hours=1)
     commit = duckdb_store.insert_into_featuregroup(given, "people", validation="quarantine")
@@ -144,7 +163,9 @@ def test_a_write_that_died_between_its_two_commits_is_finished_by_its_repeat(
         return write(self, path, relation, how)
 
     def attempt() -> None:
-        store.insert_into_featuregroup(changes, "people", validation="quarantine", transaction=("nightly", 7))
+        store.insert_into_featuregroup(
+            changes, "people", validation="quarantine", transaction=("nightly", 7)
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "write", die)
@@ -166,7 +187,9 @@ oldest = featurestore.sql_job("oldest", sql="select id, max(age) as age, $window
 
 
 def checked_job(store: FeatureStore, folder: Path, policy: str) -> None:
-    store.create_featuregroup(people([1, 2], [30, REJECTED]), "people", primary_key=["id"], event_time="at")
+    store.create_featuregroup(
+        people([1, 2], [30, REJECTED]), "people", primary_key=["id"], event_time="at"
+    )
     file = folder / "checked_jobs.py"
     file.write_text(JOB.replace("POLICY", policy))
     store.register_jobs(file)
@@ -216,4 +239,6 @@ def test_a_creation_parts_its_rows_too(store: FeatureStore) -> None:
     assert ages(store) == {1: 30}
     (put_aside,) = quarantined(store)
     assert (put_aside["id"], put_aside["age"], put_aside["at"]) == (2, REJECTED, START)
-    assert put_aside["reasons"] == ["expect_column_values_to_be_between(column='age', min_value=0, max_value=120)"]
+    assert put_aside["reasons"] == [
+        "expect_column_values_to_be_between(column='age', min_value=0, max_value=120)"
+    ]

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.engines import Engine, Relation
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.validator import Validator, find_validator
 from featurestore.validation import Subject
 from featurestore.validation.tables import check_table
-from featurestore.validators import Validator, find_validator
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -56,8 +56,12 @@ def bounds(*columns: str) -> Iterator[dict[str, Any]]:
     for column in columns:
         for kind in kinds:
             for least in (0.5, 5):
-                yield rule(f"column_{kind}_to_be_between", column=column, min_value=least, max_value=1e40)
-                yield rule(f"column_{kind}_to_be_between", column=column, max_value=least, strict_max=True)
+                yield rule(
+                    f"column_{kind}_to_be_between", column=column, min_value=least, max_value=1e40
+                )
+                yield rule(
+                    f"column_{kind}_to_be_between", column=column, max_value=least, strict_max=True
+                )
 
 
 TABLES = [
@@ -89,7 +93,13 @@ TABLES = [
         column="once",
         quantile_ranges={"quantiles": [0.5], "value_ranges": [[20, 40]]},
     ),
-    rule("column_mean_to_be_between", column="n", max_value=3, row_condition="once < 10", condition_parser="pandas"),
+    rule(
+        "column_mean_to_be_between",
+        column="n",
+        max_value=3,
+        row_condition="once < 10",
+        condition_parser="pandas",
+    ),
     rule("table_row_count_to_equal", value=60),
     rule("table_row_count_to_be_between", max_value=59),
     rule("table_column_count_to_equal", value=11),
@@ -99,11 +109,15 @@ TABLES = [
 
 def staged(store: FeatureStore, table: pa.Table) -> tuple[Engine, Relation]:
     engine = store.session.engine
-    return engine, engine.stage(engine.from_arrow(table.to_reader(max_chunksize=25)), f"{store.location}/_staged")
+    return engine, engine.stage(
+        engine.from_arrow(table.to_reader(max_chunksize=25)), f"{store.location}/_staged"
+    )
 
 
 def same(mine: ExpectationResult, theirs: ExpectationResult) -> None:
-    told = [(each.expectation, each.success, each.unexpected, each.row_level) for each in (mine, theirs)]
+    told = [
+        (each.expectation, each.success, each.unexpected, each.row_level) for each in (mine, theirs)
+    ]
     assert told[0] == told[1]
     if isinstance(theirs.observed, float) and theirs.observed == theirs.observed:
         assert float(mine.observed) == pytest.approx(theirs.observed, rel=1e-12)
@@ -123,7 +137,9 @@ def test_the_engine_finds_what_the_library_finds_on_loaded_columns(
     rules, theirs = on_loaded_columns
     engine, relation = staged(store, varied())
     subject = Subject("t", 1, relation.schema)
-    found = check_table(relation, subject, engine=engine, expectations=rules, validator=find_validator())
+    found = check_table(
+        relation, subject, engine=engine, expectations=rules, validator=find_validator()
+    )
     for mine, other in zip(found, theirs, strict=True):
         same(mine, other)
 
@@ -135,7 +151,11 @@ def test_no_rows_and_one_row_are_judged_alike(duckdb_store: FeatureStore, rows: 
     engine, relation = staged(duckdb_store, table)
     rules = validator.normalise([*bounds("x", "n"), rule("column_values_to_be_unique", column="n")])
     found = check_table(
-        relation, Subject("t", 1, relation.schema), engine=engine, expectations=rules, validator=validator
+        relation,
+        Subject("t", 1, relation.schema),
+        engine=engine,
+        expectations=rules,
+        validator=validator,
     )
     for mine, verdict in zip(found, validator.check(table, rules), strict=True):
         same(mine, verdict.result)
@@ -161,7 +181,13 @@ def thousands(duckdb_store: FeatureStore) -> tuple[Any, Relation, Validator]:
     random = np.random.default_rng(1)
     engine, relation = staged(
         duckdb_store,
-        pa.table({"x": random.normal(size=50_000), "n": random.integers(0, 5, 50_000), "id": np.arange(50_000)}),
+        pa.table(
+            {
+                "x": random.normal(size=50_000),
+                "n": random.integers(0, 5, 50_000),
+                "id": np.arange(50_000),
+            }
+        ),
     )
     return Loads(engine), relation, find_validator()
 
@@ -179,7 +205,9 @@ MEASURED = [
 ]
 
 
-def test_columns_that_do_not_fit_are_left_to_the_engine(thousands: tuple[Any, Relation, Validator]) -> None:
+def test_columns_that_do_not_fit_are_left_to_the_engine(
+    thousands: tuple[Any, Relation, Validator],
+) -> None:
     engine, relation, validator = thousands
     found = check_table(
         relation,
@@ -198,16 +226,39 @@ def test_what_the_engine_cannot_aggregate_is_refused_with_a_hint_above_the_bound
 ) -> None:
     engine, relation, validator = thousands
     ranges = {"quantiles": [0.5], "value_ranges": [[-1, 1]]}
-    rules = validator.normalise(rule("column_quantile_values_to_be_between", column="x", quantile_ranges=ranges))
+    rules = validator.normalise(
+        rule("column_quantile_values_to_be_between", column="x", quantile_ranges=ranges)
+    )
     subject = Subject("t", 1, relation.schema)
-    with pytest.raises(InvalidExpectation, match=r"needs all values of x at once.*more than 0 MiB") as caught:
-        check_table(relation, subject, engine=engine, expectations=rules, validator=validator, most_bytes=1_000)
+    with pytest.raises(
+        InvalidExpectation, match=r"needs all values of x at once.*more than 0 MiB"
+    ) as caught:
+        check_table(
+            relation,
+            subject,
+            engine=engine,
+            expectations=rules,
+            validator=validator,
+            most_bytes=1_000,
+        )
     assert "left to the engine" in str(caught.value.hint)
-    assert check_table(relation, subject, engine=engine, expectations=rules, validator=validator)[0].success
+    assert check_table(relation, subject, engine=engine, expectations=rules, validator=validator)[
+        0
+    ].success
 
 
-def test_a_bound_of_another_type_cannot_be_computed(thousands: tuple[Any, Relation, Validator]) -> None:
+def test_a_bound_of_another_type_cannot_be_computed(
+    thousands: tuple[Any, Relation, Validator],
+) -> None:
     engine, relation, validator = thousands
-    rules = validator.normalise(rule("column_max_to_be_between", column="x", max_value="2024-01-01"))
+    rules = validator.normalise(
+        rule("column_max_to_be_between", column="x", max_value="2024-01-01")
+    )
     with pytest.raises(InvalidExpectation, match="cannot be computed"):
-        check_table(relation, Subject("t", 1, relation.schema), engine=engine, expectations=rules, validator=validator)
+        check_table(
+            relation,
+            Subject("t", 1, relation.schema),
+            engine=engine,
+            expectations=rules,
+            validator=validator,
+        )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.deltalog import TableState
+from featurestore.delta.deltalog import TableState
 from featurestore.model.types import storage_schema
 from featurestore_connectors.duckdb_delta import commits
 
@@ -21,4 +21,8 @@ def wider(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
 def metadata_with(state: TableState, added: pa.Schema | None) -> dict[str, Any] | None:
     """Return the metadata that a table needs to hold more columns, None when it has them all."""
     schema = wider(state.schema, added)
-    return None if schema.names == state.schema.names else commits.changed_metadata(state, schema=schema)
+    return (
+        None
+        if schema.names == state.schema.names
+        else commits.changed_metadata(state, schema=schema)
+    )

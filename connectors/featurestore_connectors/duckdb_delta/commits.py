@@ -19,8 +19,8 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from featurestore import deltalog
-from featurestore.deltalog import DataFile, TableState
+from featurestore.delta import deltalog
+from featurestore.delta.deltalog import DataFile, TableState
 from featurestore.errors import StorageError, UnsupportedLocation, WriteConflict
 from featurestore.model.times import to_micros, utc_now
 from featurestore_connectors.duckdb_delta.files import NewFile
@@ -58,9 +58,15 @@ def create(path: str, *, metadata: Mapping[str, Any], note: Mapping[str, Any]) -
     log = os.path.join(path, deltalog.LOG_FOLDER)
     os.makedirs(log, exist_ok=True)
     info = _info(
-        "CREATE TABLE", {"partitionBy": json.dumps(metadata["partitionColumns"])}, {"operation": "create", **note}
+        "CREATE TABLE",
+        {"partitionBy": json.dumps(metadata["partitionColumns"])},
+        {"operation": "create", **note},
     )
-    actions = [info, {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": dict(metadata)}]
+    actions = [
+        info,
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": dict(metadata)},
+    ]
     if deltalog.exists(path) or not _put(path, 0, actions):
         raise FileExistsError(f"There is a Delta table at {path} already.")
 
@@ -82,14 +88,18 @@ def commit(state: TableState, change: Change) -> int:
         _check_still_true(change, deltalog.read_commit(deltalog.commit_path(state.path, version)))
 
 
-def retried(path: str, attempt: Callable[[TableState], int | None], *, state: TableState | None = None) -> int | None:
+def retried(
+    path: str, attempt: Callable[[TableState], int | None], *, state: TableState | None = None
+) -> int | None:
     """Call ``attempt`` with the latest state until it wins its race, with growing pauses.
 
     The first call may have a ``state`` that was read a moment ago.
     """
     for number in range(ATTEMPTS):
         try:
-            return attempt(state if state is not None and number == 0 else deltalog.table_state(path))
+            return attempt(
+                state if state is not None and number == 0 else deltalog.table_state(path)
+            )
         except RepeatedError:
             return None
         except LostRaceError:
@@ -100,7 +110,9 @@ def retried(path: str, attempt: Callable[[TableState], int | None], *, state: Ta
     )
 
 
-def new_metadata(schema: pa.Schema, *, partition_by: Sequence[str], properties: Mapping[str, str]) -> dict[str, Any]:
+def new_metadata(
+    schema: pa.Schema, *, partition_by: Sequence[str], properties: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the metadata action of a new table of storage types."""
     return {
         "id": str(uuid.uuid4()),
@@ -115,7 +127,10 @@ def new_metadata(schema: pa.Schema, *, partition_by: Sequence[str], properties: 
 
 
 def changed_metadata(
-    state: TableState, *, schema: pa.Schema | None = None, properties: Mapping[str, str] | None = None
+    state: TableState,
+    *,
+    schema: pa.Schema | None = None,
+    properties: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the metadata action of a table with another schema or more properties."""
     held = deltalog.open_table(state.path, state.version).metadata()
@@ -159,7 +174,14 @@ def _actions(state: TableState, change: Change) -> Iterator[dict[str, Any]]:
         "numOutputBytes": sum(file.bytes for file in change.adds),
     }
     blind = not change.reads and not change.removes and change.metadata is None
-    yield _info(change.operation, change.parameters, change.note, metrics=metrics, read=state.version, blind=blind)
+    yield _info(
+        change.operation,
+        change.parameters,
+        change.note,
+        metrics=metrics,
+        read=state.version,
+        blind=blind,
+    )
     if change.transaction is not None:
         app, number = change.transaction
         yield {"txn": {"appId": app, "version": number, "lastUpdated": _now()}}
@@ -206,7 +228,8 @@ def _info(
         "timestamp": _now(),
         "operation": operation,
         "operationParameters": {
-            key: value if isinstance(value, str) else json.dumps(value) for key, value in parameters.items()
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in parameters.items()
         },
         "isolationLevel": "Serializable",
         "isBlindAppend": blind,
@@ -228,7 +251,10 @@ def _put(path: str, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
     try:
         try:
             with open(temporary, "x", encoding="utf-8") as file:
-                file.write("\n".join(json.dumps(action, separators=(",", ":")) for action in actions) + "\n")
+                file.write(
+                    "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
+                    + "\n"
+                )
                 file.flush()
                 os.fsync(file.fileno())
             os.link(temporary, target)
@@ -253,7 +279,9 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
             txn = action.get("txn")
             if txn is not None and txn["appId"] == app and txn["version"] >= number:
                 raise RepeatedError
-    disturbing = ("add", "remove", "metaData", "protocol") if change.reads else ("metaData", "protocol")
+    disturbing = (
+        ("add", "remove", "metaData", "protocol") if change.reads else ("metaData", "protocol")
+    )
     if any(kind in action for action in winner for kind in disturbing):
         raise LostRaceError
     if change.metadata is not None:

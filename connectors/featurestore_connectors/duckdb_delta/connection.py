@@ -51,13 +51,20 @@ class Database:
     """A DuckDB database in memory, in UTC, that spills to ``temp_directory``."""
 
     def __init__(
-        self, *, memory_limit: str | None = None, threads: int | None = None, temp_directory: str | None = None
+        self,
+        *,
+        memory_limit: str | None = None,
+        threads: int | None = None,
+        temp_directory: str | None = None,
     ) -> None:
         given = {"memory_limit": memory_limit, "threads": threads, "temp_directory": temp_directory}
-        chosen = {setting: value or os.environ.get(_SETTINGS[setting]) for setting, value in given.items()}
+        chosen = {
+            setting: value or os.environ.get(_SETTINGS[setting]) for setting, value in given.items()
+        }
         config: dict[str, Any] = {setting: value for setting, value in chosen.items() if value}
         config.setdefault(
-            "temp_directory", os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}")
+            "temp_directory",
+            os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),
         )
         self.limit_is_chosen = "memory_limit" in config
         self._sparing = 0
@@ -66,7 +73,9 @@ class Database:
             self.connection = duckdb.connect(":memory:", config=config)
         except duckdb.Error as error:
             variables = ", ".join(_SETTINGS.values())
-            raise ConfigurationError(f"DuckDB refuses {config}: {error}.", hint=f"look at {variables}") from error
+            raise ConfigurationError(
+                f"DuckDB refuses {config}: {error}.", hint=f"look at {variables}"
+            ) from error
         self.connection.execute("SET GLOBAL TimeZone = 'UTC'")
         # For few left rows DuckDB turns ASOF into an aggregate over sort keys, in which -0.0 becomes 0.0.
         self.connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
@@ -113,7 +122,9 @@ class Database:
         with building():
             statements = self.connection.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-                raise InvalidSql("The query is not one SELECT.", hint="a query reads tables and changes nothing")
+                raise InvalidSql(
+                    "The query is not one SELECT.", hint="a query reads tables and changes nothing"
+                )
             bound = self._lookup(query, tables or {}, dict(parameters or {}))
             # A relation over it carries the values in its text, so that any cursor can run it.
             return self.connect_relation(bound) if parameters else bound
@@ -123,10 +134,14 @@ class Database:
         with _BUILDING:
             return self._lookup("SELECT * FROM frame", {"frame": frame}, {})
 
-    def _lookup(self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]) -> duckdb.DuckDBPyRelation:
+    def _lookup(
+        self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
+    ) -> duckdb.DuckDBPyRelation:
         # DuckDB looks up names that are no tables among the variables of the calling frame: so this call gets one.
         scope = {"_connection": self.connection, "_query": query, "_parameters": parameters or None}
-        bound: duckdb.DuckDBPyRelation = eval("_connection.sql(_query, params=_parameters)", scope, dict(tables))
+        bound: duckdb.DuckDBPyRelation = eval(
+            "_connection.sql(_query, params=_parameters)", scope, dict(tables)
+        )
         return bound
 
     @contextlib.contextmanager
@@ -174,7 +189,9 @@ def translated() -> Iterator[None]:
 def error_of_stream(message: str) -> FeatureStoreError:
     """Return the error of a query that broke while its Arrow stream was read: Arrow passes on DuckDB's text only."""
     kinds = {"Out of Memory Error": duckdb.OutOfMemoryException, "IO Error": duckdb.IOException}
-    kind = next((kind for prefix, kind in kinds.items() if message.startswith(prefix)), duckdb.Error)
+    kind = next(
+        (kind for prefix, kind in kinds.items() if message.startswith(prefix)), duckdb.Error
+    )
     return _translation(kind(message))
 
 
@@ -189,7 +206,8 @@ def _translation(error: duckdb.Error) -> FeatureStoreError:
     lowered = message.lower()
     if any(sign in lowered for sign in _DISK_FULL):
         return StorageError(
-            f"The disk is full: {message}", hint="free some space and repeat; the table is as it was before"
+            f"The disk is full: {message}",
+            hint="free some space and repeat; the table is as it was before",
         )
     if isinstance(error, duckdb.OutOfMemoryException):
         return EngineError(
@@ -203,12 +221,14 @@ def _translation(error: duckdb.Error) -> FeatureStoreError:
         )
     if isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
         return InvalidSql(
-            f"DuckDB refuses the query: {message}", hint="column and table names are case-insensitive in SQL"
+            f"DuckDB refuses the query: {message}",
+            hint="column and table names are case-insensitive in SQL",
         )
     if isinstance(error, duckdb.IOException) or any(sign in lowered for sign in _DAMAGED):
         if ".parquet" in lowered and any(sign in lowered for sign in _DAMAGED):
             return TableDamaged(
-                f"A data file cannot be read: {message}", hint="restore it, or read an older Delta version"
+                f"A data file cannot be read: {message}",
+                hint="restore it, or read an older Delta version",
             )
         return StorageError(f"DuckDB could not read or write: {message}")
     return EngineError(f"DuckDB failed: {message}")

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from featurestore.engines import BatchFunction, Engine, Fold, Relation, ShardFunction, TableWrite, TimeRange
 from featurestore.errors import InvalidArgument
 from featurestore.model.types import storage_schema
+from featurestore.plugins.engine import (
+    BatchFunction,
+    Engine,
+    Fold,
+    Relation,
+    ShardFunction,
+    TableWrite,
+    TimeRange,
+)
 from featurestore_connectors.duckdb_delta import (
     files,
     maintain,
@@ -43,9 +51,15 @@ class DuckDBEngine:
     """
 
     def __init__(
-        self, *, memory_limit: str | None = None, threads: int | None = None, temp_directory: str | None = None
+        self,
+        *,
+        memory_limit: str | None = None,
+        threads: int | None = None,
+        temp_directory: str | None = None,
     ) -> None:
-        self.database = Database(memory_limit=memory_limit, threads=threads, temp_directory=temp_directory)
+        self.database = Database(
+            memory_limit=memory_limit, threads=threads, temp_directory=temp_directory
+        )
 
     @property
     def name(self) -> str:
@@ -92,7 +106,9 @@ class DuckDBEngine:
     def union(self, relations_: Sequence[Relation]) -> Relation:
         return relations.union(relations_)
 
-    def sql(self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]) -> Relation:
+    def sql(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
         return relations.sql(self.database, query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
@@ -100,16 +116,22 @@ class DuckDBEngine:
             counted = relation.native.aggregate("count(*)")
         return int(self.database.rows(query_of(counted))[0][0])
 
-    def map_batches(self, relation: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
+    def map_batches(
+        self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
+    ) -> Relation:
         source = streams.MappedStream(self.database, relation, function, schema)
         with building():
             native = self.database.connection.from_arrow(source)
         return streams.MappedRelation(relations.ENGINE, native, schema, relation.single_use, source)
 
     def aggregate(self, relation: Relation, fold: Fold[State]) -> State:
-        return streams.aggregate(self.database, relation, fold, threads=int(getattr(fold, "threads", 1)))
+        return streams.aggregate(
+            self.database, relation, fold, threads=int(getattr(fold, "threads", 1))
+        )
 
-    def duplicates(self, relation: Relation, key: Sequence[str], *, limit: int = 5) -> tuple[int, list[dict[str, Any]]]:
+    def duplicates(
+        self, relation: Relation, key: Sequence[str], *, limit: int = 5
+    ) -> tuple[int, list[dict[str, Any]]]:
         return relations.duplicates(self.database, relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
@@ -126,12 +148,21 @@ class DuckDBEngine:
             rows = relation.native.project(sqltext.casts(stored, sqltext.types_of(relation.schema)))
         os.makedirs(directory, exist_ok=True)
         written = files.write(
-            self.database, query_of(rows), os.path.join(directory, f"rows-{uuid.uuid4().hex}"), schema=stored
+            self.database,
+            query_of(rows),
+            os.path.join(directory, f"rows-{uuid.uuid4().hex}"),
+            schema=stored,
         )
-        source = scan.parquet(stored, [file.path for file in written]) if written else f"({sqltext.empty(stored)})"
+        source = (
+            scan.parquet(stored, [file.path for file in written])
+            if written
+            else f"({sqltext.empty(stored)})"
+        )
         columns = sqltext.casts(relation.schema, sqltext.types_of(stored))
         native = self.database.bind(f"SELECT {columns} FROM {source}")
-        return relations.StagedRelation(relations.ENGINE, native, relation.schema, files=tuple(written))
+        return relations.StagedRelation(
+            relations.ENGINE, native, relation.schema, files=tuple(written)
+        )
 
     # -- tables -------------------------------------------------------------------------
 
@@ -144,7 +175,9 @@ class DuckDBEngine:
         properties: Mapping[str, str],
         note: Mapping[str, Any],
     ) -> None:
-        tables.create(path, schema=schema, partition_by=partition_by, properties=properties, note=note)
+        tables.create(
+            path, schema=schema, partition_by=partition_by, properties=properties, note=note
+        )
 
     def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
         return tables.write(self.database, path, relation, how)
@@ -180,7 +213,8 @@ class DuckDBEngine:
 
     def to_spark(self, relation: Relation) -> Any:
         raise InvalidArgument(
-            "The duckdb engine makes no Spark DataFrames.", hint="featurestore.connect(engine='spark')"
+            "The duckdb engine makes no Spark DataFrames.",
+            hint="featurestore.connect(engine='spark')",
         )
 
     def explain(self, relation: Relation) -> str:

@@ -57,15 +57,24 @@ def _make_folder(folder: str) -> None:
         try:
             os.makedirs(folder)
             return
-        except FileNotFoundError as error:  # another writer has just removed the empty folder around it
+        except (
+            FileNotFoundError
+        ) as error:  # another writer has just removed the empty folder around it
             if attempt == 9:
                 raise StorageError(f"{folder} cannot be made: {error}.") from error
         except OSError as error:
-            raise StorageError(f"{folder} cannot be made: {error}.", hint="is the disk full or read-only?") from error
+            raise StorageError(
+                f"{folder} cannot be made: {error}.", hint="is the disk full or read-only?"
+            ) from error
 
 
 def write(
-    database: Database, query: str, folder: str, *, schema: pa.Schema, partition_by: Sequence[str] = ()
+    database: Database,
+    query: str,
+    folder: str,
+    *,
+    schema: pa.Schema,
+    partition_by: Sequence[str] = (),
 ) -> list[NewFile]:
     """Write the rows of a query, which has the columns of ``schema`` (storage types), into a new folder.
 
@@ -86,7 +95,9 @@ def write(
     return sorted(found, key=lambda file: (os.path.dirname(file.path), _number(file.path)))
 
 
-def move_into_table(files: Sequence[NewFile], path: str, *, folder: str | None = None) -> list[NewFile]:
+def move_into_table(
+    files: Sequence[NewFile], path: str, *, folder: str | None = None
+) -> list[NewFile]:
     """Give files their place in a table, by link (the old name stays) or else by copy.
 
     ``folder`` is what their partition folders are relative to.
@@ -94,8 +105,14 @@ def move_into_table(files: Sequence[NewFile], path: str, *, folder: str | None =
     run = uuid.uuid4()
     placed = []
     for number, file in enumerate(files):
-        inner = os.path.relpath(os.path.dirname(file.path), folder) if folder and file.partition else "."
-        target = os.path.normpath(os.path.join(path, inner, f"part-{number:05d}-{run}-c000.snappy.parquet"))
+        inner = (
+            os.path.relpath(os.path.dirname(file.path), folder)
+            if folder and file.partition
+            else "."
+        )
+        target = os.path.normpath(
+            os.path.join(path, inner, f"part-{number:05d}-{run}-c000.snappy.parquet")
+        )
         try:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             _link(file.path, target)
@@ -125,7 +142,9 @@ def _number(path: str) -> int:
 
 def _new_file(row: Sequence[Any], schema: pa.Schema, partition_by: Sequence[str]) -> NewFile:
     path, rows, size, _footer, columns, keys = row[:6]
-    partition = {name: _partition_value((keys or {})[name], schema.field(name)) for name in partition_by}
+    partition = {
+        name: _partition_value((keys or {})[name], schema.field(name)) for name in partition_by
+    }
     stored = [field for field in schema if field.name not in partition]
     return NewFile(path, size, rows, _statistics(rows, columns, stored), partition)
 
@@ -141,14 +160,20 @@ def _partition_value(written: str | None, column: pa.Field) -> str | None:
     if not pat.is_timestamp(column.type):
         return written
     try:
-        return datetime.fromisoformat(written).replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
+        return (
+            datetime.fromisoformat(written)
+            .replace(tzinfo=None)
+            .isoformat(sep=" ", timespec="microseconds")
+        )
     except ValueError as error:
         raise InvalidArgument(
             f"Column {column.name!r} cannot partition by the time {written}: years are 1 to 9999."
         ) from error
 
 
-def _statistics(rows: int, columns: Mapping[str, Mapping[str, str]], schema: Sequence[pa.Field]) -> str:
+def _statistics(
+    rows: int, columns: Mapping[str, Mapping[str, str]], schema: Sequence[pa.Field]
+) -> str:
     least, greatest, nulls = {}, {}, {}
     for column in schema[:_STATISTICS_COLUMNS]:
         found = columns.get(sqltext.quote(column.name))
@@ -160,7 +185,9 @@ def _statistics(rows: int, columns: Mapping[str, Mapping[str, str]], schema: Seq
         bounds = [_bound(found.get(side), column.type) for side in ("min", "max")]
         if None not in bounds:
             least[column.name], greatest[column.name] = bounds
-    return json.dumps({"numRecords": rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+    return json.dumps(
+        {"numRecords": rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    )
 
 
 def _bound(written: str | None, kind: pa.DataType) -> Any:
@@ -184,4 +211,8 @@ def _time_bound(written: str, kind: pa.DataType) -> str | None:
         moment = datetime.fromisoformat(written).replace(tzinfo=None)
     except ValueError:  # years before 1 and after 9999 have no form that all readers know
         return None
-    return moment.isoformat(timespec="microseconds") + "Z" if pat.is_timestamp(kind) else moment.date().isoformat()
+    return (
+        moment.isoformat(timespec="microseconds") + "Z"
+        if pat.is_timestamp(kind)
+        else moment.date().isoformat()
+    )

@@ -36,7 +36,9 @@ class HeldShards:
         """Return the rows of a shard in order, and let go of them."""
         parts = self._parts.pop(number)
         schema = parts[0].schema
-        places = pa.array(_places([_column(parts, schema.get_field_index(name)) for name in self._order]))
+        places = pa.array(
+            _places([_column(parts, schema.get_field_index(name)) for name in self._order])
+        )
         # Column by column, so that no more than one of them is there three times.
         arrays = [values_at(_column(parts, index), places) for index in range(len(schema))]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -72,12 +74,18 @@ def _parted(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
 
 
 def _column(parts: Sequence[pa.RecordBatch], index: int) -> pa.Array:
-    return parts[0].column(index) if len(parts) == 1 else pa.concat_arrays([part.column(index) for part in parts])
+    return (
+        parts[0].column(index)
+        if len(parts) == 1
+        else pa.concat_arrays([part.column(index) for part in parts])
+    )
 
 
 def _places(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     """Return which row comes where, ascending by whole numbers, nulls first."""
     if len(keys) == 1 and not keys[0].null_count:
         return np.argsort(keys[0].to_numpy())
-    columns = [side for key in keys for side in (np.asarray(key.is_valid()), np.asarray(key.fill_null(0)))]
+    columns = [
+        side for key in keys for side in (np.asarray(key.is_valid()), np.asarray(key.fill_null(0)))
+    ]
     return np.lexsort(columns[::-1])

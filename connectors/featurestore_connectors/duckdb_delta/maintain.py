@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import StorageError, VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore_connectors.duckdb_delta.files import WRITING
@@ -39,7 +39,11 @@ def _needed(path: str, keep_versions: Sequence[int], retain: datetime) -> set[st
     except VersionNotFound:
         first = 0
     latest = deltalog.latest_version(path)
-    needed = {file.path for version in {first, *keep_versions} for file in deltalog.table_state(path, version).files}
+    needed = {
+        file.path
+        for version in {first, *keep_versions}
+        for file in deltalog.table_state(path, version).files
+    }
     for version in range(first, latest + 1):
         needed.update(deltalog.added_files(path, version))
     return needed
@@ -47,7 +51,11 @@ def _needed(path: str, keep_versions: Sequence[int], retain: datetime) -> set[st
 
 def _ever_added(path: str) -> set[str]:
     latest = deltalog.latest_version(path)
-    present = (version for version in range(latest + 1) if os.path.exists(deltalog.commit_path(path, version)))
+    present = (
+        version
+        for version in range(latest + 1)
+        if os.path.exists(deltalog.commit_path(path, version))
+    )
     return {file for version in present for file in deltalog.added_files(path, version)}
 
 

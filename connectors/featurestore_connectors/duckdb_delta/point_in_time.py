@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.engines import Engine, Relation
 from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join, Source
 from featurestore.model.times import to_micros
+from featurestore.plugins.engine import Engine, Relation
 from featurestore_connectors.duckdb_delta.sqltext import names, quote
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
         tables |= side.tables(engine)
         rows.append(f"r{number} AS ({side.query()})")
     if _holds_labels(plan):
-        rows.insert(0, f"{_HELD} AS MATERIALIZED (SELECT *, row_number() OVER () AS {_NUMBER} FROM {_LEFT})")
+        rows.insert(
+            0, f"{_HELD} AS MATERIALIZED (SELECT *, row_number() OVER () AS {_NUMBER} FROM {_LEFT})"
+        )
     query = f"{'WITH ' if rows else ''}{', '.join(rows)} {_select(plan)}"
     found = engine.sql(query, tables=tables, parameters={})
     return replace(found, schema=plan.schema, single_use=left.single_use)
@@ -59,7 +61,10 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 def _left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     if plan.left_source is None:
         if labels is None:
-            raise EngineError("The plan needs labels and got none.", hint="pass the labels that it was planned for")
+            raise EngineError(
+                "The plan needs labels and got none.",
+                hint="pass the labels that it was planned for",
+            )
         return labels
     needed = [output.column for output in plan.left_outputs]
     needed += [column for join in plan.joins for column, _ in join.on]
@@ -76,7 +81,9 @@ def _read(engine: Engine, source: Source, columns: list[str]) -> Relation:
     DuckDB casts lists to arrays after a join, too, and fails at the nulls that the join brings.
     """
     schema = pa.schema([field.with_type(_plain(field.type)) for field in source.spec.schema])
-    return engine.read_table(source.path, version=source.delta_version, schema=schema, columns=columns)
+    return engine.read_table(
+        source.path, version=source.delta_version, schema=schema, columns=columns
+    )
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -128,7 +135,9 @@ def _are_few(plan: FeaturePlan, join: Join) -> bool:
 
 
 def _join(plan: FeaturePlan, join: Join, number: int) -> str:
-    conditions = [f"l.{quote(left)} = r{number}.k{index}" for index, (left, _) in enumerate(join.on)]
+    conditions = [
+        f"l.{quote(left)} = r{number}.k{index}" for index, (left, _) in enumerate(join.on)
+    ]
     kind = "JOIN" if plan.how == "inner" else "LEFT JOIN"
     if _waits(plan, join):
         return f"{kind} r{number} ON l.{_NUMBER} = r{number}.number"
@@ -171,7 +180,9 @@ class _RightSide:
         """Whether no two rows can tie: the log says so, and the join is on the whole primary key."""
         # What the log claims leaves nulls out, and without the filter rows of unknown created time count.
         nulls_count = self.join.created_time is not None and not self.waits
-        return self.join.source.unique and bool(self.join.source.spec.primary_key) and not nulls_count
+        return (
+            self.join.source.unique and bool(self.join.source.spec.primary_key) and not nulls_count
+        )
 
     @property
     def waits(self) -> bool:
@@ -210,8 +221,14 @@ class _RightSide:
         return _first(rows, [*self.keys, "event"], created) if created else rows
 
     def _needed(self) -> list[str]:
-        times = [time for time in (self.join.event_time, self.join.created_time) if time is not None]
-        columns = [*(key for _, key in self.join.on), *times, *(output.column for output in self.join.outputs)]
+        times = [
+            time for time in (self.join.event_time, self.join.created_time) if time is not None
+        ]
+        columns = [
+            *(key for _, key in self.join.on),
+            *times,
+            *(output.column for output in self.join.outputs),
+        ]
         return list(dict.fromkeys(columns))
 
     def _rows(self, table: str, *, more: str = "", every_key: bool = False) -> str:
@@ -227,7 +244,9 @@ class _RightSide:
             if role == "event" or self.waits:
                 known.append(f"{quote(name)} IS NOT NULL")
                 known += self._within_reach(time, role)
-        columns += [f"{quote(output.column)} AS o{index}" for index, output in enumerate(self.join.outputs)]
+        columns += [
+            f"{quote(output.column)} AS o{index}" for index, output in enumerate(self.join.outputs)
+        ]
         origin = table if every_key else self._met(table)
         return f"SELECT {', '.join(columns)}{more} FROM {origin} WHERE {' AND '.join(known)}"
 
@@ -304,17 +323,21 @@ class _RightSide:
         schema = self.join.source.spec.schema
         place = f"hash({', '.join(self._values())})"
         shared = self._shared()
-        query = (
-            f"SELECT {names(schema.names, table='s')} FROM {self.source} s SEMI JOIN ({shared}) t ON {place} = t.place"
+        query = f"SELECT {names(schema.names, table='s')} FROM {self.source} s SEMI JOIN ({shared}) t ON {place} = t.place"
+        tied = replace(
+            engine.sql(query, tables={self.source: everything}, parameters={}), schema=schema
         )
-        tied = replace(engine.sql(query, tables={self.source: everything}, parameters={}), schema=schema)
         fields = (schema.field(name) for name in needed)
-        hashed = pa.schema([*(field.with_type(_plain(field.type)) for field in fields), pa.field(_TIE, pa.int64())])
+        hashed = pa.schema(
+            [*(field.with_type(_plain(field.type)) for field in fields), pa.field(_TIE, pa.int64())]
+        )
         return engine.map_batches(tied, WithTieHash(tuple(needed)), schema=hashed)
 
     def _values(self) -> list[str]:
         schema = self.join.source.spec.schema
-        times = [time for time in (self.join.event_time, self.join.created_time) if time is not None]
+        times = [
+            time for time in (self.join.event_time, self.join.created_time) if time is not None
+        ]
         return [
             *(f"s.{quote(key)}" for _, key in self.join.on),
             *(_moment(f"s.{quote(time)}", schema.field(time).type) for time in times),

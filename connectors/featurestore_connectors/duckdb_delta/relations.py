@@ -12,11 +12,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.engines import Relation, TimeRange
 from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.duckdb_delta import failures, sqltext
 from featurestore_connectors.duckdb_delta.connection import Database, building, query_of
 
@@ -32,7 +32,9 @@ class StagedRelation(Relation):
     files: tuple[Any, ...] = ()
 
 
-def relation(native: duckdb.DuckDBPyRelation, schema: pa.Schema, *, single_use: bool = False) -> Relation:
+def relation(
+    native: duckdb.DuckDBPyRelation, schema: pa.Schema, *, single_use: bool = False
+) -> Relation:
     """Return a relation of this engine."""
     return Relation(engine=ENGINE, native=native, schema=schema, single_use=single_use)
 
@@ -60,18 +62,29 @@ class _ForeignRelation:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         reader = self._frame.to_arrow_reader()
-        return pa.RecordBatchReader.from_batches(self.schema, failures.guarded(iter(reader))).__arrow_c_stream__()
+        return pa.RecordBatchReader.from_batches(
+            self.schema, failures.guarded(iter(reader))
+        ).__arrow_c_stream__()
 
 
-def _of_feature_types(native: duckdb.DuckDBPyRelation, given: pa.Schema, types: Sequence[str]) -> Relation:
+def _of_feature_types(
+    native: duckdb.DuckDBPyRelation, given: pa.Schema, types: Sequence[str]
+) -> Relation:
     # DuckDB sums integers into 128 bits, where other engines stay with 64.
     wide = [kind in ("HUGEINT", "UHUGEINT") for kind in types]
-    given = pa.schema([each.with_type(pa.int64()) if huge else each for each, huge in zip(given, wide, strict=True)])
+    given = pa.schema(
+        [
+            each.with_type(pa.int64()) if huge else each
+            for each, huge in zip(given, wide, strict=True)
+        ]
+    )
     schema = feature_schema(given)
     naive = [each.name for each in given if pat.is_timestamp(each.type) and each.type.tz is None]
     if naive:
         warnings.warn(
-            f"the times of {listing(naive)} have no time zone and are taken as UTC", NaiveTimeWarning, stacklevel=4
+            f"the times of {listing(naive)} have no time zone and are taken as UTC",
+            NaiveTimeWarning,
+            stacklevel=4,
         )
     columns = []
     for field, had, native_type in zip(schema, given, types, strict=True):
@@ -106,9 +119,13 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
     patterns = []
     for path in paths:
         if not os.path.exists(path):
-            raise StorageError(f"{path} does not exist.", hint="give Parquet files or folders that hold some")
+            raise StorageError(
+                f"{path} does not exist.", hint="give Parquet files or folders that hold some"
+            )
         escaped = sqltext.literal_path(path)
-        patterns.append(os.path.join(escaped, "**", "*.parquet") if os.path.isdir(path) else escaped)
+        patterns.append(
+            os.path.join(escaped, "**", "*.parquet") if os.path.isdir(path) else escaped
+        )
     listed = ", ".join(sqltext.text(pattern) for pattern in patterns)
     native = database.bind(f"SELECT * FROM read_parquet([{listed}], union_by_name=true)")
     found = adopt(database, native)
@@ -130,7 +147,9 @@ def select(given: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns under new names."""
     check_columns(given.schema, list(columns.values()))
     fields = [given.schema.field(column).with_name(name) for name, column in columns.items()]
-    parts = [f"{sqltext.quote(column)} AS {sqltext.quote(name)}" for name, column in columns.items()]
+    parts = [
+        f"{sqltext.quote(column)} AS {sqltext.quote(name)}" for name, column in columns.items()
+    ]
     with building():
         native = given.native.project(", ".join(parts))
     return relation(native, pa.schema(fields), single_use=given.single_use)
@@ -144,7 +163,11 @@ def filter_rows(given: Relation, predicate: str) -> Relation:
 
 def range_condition(window: TimeRange) -> str:
     """Return the condition that a time lies in a range; null for null times."""
-    name, start, end = sqltext.quote(window.column), sqltext.moment(window.start), sqltext.moment(window.end)
+    name, start, end = (
+        sqltext.quote(window.column),
+        sqltext.moment(window.start),
+        sqltext.moment(window.end),
+    )
     if window.closed == "right":
         return f"({name} > {start} AND {name} <= {end})"
     return f"({name} >= {start} AND {name} < {end})"
@@ -160,21 +183,29 @@ def union(relations: Sequence[Relation]) -> Relation:
                 f"Relations of other columns cannot be united: {first.schema.names} and {other.schema.names}."
             )
         with building():
-            native = native.union(cast(other, first.schema).native.project(sqltext.names(first.schema.names)))
+            native = native.union(
+                cast(other, first.schema).native.project(sqltext.names(first.schema.names))
+            )
     return relation(native, first.schema, single_use=any(each.single_use for each in relations))
 
 
-def sql(database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]) -> Relation:
+def sql(
+    database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+) -> Relation:
     """Return the result of a query over named relations, with its ``$name`` parameters bound."""
     try:
-        native = database.bind(query, {name: each.native for name, each in tables.items()}, parameters=parameters)
+        native = database.bind(
+            query, {name: each.native for name, each in tables.items()}, parameters=parameters
+        )
     except InvalidSql as error:
         hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
         raise InvalidSql(error.message, hint=hint) from error
     found = adopt(database, native)
     if found is None:
         raise InvalidSql("The query returns no rows.")
-    return relation(found.native, found.schema, single_use=any(each.single_use for each in tables.values()))
+    return relation(
+        found.native, found.schema, single_use=any(each.single_use for each in tables.values())
+    )
 
 
 def duplicates(
@@ -192,7 +223,9 @@ def duplicates(
     native = database.bind(query, {"given": given.native})
     rows = database.rows(query_of(native))
     names = (*key, "n")
-    return (rows[0][-1] if rows else 0), [dict(zip(names, row[:-1], strict=True)) for row in rows[:limit]]
+    return (rows[0][-1] if rows else 0), [
+        dict(zip(names, row[:-1], strict=True)) for row in rows[:limit]
+    ]
 
 
 def last_per_key(database: Database, given: Relation, key: Sequence[str]) -> Relation:
@@ -205,11 +238,15 @@ def last_per_key(database: Database, given: Relation, key: Sequence[str]) -> Rel
         QUALIFY ({unknown}) OR row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1
         ORDER BY {number}
     """
-    return relation(database.bind(query, {"given": given.native}), given.schema, single_use=given.single_use)
+    return relation(
+        database.bind(query, {"given": given.native}), given.schema, single_use=given.single_use
+    )
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raise SchemaMismatch when a schema lacks some of the columns."""
     absent = [column for column in columns if column not in schema.names]
     if absent:
-        raise SchemaMismatch(f"There are no columns {listing(absent)}; there are {listing(schema.names, limit=50)}.")
+        raise SchemaMismatch(
+            f"There are no columns {listing(absent)}; there are {listing(schema.names, limit=50)}."
+        )

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore import deltalog
-from featurestore.deltalog import DataFile, TableState
-from featurestore.engines import TableWrite, TimeRange
+from featurestore.delta import deltalog
+from featurestore.delta.deltalog import DataFile, TableState
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
+from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore_connectors.duckdb_delta import columns, commits, files, scan, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.connection import Database
@@ -44,7 +44,9 @@ class _Touched:
         return sum(file.rows for file in self.files) - self.outgoing
 
 
-def upsert(database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite) -> int | None:
+def upsert(
+    database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite
+) -> int | None:
     """Replace the rows whose key occurs in the source, and append the source."""
     if not how.key:
         raise InvalidArgument("An upsert needs the columns of its key.")
@@ -52,15 +54,21 @@ def upsert(database: Database, state: TableState, source: Sequence[NewFile], how
 
     def attempt(state: TableState) -> int:
         rows = _source(source, columns.wider(state.schema, how.add_columns))
-        match = " AND ".join(f"target.{name} = source.{name}" for name in map(sqltext.quote, how.key))
+        match = " AND ".join(
+            f"target.{name} = source.{name}" for name in map(sqltext.quote, how.key)
+        )
         outgoing = f"EXISTS (SELECT 1 FROM {rows} AS source WHERE {match})"
-        touched = _touched(database, state, _overlapping(state, _bounds(database, rows, how.key)), outgoing)
+        touched = _touched(
+            database, state, _overlapping(state, _bounds(database, rows, how.key)), outgoing
+        )
         return _replaced(database, state, touched, outgoing, how, rows=rows)
 
     return commits.retried(state.path, attempt, state=state)
 
 
-def replace(database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite) -> int | None:
+def replace(
+    database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite
+) -> int | None:
     """Empty a range of times and append the source, in one commit."""
     window = how.replace
     if window is None:
@@ -142,13 +150,19 @@ def _replaced(
     *,
     rows: str,
 ) -> int:
-    with _rewritten(database, state, touched, outgoing, incoming=rows, added=how.add_columns) as new:
+    with _rewritten(
+        database, state, touched, outgoing, incoming=rows, added=how.add_columns
+    ) as new:
         return _commit_replaced(state, touched, how, new)
 
 
-def _commit_replaced(state: TableState, touched: _Touched, how: TableWrite, new: Sequence[NewFile]) -> int:
+def _commit_replaced(
+    state: TableState, touched: _Touched, how: TableWrite, new: Sequence[NewFile]
+) -> int:
     operation, parameters = (
-        ("MERGE", {"key": list(how.key)}) if how.mode == "upsert" else ("WRITE", {"mode": "Overwrite"})
+        ("MERGE", {"key": list(how.key)})
+        if how.mode == "upsert"
+        else ("WRITE", {"mode": "Overwrite"})
     )
     return _commit(
         state,
@@ -204,7 +218,9 @@ def _rewritten(
         yield files.move_into_table(new, state.path, folder=folder)
 
 
-def _touched(database: Database, state: TableState, candidates: Sequence[DataFile], outgoing: str) -> _Touched:
+def _touched(
+    database: Database, state: TableState, candidates: Sequence[DataFile], outgoing: str
+) -> _Touched:
     """Return which of the files hold rows for which ``outgoing`` is true."""
     deltalog.check_files(candidates)
     if not candidates:
@@ -213,11 +229,18 @@ def _touched(database: Database, state: TableState, candidates: Sequence[DataFil
         f"SELECT {scan.FILE}, count(*) FROM {scan.scan_all(state, candidates)} AS target WHERE {outgoing} GROUP BY ALL"
     )
     outgoing_rows = dict(found)
-    return _Touched(tuple(file for file in candidates if file.path in outgoing_rows), sum(outgoing_rows.values()))
+    return _Touched(
+        tuple(file for file in candidates if file.path in outgoing_rows),
+        sum(outgoing_rows.values()),
+    )
 
 
 def _check_inside(
-    database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite, window: TimeRange
+    database: Database,
+    state: TableState,
+    source: Sequence[NewFile],
+    how: TableWrite,
+    window: TimeRange,
 ) -> None:
     if all(_is_inside(file, window) for file in source):
         return
@@ -237,7 +260,9 @@ def _is_inside(file: NewFile, window: TimeRange) -> bool:
     """Tell whether the statistics of a file prove that all its rows lie in a range; False where they do not tell."""
     told = json.loads(file.statistics)
     bounds = [told[side].get(window.column) for side in ("minValues", "maxValues")]
-    if told["nullCount"].get(window.column) != 0 or not all(isinstance(each, str) and "T" in each for each in bounds):
+    if told["nullCount"].get(window.column) != 0 or not all(
+        isinstance(each, str) and "T" in each for each in bounds
+    ):
         return False
     low, high = (datetime.fromisoformat(each) for each in bounds)
     if window.closed == "right":
@@ -254,7 +279,8 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
     if found:
         examples = "; ".join(str(dict(zip(key, row, strict=False))) for row in found)
         raise DuplicateKeys(
-            f"The rows of this upsert hold keys more than once, for example {examples}.", hint="on_duplicates='last'"
+            f"The rows of this upsert hold keys more than once, for example {examples}.",
+            hint="on_duplicates='last'",
         )
 
 

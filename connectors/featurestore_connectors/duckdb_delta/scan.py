@@ -12,11 +12,11 @@ from urllib.parse import unquote
 import duckdb
 import pyarrow as pa
 
-from featurestore import deltalog
-from featurestore.deltalog import DataFile, TableState
-from featurestore.engines import Relation
+from featurestore.delta import deltalog
+from featurestore.delta.deltalog import DataFile, TableState
 from featurestore.errors import SchemaMismatch, listing
 from featurestore.model.types import feature_schema
+from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.connection import Database
 from featurestore_connectors.duckdb_delta.relations import relation
@@ -27,7 +27,12 @@ _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
 def read_table(
-    database: Database, path: str, *, version: int | None, schema: pa.Schema | None, columns: Sequence[str] | None
+    database: Database,
+    path: str,
+    *,
+    version: int | None,
+    schema: pa.Schema | None,
+    columns: Sequence[str] | None,
 ) -> Relation:
     """Return a version of a table in feature types; columns that it did not have yet are null."""
     state = deltalog.table_state(path, version)
@@ -36,7 +41,9 @@ def read_table(
     if columns is not None:
         absent = [column for column in columns if column not in wanted.names]
         if absent:
-            raise SchemaMismatch(f"{path} has no columns {listing(absent)}; it has {listing(wanted.names, limit=50)}.")
+            raise SchemaMismatch(
+                f"{path} has no columns {listing(absent)}; it has {listing(wanted.names, limit=50)}."
+            )
         wanted = pa.schema([wanted.field(column) for column in columns])
     return relation(database.bind(select(state, state.files, wanted)), wanted)
 
@@ -59,7 +66,8 @@ def select(
         return f"SELECT *{extra} FROM ({sqltext.empty(target)}){condition}"
     at_hand = sqltext.types_of(stored)
     parts = [
-        f"SELECT {sqltext.casts(target, at_hand)}{extra} FROM {source}{condition}" for source in _sources(state, files)
+        f"SELECT {sqltext.casts(target, at_hand)}{extra} FROM {source}{condition}"
+        for source in _sources(state, files)
     ]
     return " UNION ALL ".join(parts)
 
@@ -70,7 +78,11 @@ def scan_all(state: TableState, files: Sequence[DataFile]) -> str:
     if len(sources) == 1:
         return sources[0]
     columns = sqltext.names(state.schema.names)
-    return "(" + " UNION ALL ".join(f"SELECT {columns}, {FILE} FROM {source}" for source in sources) + ")"
+    return (
+        "("
+        + " UNION ALL ".join(f"SELECT {columns}, {FILE} FROM {source}" for source in sources)
+        + ")"
+    )
 
 
 def _sources(state: TableState, files: Sequence[DataFile]) -> list[str]:
@@ -98,7 +110,9 @@ def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
 def _by_folder_names(state: TableState, files: Sequence[DataFile]) -> str:
     texts = ", ".join(f"{sqltext.quote(name)}: VARCHAR" for name in state.partition_by)
     listed = sqltext.file_list([file.path for file in files])
-    options = f"filename='{FILE}', union_by_name=true, hive_partitioning=true, hive_types={{{texts}}}"
+    options = (
+        f"filename='{FILE}', union_by_name=true, hive_partitioning=true, hive_types={{{texts}}}"
+    )
     source = f"read_parquet({listed}, {options})"
     return _completed(state, source, {name: sqltext.quote(name) for name in state.partition_by})
 
@@ -106,13 +120,20 @@ def _by_folder_names(state: TableState, files: Sequence[DataFile]) -> str:
 def _one_partition(state: TableState, values: Mapping[str, Any], paths: Sequence[str]) -> str:
     options = f"filename='{FILE}', union_by_name=true, hive_partitioning=false"
     source = f"read_parquet({sqltext.file_list(paths)}, {options})"
-    return _completed(state, source, {name: str(duckdb.ConstantExpression(value)) for name, value in values.items()})
+    return _completed(
+        state,
+        source,
+        {name: str(duckdb.ConstantExpression(value)) for name, value in values.items()},
+    )
 
 
 def _completed(state: TableState, source: str, partition: Mapping[str, str]) -> str:
     """Return a FROM item with every stored column: from the files, from ``partition`` (SQL), or null."""
     kinds = sqltext.types_of(state.schema)
-    values = "".join(f", CAST({value} AS {kinds[name]}) AS {sqltext.quote(name)}" for name, value in partition.items())
+    values = "".join(
+        f", CAST({value} AS {kinds[name]}) AS {sqltext.quote(name)}"
+        for name, value in partition.items()
+    )
     stored = f"COLUMNS(lambda c: c NOT IN ({', '.join(map(sqltext.text, partition))}))"
     # The branch without rows brings the columns that no file has, under their types.
     return (
@@ -126,7 +147,8 @@ def _says_the_same(state: TableState, file: DataFile) -> bool:
     folders = os.path.relpath(file.path, state.path).split(os.sep)[:-1]
     named = dict(folder.split("=", 1) for folder in folders if "=" in folder)
     return len(named) == len(folders) and all(
-        name in named and _reads_as(named[name], file.partition[name]) for name in state.partition_by
+        name in named and _reads_as(named[name], file.partition[name])
+        for name in state.partition_by
     )
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.engines import Relation, ShardFunction
+from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.connection import Database, building
 from featurestore_connectors.duckdb_delta.held import HeldShards, pieces
@@ -45,11 +45,17 @@ def write_shards(
     """Call ``write`` for each shard with its rows in order; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
     whole = all(pat.is_integer(rows.schema.field(name).type) for name in order)
-    found = rows if database.limit_is_chosen or not whole else _hold(database, rows, shard=shard, order=order)
+    found = (
+        rows
+        if database.limit_is_chosen or not whole
+        else _hold(database, rows, shard=shard, order=order)
+    )
     if isinstance(found, HeldShards):
         return _write_held(found, write, threads)
     with building():
-        ordered = found.native.order(", ".join(f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)))
+        ordered = found.native.order(
+            ", ".join(f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order))
+        )
     batches = stream(database, relation(ordered, found.schema))
     with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
         if threads <= 1:
@@ -57,14 +63,18 @@ def write_shards(
         return _beside_each_other(batches, shard, write, threads)
 
 
-def _hold(database: Database, rows: Relation, *, shard: str, order: Sequence[str]) -> HeldShards | Relation:
+def _hold(
+    database: Database, rows: Relation, *, shard: str, order: Sequence[str]
+) -> HeldShards | Relation:
     """Return the rows of all shards in memory, or where there are too many the relation of all of them."""
     held = HeldShards(shard=shard, order=order)
     batches = batches_of(database, rows)
     for batch in batches:
         held.add(batch)
         if held.size > _HELD_BYTES:
-            everything = pa.RecordBatchReader.from_batches(rows.schema, chain(held.drain(), batches))
+            everything = pa.RecordBatchReader.from_batches(
+                rows.schema, chain(held.drain(), batches)
+            )
             return from_arrow(database, everything)
     return held
 
@@ -96,7 +106,9 @@ def _pieces(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, pa
         yield from pieces(batch, shard)
 
 
-def _one_after_another(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+def _one_after_another(
+    batches: pa.RecordBatchReader, shard: str
+) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     pieces = _pieces(batches, shard)
     held = next(pieces, None)
     while held is not None:

@@ -64,7 +64,11 @@ def column_type(kind: pa.DataType) -> str:
         return f"{column_type(kind.value_type)}[]"
     if pat.is_struct(kind):
         fields = (kind.field(index) for index in range(kind.num_fields))
-        return "STRUCT(" + ", ".join(f"{quote(each.name)} {column_type(each.type)}" for each in fields) + ")"
+        return (
+            "STRUCT("
+            + ", ".join(f"{quote(each.name)} {column_type(each.type)}" for each in fields)
+            + ")"
+        )
     raise TypeError(f"{kind} is no feature type")
 
 

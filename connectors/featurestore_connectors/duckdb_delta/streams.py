@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.engines import BatchFunction, Fold, Relation
 from featurestore.model.arrow_cast import cast_batch
+from featurestore.plugins.engine import BatchFunction, Fold, Relation
 from featurestore_connectors.duckdb_delta import failures
-from featurestore_connectors.duckdb_delta.connection import Database, error_of_stream, query_of, translated
+from featurestore_connectors.duckdb_delta.connection import (
+    Database,
+    error_of_stream,
+    query_of,
+    translated,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -28,7 +33,11 @@ _BATCH_BYTES = 64 << 20
 
 
 def stream(
-    database: Database, relation: Relation, *, batch_rows: int = BATCH_ROWS, limit: int | None = None
+    database: Database,
+    relation: Relation,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    limit: int | None = None,
 ) -> pa.RecordBatchReader:
     """Return the rows of a relation as batches of its feature types; nothing runs before the first is asked for."""
     batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
@@ -38,7 +47,9 @@ def stream(
 class MappedStream:
     """An Arrow source that applies a function to the batches of a relation, anew at every reading."""
 
-    def __init__(self, database: Database, relation: Relation, function: BatchFunction, schema: pa.Schema) -> None:
+    def __init__(
+        self, database: Database, relation: Relation, function: BatchFunction, schema: pa.Schema
+    ) -> None:
         self.schema = schema
         self._database = database
         self._relation = relation
@@ -110,7 +121,11 @@ def _fold_queue(fold: Fold[State], queue: Queue[pa.RecordBatch | None]) -> State
 
 
 def _batches(
-    database: Database, relation: Relation, *, batch_rows: int = BATCH_ROWS, limit: int | None = None
+    database: Database,
+    relation: Relation,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    limit: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
     rows = min(batch_rows, _rows_that_fit(relation.schema))
     with database.cursor() as cursor:
@@ -163,7 +178,9 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _unbounded(schema: pa.Schema) -> bool:
-    return any(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind) for kind in schema.types)
+    return any(
+        pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind) for kind in schema.types
+    )
 
 
 def _rows_that_fit(schema: pa.Schema) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore import deltalog
-from featurestore.deltalog import TableState
-from featurestore.engines import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.delta import deltalog
+from featurestore.delta.deltalog import TableState
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.model.types import storage_schema
+from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore_connectors.duckdb_delta import columns, commits, files, rewrite, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.connection import Database, building, query_of
@@ -38,9 +38,13 @@ def create(
                 hint="partition by a column of integers, strings, dates or booleans",
             )
     if len(partition_by) >= len(schema.names):
-        raise InvalidArgument("All columns partition the table, so that none is left for its files.")
+        raise InvalidArgument(
+            "All columns partition the table, so that none is left for its files."
+        )
     metadata = commits.new_metadata(
-        storage_schema(schema), partition_by=partition_by, properties={**TABLE_PROPERTIES, **properties}
+        storage_schema(schema),
+        partition_by=partition_by,
+        properties={**TABLE_PROPERTIES, **properties},
     )
     commits.create(path, metadata=metadata, note=note)
 
@@ -52,7 +56,9 @@ def write(database: Database, path: str, relation: Relation, how: TableWrite) ->
     if _is_repeat(path, how):
         return None
     schema = _table_schema(state, relation, how)
-    with _rows_as_files(database, state, relation, schema, plain=how.mode in ("append", "overwrite")) as new:
+    with _rows_as_files(
+        database, state, relation, schema, plain=how.mode in ("append", "overwrite")
+    ) as new:
         if how.mode == "upsert":
             return rewrite.upsert(database, state, new, how)
         if how.mode == "replace":
@@ -67,7 +73,10 @@ def _commit_plain(state: TableState, new: Sequence[NewFile], how: TableWrite) ->
             state,
             Change(
                 operation="WRITE",
-                parameters={"mode": "Overwrite" if everything else "Append", "partitionBy": list(state.partition_by)},
+                parameters={
+                    "mode": "Overwrite" if everything else "Append",
+                    "partitionBy": list(state.partition_by),
+                },
                 adds=new,
                 removes=state.files if everything else (),
                 metadata=columns.metadata_with(state, how.add_columns),
@@ -142,4 +151,6 @@ def _rows_as_files(
 def _fits(staged: StagedRelation, schema: pa.Schema, state: TableState) -> bool:
     """Tell whether the files of a stage can become files of the table: the same types, no partitions."""
     stored = storage_schema(staged.schema)
-    return not state.partition_by and all(field.type == schema.field(field.name).type for field in stored)
+    return not state.partition_by and all(
+        field.type == schema.field(field.name).type for field in stored
+    )

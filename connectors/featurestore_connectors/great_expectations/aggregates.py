@@ -12,7 +12,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidExpectation
 from featurestore.model.types import is_nested
 from featurestore.model.validation import ExpectationResult
-from featurestore.validators import Measure, MeasureKind
+from featurestore.plugins.validator import Measure, MeasureKind
 from featurestore_connectors.great_expectations.frames import with_moments
 
 ROWS = Measure("rows")
@@ -73,11 +73,17 @@ def needs_copies(expectation: Mapping[str, Any]) -> bool:
 
 
 def judge(
-    expectation: Mapping[str, Any], schema: pa.Schema, *, found: Mapping[Measure, Any], warning: bool
+    expectation: Mapping[str, Any],
+    schema: pa.Schema,
+    *,
+    found: Mapping[Measure, Any],
+    warning: bool,
 ) -> ExpectationResult:
     """Return the result that Great Expectations gives for a table with these measures."""
     kind = str(expectation["type"])
-    columns = tuple(expectation["kwargs"].get("column_list") or (expectation["kwargs"].get("column"),))
+    columns = tuple(
+        expectation["kwargs"].get("column_list") or (expectation["kwargs"].get("column"),)
+    )
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
         present, repeated = (int(found[Measure(name, columns)]) for name in ("present", "repeated"))
         mostly = float(expectation["kwargs"].get("mostly") or 1.0)

@@ -104,7 +104,8 @@ def _is_map(kind: str) -> bool:
     from great_expectations.expectations.registry import get_expectation_impl
 
     return issubclass(
-        get_expectation_impl(kind), ColumnMapExpectation | ColumnPairMapExpectation | MulticolumnMapExpectation
+        get_expectation_impl(kind),
+        ColumnMapExpectation | ColumnPairMapExpectation | MulticolumnMapExpectation,
     )
 
 
@@ -121,18 +122,35 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             hint="write {'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
     if kind in _NEED_SQL:
-        raise InvalidExpectation(f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations")
-    plain = {"type": kind, "kwargs": dict(kwargs), **{key: given[key] for key in _KEPT if given.get(key)}}
+        raise InvalidExpectation(
+            f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations"
+        )
+    plain = {
+        "type": kind,
+        "kwargs": dict(kwargs),
+        **{key: given[key] for key in _KEPT if given.get(key)},
+    }
     try:
         configuration = build(plain).configuration.to_json_dict()
     except ExpectationNotFoundError as error:
-        raise InvalidExpectation(f"There is no expectation {kind!r}.", hint=_nearest(kind)) from error
+        raise InvalidExpectation(
+            f"There is no expectation {kind!r}.", hint=_nearest(kind)
+        ) from error
     except (GreatExpectationsError, TypeError, ValueError) as error:
-        raise InvalidExpectation(f"{kind}({dict(kwargs)!r}) cannot be read: {_first_line(error)}.") from error
+        raise InvalidExpectation(
+            f"{kind}({dict(kwargs)!r}) cannot be read: {_first_line(error)}."
+        ) from error
     # 3 is read as 3.0: what was written is kept.
-    kept = {key: kwargs[key] if kwargs.get(key) == value else value for key, value in configuration["kwargs"].items()}
+    kept = {
+        key: kwargs[key] if kwargs.get(key) == value else value
+        for key, value in configuration["kwargs"].items()
+    }
     result: dict[str, Any] = {"type": kind, "kwargs": kept}
-    result |= {k: configuration[k] for k in _KEPT if configuration.get(k) and configuration[k] != _DEFAULTS.get(k)}
+    result |= {
+        k: configuration[k]
+        for k in _KEPT
+        if configuration.get(k) and configuration[k] != _DEFAULTS.get(k)
+    }
     return result
 
 
@@ -141,9 +159,17 @@ def _nearest(kind: str) -> str:
 
     from great_expectations.expectations import core
 
-    names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in dir(core) if name.startswith("Expect")]
+    names = [
+        re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+        for name in dir(core)
+        if name.startswith("Expect")
+    ]
     near = get_close_matches(kind, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else "types are named like 'expect_column_values_to_not_be_null'"
+    return (
+        f"did you mean {near[0]!r}?"
+        if near
+        else "types are named like 'expect_column_values_to_not_be_null'"
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -164,7 +190,12 @@ def _condition_columns(condition: Any) -> list[str]:
             return _condition_columns(condition["pass_through_filter"])
         column = condition.get("column")
         found += [column["name"]] if isinstance(column, Mapping) else []
-        found += [name for key, value in condition.items() if key != "column" for name in _condition_columns_in(value)]
+        found += [
+            name
+            for key, value in condition.items()
+            if key != "column"
+            for name in _condition_columns_in(value)
+        ]
     return found
 
 
@@ -179,5 +210,7 @@ def _names_in(expression: str) -> list[str]:
     try:
         tree = ast.parse(expression.replace("`", ""), mode="eval")
     except SyntaxError as error:
-        raise InvalidExpectation(f"row_condition={expression!r} cannot be read: {error.msg}.") from error
+        raise InvalidExpectation(
+            f"row_condition={expression!r} cannot be read: {error.msg}."
+        ) from error
     return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]

@@ -55,7 +55,9 @@ def with_moments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[s
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
         return expectation
     changed = {
-        key: _moments(value, kind) for key, value in kwargs.items() if key in ("min_value", "max_value", "value_set")
+        key: _moments(value, kind)
+        for key, value in kwargs.items()
+        if key in ("min_value", "max_value", "value_set")
     }
     return {**expectation, "kwargs": {**kwargs, **changed}}
 

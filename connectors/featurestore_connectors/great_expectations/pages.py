@@ -30,7 +30,10 @@ def to_html(report: ValidationReport) -> str:
             "success_percent": 100.0 * passed / len(results) if results else None,
         },
         meta={
-            "run_id": {"run_name": report.run_id or report.policy, "run_time": report.time.isoformat()},
+            "run_id": {
+                "run_name": report.run_id or report.policy,
+                "run_time": report.time.isoformat(),
+            },
             "policy": report.policy,
             "rows": report.rows,
             "rows_quarantined": report.rows_quarantined,
@@ -75,7 +78,11 @@ def _result(result: ExpectationResult, now: datetime) -> Any:
         success=result.success,
         expectation_config=ExpectationConfiguration(type=kind, kwargs=kwargs),
         result=details,
-        exception_info={"raised_exception": False, "exception_message": None, "exception_traceback": None},
+        exception_info={
+            "raised_exception": False,
+            "exception_message": None,
+            "exception_traceback": None,
+        },
     )
 
 
@@ -85,5 +92,8 @@ def _nearest(kind: str, kwargs: Mapping[str, Any], now: datetime) -> tuple[str, 
     if kind == "no_duplicate_keys":
         return "expect_compound_columns_to_be_unique", {"column_list": kwargs["columns"]}
     if kind == "no_future_event_times":
-        return "expect_column_values_to_be_between", {"column": kwargs["column"], "max_value": now.isoformat()}
+        return "expect_column_values_to_be_between", {
+            "column": kwargs["column"],
+            "max_value": now.isoformat(),
+        }
     return "expect_column_values_to_not_be_null", {"column": ", ".join(kwargs["columns"])}

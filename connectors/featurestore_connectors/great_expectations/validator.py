@@ -11,16 +11,21 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, ValidationReport
-from featurestore.validators import Measure, Verdict
+from featurestore.plugins.validator import Measure, Verdict
 from featurestore_connectors.great_expectations import aggregates
-from featurestore_connectors.great_expectations.forms import build, columns_of, is_row_level, plain_expectations
+from featurestore_connectors.great_expectations.forms import (
+    build,
+    columns_of,
+    is_row_level,
+    plain_expectations,
+)
 from featurestore_connectors.great_expectations.frames import to_frame, with_moments
 from featurestore_connectors.great_expectations.library import frames, library, quiet
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from featurestore.validators import Validator
+    from featurestore.plugins.validator import Validator
 
 _WARNING_SEVERITIES = ("warning", "info")
 
@@ -55,15 +60,25 @@ class GreatExpectationsValidator:
         frame = to_frame(table)
         about = [with_moments(each, table.schema) for each in expectations]
         found = _validate(frame, about, {"result_format": "BASIC", "partial_unexpected_count": 0})
-        failing = [index for index, each in enumerate(found) if _unexpected(each) and is_row_level(expectations[index])]
+        failing = [
+            index
+            for index, each in enumerate(found)
+            if _unexpected(each) and is_row_level(expectations[index])
+        ]
         rows = _failing_rows(frame, [about[index] for index in failing])
         masks = dict(zip(failing, rows, strict=True))
         return [
-            Verdict(_result(expectation, each, table.num_rows), _checked(each, table.num_rows), masks.get(index))
+            Verdict(
+                _result(expectation, each, table.num_rows),
+                _checked(each, table.num_rows),
+                masks.get(index),
+            )
             for index, (expectation, each) in enumerate(zip(expectations, found, strict=True))
         ]
 
-    def measures(self, expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
+    def measures(
+        self, expectation: Mapping[str, Any], schema: pa.Schema
+    ) -> tuple[Measure, ...] | None:
         return aggregates.measures(expectation, schema)
 
     def judge(
@@ -94,7 +109,8 @@ def _validate(
             expectation.meta = {**(expectation.meta or {}), "number": number}
             objects.append(expectation)
         outcome = batch.validate(
-            gx.ExpectationSuite(name="gate", expectations=objects), result_format=dict(result_format)
+            gx.ExpectationSuite(name="gate", expectations=objects),
+            result_format=dict(result_format),
         )
     results: list[Any] = [None] * len(expectations)
     for each in outcome.results:
@@ -103,10 +119,16 @@ def _validate(
     return results
 
 
-def _failing_rows(frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]]) -> list[npt.NDArray[np.bool_]]:
+def _failing_rows(
+    frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]]
+) -> list[npt.NDArray[np.bool_]]:
     if not expectations:
         return []
-    complete = {"result_format": "COMPLETE", "return_unexpected_index_query": False, "partial_unexpected_count": 0}
+    complete = {
+        "result_format": "COMPLETE",
+        "return_unexpected_index_query": False,
+        "partial_unexpected_count": 0,
+    }
     masks = []
     for each in _validate(frame, expectations, complete):
         mask = np.zeros(len(frame), dtype=np.bool_)
@@ -120,7 +142,9 @@ def _unexpected(found: Any) -> int:
 
 
 def _checked(found: Any, rows: int) -> int:
-    return int(found.result.get("element_count", rows)) - int(found.result.get("missing_count") or 0)
+    return int(found.result.get("element_count", rows)) - int(
+        found.result.get("missing_count") or 0
+    )
 
 
 def _result(expectation: Mapping[str, Any], found: Any, rows: int) -> ExpectationResult:
@@ -142,7 +166,11 @@ def _is_warning(expectation: Mapping[str, Any]) -> bool:
 def _raise_failure(found: Any) -> None:
     """Raise what Great Expectations caught: an expectation that cannot be computed neither holds nor fails."""
     info = found.exception_info or {}
-    infos = [info] if "raised_exception" in info else [each for each in info.values() if isinstance(each, Mapping)]
+    infos = (
+        [info]
+        if "raised_exception" in info
+        else [each for each in info.values() if isinstance(each, Mapping)]
+    )
     for each in infos:
         if each.get("raised_exception"):
             config = found.expectation_config

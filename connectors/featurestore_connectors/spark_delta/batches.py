@@ -14,7 +14,7 @@ from typing import Any, Generic
 import numpy as np
 import pyarrow as pa
 
-from featurestore.engines import BatchFunction, Fold, ShardFunction, State
+from featurestore.plugins.engine import BatchFunction, Fold, ShardFunction, State
 from featurestore_connectors.spark_delta.failures import carrying
 from featurestore_connectors.spark_delta.types import to_features, to_storage
 
@@ -81,7 +81,9 @@ class StreamTask:
                 rows = min(self.batch_rows, _rows_of_a_message(found))
                 for start in range(0, found.num_rows, rows):
                     message = _message(found.slice(start, rows), options)
-                    yield pa.RecordBatch.from_arrays([pa.array([message], pa.binary())], ["message"])
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array([message], pa.binary())], ["message"]
+                    )
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,17 @@ class ShardTask:
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a shard with the pickled result."""
         with carrying():
-            for number, rows in by_shard((to_features(batch, self.given) for batch in batches), self.shard):
+            for number, rows in by_shard(
+                (to_features(batch, self.given) for batch in batches), self.shard
+            ):
                 result = self.write(number, rows)
-                for _ in rows:  # a writer that took fewer rows must not leave them for the next shard
+                for (
+                    _
+                ) in rows:  # a writer that took fewer rows must not leave them for the next shard
                     pass
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([number], pa.int32()), pa.array([pickle.dumps(result)], pa.binary())], ["shard", "result"]
+                    [pa.array([number], pa.int32()), pa.array([pickle.dumps(result)], pa.binary())],
+                    ["shard", "result"],
                 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 
 _LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 _SETTINGS = {
@@ -47,7 +47,10 @@ class CommitSession:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.session = None
 
@@ -89,7 +92,9 @@ class CommitSession:
         processes that look at once both believe that they won.
         """
         actions = deltalog.read_commit(deltalog.commit_path(self._path, version))
-        return any((each.get("commitInfo") or {}).get("userMetadata") == self.note for each in actions)
+        return any(
+            (each.get("commitInfo") or {}).get("userMetadata") == self.note for each in actions
+        )
 
     def _forget(self, version: int) -> None:
         """Make Spark read the log anew: what it remembers of the version, also in files, is not what is there."""
@@ -100,4 +105,6 @@ class CommitSession:
                 os.remove(os.path.join(folder, ours))
         machine = self.session._jvm
         log = machine.org.apache.spark.sql.delta.DeltaLog
-        log.invalidateCache(self.session._jsparkSession, machine.org.apache.hadoop.fs.Path(self._path))
+        log.invalidateCache(
+            self.session._jsparkSession, machine.org.apache.hadoop.fs.Path(self._path)
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from featurestore.engines import (
+from featurestore.plugins.engine import (
     BatchFunction,
     Engine,
     Fold,
@@ -78,7 +78,9 @@ class SparkEngine:
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
-        return relations.read_table(self.session, path, version=version, schema=schema, columns=columns)
+        return relations.read_table(
+            self.session, path, version=version, schema=schema, columns=columns
+        )
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         return read_files(self.session, paths, schema=schema)
@@ -95,26 +97,34 @@ class SparkEngine:
     def union(self, relations_: Sequence[Relation]) -> Relation:
         return relations.union(relations_)
 
-    def sql(self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]) -> Relation:
+    def sql(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
         return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
         with translated():
             return int(relation.native.count())
 
-    def map_batches(self, relation: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
+    def map_batches(
+        self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
+    ) -> Relation:
         return queries.map_batches(relation, function, schema=schema)
 
     def aggregate(self, relation: Relation, fold: Fold[State]) -> State:
         return queries.aggregate(relation, fold)
 
-    def duplicates(self, relation: Relation, key: Sequence[str], *, limit: int = 5) -> tuple[int, list[dict[str, Any]]]:
+    def duplicates(
+        self, relation: Relation, key: Sequence[str], *, limit: int = 5
+    ) -> tuple[int, list[dict[str, Any]]]:
         return queries.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         return relations.last_per_key(relation, key)
 
-    def stream(self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None) -> pa.RecordBatchReader:
+    def stream(
+        self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
+    ) -> pa.RecordBatchReader:
         return queries.stream(relation, batch_rows=batch_rows, limit=limit)
 
     def stage(self, relation: Relation, directory: str) -> Relation:
@@ -131,7 +141,9 @@ class SparkEngine:
         properties: Mapping[str, str],
         note: Mapping[str, Any],
     ) -> None:
-        tables.create_table(path, schema=schema, partition_by=partition_by, properties=properties, note=note)
+        tables.create_table(
+            path, schema=schema, partition_by=partition_by, properties=properties, note=note
+        )
 
     def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
         return tables.write(self.session, path, relation, how)

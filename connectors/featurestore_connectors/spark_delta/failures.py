@@ -68,7 +68,8 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
         return carried
     if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
         return StorageError(
-            "No space left on the device: nothing of this write is visible.", hint="free space, then repeat"
+            "No space left on the device: nothing of this write is visible.",
+            hint="free space, then repeat",
         )
     if any(sign in text for sign in _UNREADABLE):
         found = _MISSING.search(text)
@@ -93,7 +94,8 @@ def first_line(error: BaseException) -> str:
     if traceback:
         # A traceback of an executor: frames are indented, what was raised is not.
         return next(
-            (line for line in raised.splitlines() if line and not line.startswith(" ")), "a Python worker failed"
+            (line for line in raised.splitlines() if line and not line.startswith(" ")),
+            "a Python worker failed",
         )
     first = _first_of(str(error)) or type(error).__name__
     if first.startswith("An error occurred while calling"):

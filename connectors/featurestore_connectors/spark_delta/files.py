@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.engines import Relation
 from featurestore.errors import ConfigurationError, StorageError, TableDamaged
+from featurestore.plugins.engine import Relation
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import cast_to, column, quoted, relation
 from featurestore_connectors.spark_delta.types import spark_schema
@@ -28,7 +28,9 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     """
     for path in paths:
         if not os.path.exists(path):
-            raise StorageError(f"{path} does not exist.", hint="give Parquet files or folders that hold some")
+            raise StorageError(
+                f"{path} does not exist.", hint="give Parquet files or folders that hold some"
+            )
     fine = _nanosecond_columns(paths)
     if fine and session.conf.get(_NANOSECONDS, "false") != "true":
         raise ConfigurationError(
@@ -37,7 +39,9 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
         )
     deep = any(_has_plain_folders(path) for path in paths)
     with translated():
-        reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", str(deep).lower())
+        reader = session.read.option("mergeSchema", "true").option(
+            "recursiveFileLookup", str(deep).lower()
+        )
         frame = reader.parquet(*paths)
     for name in fine:
         frame = frame.withColumn(name, _whole_microseconds(name))
@@ -79,13 +83,17 @@ def _files(path: str) -> Iterator[str]:
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if _is_visible(name))
         yield from (
-            os.path.join(folder, name) for name in sorted(names) if _is_visible(name) and name.endswith(".parquet")
+            os.path.join(folder, name)
+            for name in sorted(names)
+            if _is_visible(name) and name.endswith(".parquet")
         )
 
 
 def _has_plain_folders(path: str) -> bool:
     """Tell whether folders below ``path`` are more than partitions (``column=value``)."""
-    return any("=" not in name for _, folders, _ in os.walk(path) for name in folders if _is_visible(name))
+    return any(
+        "=" not in name for _, folders, _ in os.walk(path) for name in folders if _is_visible(name)
+    )
 
 
 def _is_visible(name: str) -> bool:

@@ -22,16 +22,22 @@ def check_java() -> int:
     """
     path = _java_path()
     try:
-        answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingJava(
             f"The Spark engine needs Java 17 or 21, and {path} does not run: {error}.", hint=_HINT
         ) from error
     version = parse_version(answer.stderr + answer.stdout)
     if version is None or answer.returncode != 0:
-        raise MissingJava(f"The Spark engine needs Java 17 or 21, and {path} does not run.", hint=_HINT)
+        raise MissingJava(
+            f"The Spark engine needs Java 17 or 21, and {path} does not run.", hint=_HINT
+        )
     if version not in SUPPORTED:
-        raise MissingJava(f"The Spark engine needs Java 17 or 21, and {path} is Java {version}.", hint=_HINT)
+        raise MissingJava(
+            f"The Spark engine needs Java 17 or 21, and {path} is Java {version}.", hint=_HINT
+        )
     return version
 
 
@@ -51,10 +57,13 @@ def _java_path() -> str:
         path = os.path.join(home, "bin", "java")
         if not os.access(path, os.X_OK):
             raise MissingJava(
-                f"The Spark engine needs Java 17 or 21, and JAVA_HOME={home!r} has no bin/java.", hint=_HINT
+                f"The Spark engine needs Java 17 or 21, and JAVA_HOME={home!r} has no bin/java.",
+                hint=_HINT,
             )
         return path
     found = shutil.which("java")
     if found is None:
-        raise MissingJava("The Spark engine needs Java 17 or 21, and there is no java on the PATH.", hint=_HINT)
+        raise MissingJava(
+            "The Spark engine needs Java 17 or 21, and there is no java on the PATH.", hint=_HINT
+        )
     return found

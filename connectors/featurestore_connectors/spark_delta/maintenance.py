@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from featurestore import deltalog
+from featurestore.delta import deltalog
 from featurestore.errors import StorageError, VersionNotFound
 
 
@@ -34,7 +34,11 @@ def _needed(path: str, keep_versions: Sequence[int], retain: datetime) -> set[st
         first = deltalog.version_at(path, retain)
     except VersionNotFound:
         first = 0  # every version is younger
-    needed = {file.path for version in {first, *keep_versions} for file in deltalog.table_state(path, version).files}
+    needed = {
+        file.path
+        for version in {first, *keep_versions}
+        for file in deltalog.table_state(path, version).files
+    }
     for version in range(first + 1, deltalog.latest_version(path) + 1):
         needed.update(deltalog.added_files(path, version))
     return needed
@@ -44,4 +48,8 @@ def _data_files(path: str) -> Iterator[str]:
     """Yield the Parquet files below a table; hidden folders (the log) hold no data, folders of partitions do."""
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if "=" in name or not name.startswith(("_", "."))]
-        yield from (os.path.join(folder, name) for name in names if name.endswith(".parquet") and name[0] not in "_.")
+        yield from (
+            os.path.join(folder, name)
+            for name in names
+            if name.endswith(".parquet") and name[0] not in "_."
+        )

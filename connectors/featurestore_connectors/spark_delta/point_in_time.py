@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.engines import Engine, Relation
 from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join
+from featurestore.plugins.engine import Engine, Relation
 from featurestore_connectors.spark_delta.relations import column, moment, relation
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ class _Left:
         names = list(dict.fromkeys(needed)) or [plan.left_schema.names[0]]
         given = _left_relation(engine, plan, labels, names)
         places = {name: f"c{index}" for index, name in enumerate(names)}
-        return cls(given.native.select(*(column(name).alias(place) for name, place in places.items())), plan, places)
+        return cls(
+            given.native.select(*(column(name).alias(place) for name, place in places.items())),
+            plan,
+            places,
+        )
 
     def column(self, name: str) -> Any:
         return column(self.places[name])
@@ -107,7 +111,9 @@ class _Right:
         """Whether no two rows can tie: the log says so, and the join is on the whole primary key."""
         # What the log claims leaves nulls out, and without the filter rows of unknown created time count.
         nulls_count = self.join.created_time is not None and not self.waits
-        return self.join.source.unique and bool(self.join.source.spec.primary_key) and not nulls_count
+        return (
+            self.join.source.unique and bool(self.join.source.spec.primary_key) and not nulls_count
+        )
 
     @property
     def waits(self) -> bool:
@@ -154,29 +160,48 @@ class _Right:
         order = [event.alias("event")] if held else []
         order += [created.alias("created")] if created is not None else []
         order += [] if self.is_unique else [column(_TIE).alias("tie")]
-        values = [column(output.column).alias(f"o{index}") for index, output in enumerate(self.join.outputs)]
+        values = [
+            column(output.column).alias(f"o{index}")
+            for index, output in enumerate(self.join.outputs)
+        ]
         # A struct of nulls is no null, so it tells a row of nulls from no row; but it cannot be empty.
         row = F.struct(*(order + values or [F.lit(True).alias("found")]))
         keys = [
-            _comparable(column(key), schema.field(key).type, self.plan.left_schema.field(left).type).alias(name)
+            _comparable(
+                column(key), schema.field(key).type, self.plan.left_schema.field(left).type
+            ).alias(name)
             for name, (left, key) in zip(self.keys, self.join.on, strict=True)
         ]
-        return frame.select(*keys, *([since.alias("since")] if since is not None else []), row.alias("row"))
+        return frame.select(
+            *keys, *([since.alias("since")] if since is not None else []), row.alias("row")
+        )
 
     def _read(self, engine: Engine) -> Any:
         source = self.join.source
-        times = [time for time in (self.join.event_time, self.join.created_time) if time is not None]
-        needed = [*(key for _, key in self.join.on), *times, *(output.column for output in self.join.outputs)]
+        times = [
+            time for time in (self.join.event_time, self.join.created_time) if time is not None
+        ]
+        needed = [
+            *(key for _, key in self.join.on),
+            *times,
+            *(output.column for output in self.join.outputs),
+        ]
         names = list(dict.fromkeys(needed))
         schema = source.spec.schema
         if self.is_unique:
-            return engine.read_table(source.path, version=source.delta_version, schema=schema, columns=names).native
+            return engine.read_table(
+                source.path, version=source.delta_version, schema=schema, columns=names
+            ).native
         everything = engine.read_table(source.path, version=source.delta_version, schema=schema)
         hashed = pa.schema([*(schema.field(name) for name in names), pa.field(_TIE, pa.int64())])
         return engine.map_batches(everything, WithTieHash(tuple(names)), schema=hashed).native
 
     def _time(self, name: str | None) -> Any:
-        return None if name is None else _moment(column(name), self.join.source.spec.schema.field(name).type)
+        return (
+            None
+            if name is None
+            else _moment(column(name), self.join.source.spec.schema.field(name).type)
+        )
 
 
 def _join_as_of(frame: Any, sides: list[_Right], left: _Left, rows: list[Any]) -> Any:
@@ -186,12 +211,16 @@ def _join_as_of(frame: Any, sides: list[_Right], left: _Left, rows: list[Any]) -
 
     first = sides[0]
     key_types = first.join.source.spec.schema
-    types = {side.best: given.schema["row"].dataType for side, given in zip(sides, rows, strict=True)}
+    types = {
+        side.best: given.schema["row"].dataType for side, given in zip(sides, rows, strict=True)
+    }
     label = F.struct(*(column(name) for name in frame.columns))
 
     def stream(*, at: Any, is_label: bool, row: _Right | None) -> list[Any]:
         found = [
-            (F.col("row") if row is not None and row.best == name else F.lit(None)).cast(kind).alias(name)
+            (F.col("row") if row is not None and row.best == name else F.lit(None))
+            .cast(kind)
+            .alias(name)
             for name, kind in types.items()
         ]
         held = label if is_label else F.lit(None).cast(label_type)
@@ -204,10 +233,18 @@ def _join_as_of(frame: Any, sides: list[_Right], left: _Left, rows: list[Any]) -
     ]
     merged = frame.select(*keys, *stream(at=left.time, is_label=True, row=None))
     for side, given in zip(sides, rows, strict=True):
-        merged = merged.union(given.select(*side.keys, *stream(at=F.col("since"), is_label=False, row=side)))
-    until = Window.partitionBy(_PART, *first.keys).orderBy("at", "is_label").rowsBetween(Window.unboundedPreceding, 0)
+        merged = merged.union(
+            given.select(*side.keys, *stream(at=F.col("since"), is_label=False, row=side))
+        )
+    until = (
+        Window.partitionBy(_PART, *first.keys)
+        .orderBy("at", "is_label")
+        .rowsBetween(Window.unboundedPreceding, 0)
+    )
     best = [side.greatest(until) for side in sides]
-    answered = _almost_sorted(merged, first.keys).select("is_label", "label", *best).where("is_label")
+    answered = (
+        _almost_sorted(merged, first.keys).select("is_label", "label", *best).where("is_label")
+    )
     return answered.select("label.*", *types)
 
 
@@ -222,7 +259,9 @@ def _almost_sorted(merged: Any, keys: list[str]) -> Any:
 
     second = F.unix_seconds("at").bitwiseAND(F.lit(0xFFFFFFFF))
     hashed = merged.withColumn(_PART, F.hash(*keys)).repartition(_PART)
-    return hashed.sortWithinPartitions(F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second))
+    return hashed.sortWithinPartitions(
+        F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second)
+    )
 
 
 def _join_on_key(frame: Any, side: _Right, left: _Left, rows: Any) -> Any:
@@ -233,7 +272,9 @@ def _join_on_key(frame: Any, side: _Right, left: _Left, rows: Any) -> Any:
         rows = rows.groupBy(*side.keys).agg(F.max("row").alias("row"))
     schema = side.join.source.spec.schema
     names = {key: f"{side.best}_{key}" for key in side.keys}
-    renamed = rows.select(*(F.col(key).alias(name) for key, name in names.items()), F.col("row").alias(side.best))
+    renamed = rows.select(
+        *(F.col(key).alias(name) for key, name in names.items()), F.col("row").alias(side.best)
+    )
     conditions = [
         left.key(name, schema.field(key).type) == F.col(place)
         for (name, key), place in zip(side.join.on, names.values(), strict=True)
@@ -249,7 +290,11 @@ def _result(frame: Any, plan: FeaturePlan, left: _Left, sides: list[_Right]) -> 
 
     values = {output.name: left.column(output.column) for output in plan.left_outputs}
     for side in sides:
-        fresh = None if side.join.ttl is None else _is_fresh(left.time, F.col(side.best)["event"], side.join.ttl)
+        fresh = (
+            None
+            if side.join.ttl is None
+            else _is_fresh(left.time, F.col(side.best)["event"], side.join.ttl)
+        )
         for index, output in enumerate(side.join.outputs):
             value = F.col(side.best)[f"o{index}"]
             values[output.name] = value if fresh is None else F.when(fresh, value)
@@ -300,10 +345,17 @@ class WithTieHash:
         return pa.RecordBatch.from_arrays([*kept.columns, signed], schema=schema)
 
 
-def _left_relation(engine: Engine, plan: FeaturePlan, labels: Relation | None, names: list[str]) -> Relation:
+def _left_relation(
+    engine: Engine, plan: FeaturePlan, labels: Relation | None, names: list[str]
+) -> Relation:
     if plan.left_source is None:
         if labels is None:
-            raise EngineError("The plan needs labels and got none.", hint="pass the labels that it was planned for")
+            raise EngineError(
+                "The plan needs labels and got none.",
+                hint="pass the labels that it was planned for",
+            )
         return labels
     source = plan.left_source
-    return engine.read_table(source.path, version=source.delta_version, schema=source.spec.schema, columns=names)
+    return engine.read_table(
+        source.path, version=source.delta_version, schema=source.spec.schema, columns=names
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.engines import BatchFunction, Fold, Relation, State
+from featurestore.plugins.engine import BatchFunction, Fold, Relation, State
 from featurestore_connectors.spark_delta.batches import (
     MESSAGE_FIELDS,
     STATE_FIELDS,
@@ -47,7 +47,9 @@ def aggregate(given: Relation, fold: Fold[State]) -> State:
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         states = states.groupBy(group).applyInArrow(partial(merge_table, fold), STATE_FIELDS)
     with translated():
-        found = sorted(((row[0], bytes(row[1])) for row in states.collect()), key=lambda pair: pair[0])
+        found = sorted(
+            ((row[0], bytes(row[1])) for row in states.collect()), key=lambda pair: pair[0]
+        )
     return merge_states(fold, (pickle.loads(state) for _, state in found))
 
 
@@ -60,7 +62,9 @@ def stream(given: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordB
     return pa.RecordBatchReader.from_batches(given.schema, _read(batches, given.schema, limit))
 
 
-def duplicates(given: Relation, key: Sequence[str], *, limit: int) -> tuple[int, list[dict[str, Any]]]:
+def duplicates(
+    given: Relation, key: Sequence[str], *, limit: int
+) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the first few of them with their count."""
     from pyspark.sql import functions as sf
 
@@ -81,7 +85,9 @@ def stage(given: Relation, directory: str) -> Relation:
     with translated():
         given.native.write.mode("overwrite").parquet(directory)
     session = given.native.sparkSession
-    return relation(session.read.schema(spark_schema(given.schema)).parquet(directory), given.schema)
+    return relation(
+        session.read.schema(spark_schema(given.schema)).parquet(directory), given.schema
+    )
 
 
 def _all(messages: Any) -> Iterator[bytes]:
@@ -95,11 +101,15 @@ def _first(messages: Any) -> Iterator[bytes]:
     partitions = range(rows.getNumPartitions())
     done, ahead = 0, 1
     while done < len(partitions):
-        yield from (row[0] for row in rows.context.runJob(rows, list, partitions[done : done + ahead]))
+        yield from (
+            row[0] for row in rows.context.runJob(rows, list, partitions[done : done + ahead])
+        )
         done, ahead = done + ahead, ahead * 4
 
 
-def _read(messages: Iterator[bytes], schema: pa.Schema, limit: int | None) -> Iterator[pa.RecordBatch]:
+def _read(
+    messages: Iterator[bytes], schema: pa.Schema, limit: int | None
+) -> Iterator[pa.RecordBatch]:
     left = limit
     with translated():
         while left is None or left > 0:

@@ -12,10 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore import deltalog
-from featurestore.engines import Relation, TimeRange
-from featurestore.errors import EngineError, InvalidSql, SchemaMismatch, UnsupportedDataframe, listing
+from featurestore.delta import deltalog
+from featurestore.errors import (
+    EngineError,
+    InvalidSql,
+    SchemaMismatch,
+    UnsupportedDataframe,
+    listing,
+)
 from featurestore.model.times import to_micros
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.spark_delta.failures import first_line, translated
 from featurestore_connectors.spark_delta.types import of_feature_types, spark_schema
 
@@ -23,7 +29,9 @@ ENGINE = "spark"
 
 # Names of views belong to the whole session: two queries at once would see each other's tables.
 _VIEWS = Lock()
-_QUOTED_OR_PARAMETER = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|\$(?P<name>[A-Za-z_]\w*)")
+_QUOTED_OR_PARAMETER = re.compile(
+    r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|\$(?P<name>[A-Za-z_]\w*)"
+)
 
 
 def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
@@ -70,7 +78,12 @@ def moment(time: datetime) -> Any:
 
 
 def read_table(
-    session: Any, path: str, *, version: int | None, schema: pa.Schema | None, columns: Sequence[str] | None
+    session: Any,
+    path: str,
+    *,
+    version: int | None,
+    schema: pa.Schema | None,
+    columns: Sequence[str] | None,
 ) -> Relation:
     """Return a Delta version; the latest one is pinned when it is asked for.
 
@@ -84,9 +97,15 @@ def read_table(
     try:
         frame = session.read.format("delta").option("versionAsOf", pinned).load(path)
     except (PySparkException, Py4JError) as error:
-        raise EngineError(f"Spark cannot read version {pinned} of {path}: {first_line(error)}") from error
+        raise EngineError(
+            f"Spark cannot read version {pinned} of {path}: {first_line(error)}"
+        ) from error
     # Columns that the version does not have yet are null.
-    found = relation(frame) if schema is None else relation(cast_to(frame, spark_schema(schema)), schema)
+    found = (
+        relation(frame)
+        if schema is None
+        else relation(cast_to(frame, spark_schema(schema)), schema)
+    )
     return found if columns is None else select(found, {name: name for name in columns})
 
 
@@ -98,7 +117,10 @@ def select(given: Relation, columns: Mapping[str, str]) -> Relation:
             f"There are no columns {listing(absent)}; there are {listing(given.schema.names, limit=50)}."
         )
     fields = [given.schema.field(old).with_name(new) for new, old in columns.items()]
-    return relation(given.native.select(*(column(old).alias(new) for new, old in columns.items())), pa.schema(fields))
+    return relation(
+        given.native.select(*(column(old).alias(new) for new, old in columns.items())),
+        pa.schema(fields),
+    )
 
 
 def filtered(given: Relation, predicate: str) -> Relation:
@@ -114,7 +136,11 @@ def filtered(given: Relation, predicate: str) -> Relation:
 def within(given: Relation, window: TimeRange) -> Relation:
     """Return the rows whose time lies in a range."""
     time, start, end = column(window.column), moment(window.start), moment(window.end)
-    inside = (time >= start) & (time < end) if window.closed == "left" else (time > start) & (time <= end)
+    inside = (
+        (time >= start) & (time < end)
+        if window.closed == "left"
+        else (time > start) & (time <= end)
+    )
     return relation(given.native.where(inside), given.schema)
 
 
@@ -131,7 +157,9 @@ def union(relations: Sequence[Relation]) -> Relation:
     return relation(frame, first.schema)
 
 
-def run_sql(session: Any, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]) -> Relation:
+def run_sql(
+    session: Any, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+) -> Relation:
     """Return the result of a query over named relations; it is analysed now, so the names are free again."""
     from pyspark.errors import PySparkException
 
@@ -155,7 +183,9 @@ def with_colons(query: str) -> str:
     >>> with_colons("select '$a' where t < $end")
     "select '$a' where t < :end"
     """
-    return _QUOTED_OR_PARAMETER.sub(lambda found: f":{found['name']}" if found["name"] else found[0], query)
+    return _QUOTED_OR_PARAMETER.sub(
+        lambda found: f":{found['name']}" if found["name"] else found[0], query
+    )
 
 
 def last_per_key(given: Relation, key: Sequence[str]) -> Relation:
@@ -175,7 +205,9 @@ def explained(given: Relation) -> str:
     """Return Spark's formatted physical plan."""
     execution = given.native._jdf.queryExecution()
     with translated():
-        return str(given.native.sparkSession._jvm.PythonSQLUtils.explainString(execution, "formatted"))
+        return str(
+            given.native.sparkSession._jvm.PythonSQLUtils.explainString(execution, "formatted")
+        )
 
 
 def cast_to(frame: Any, wanted: Any) -> Any:
@@ -198,7 +230,11 @@ def cast_to(frame: Any, wanted: Any) -> Any:
 def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
     """Make relations known as views; return the user's own views that they hide."""
     known = [name for name in tables if session.catalog.tableExists(name)]
-    shadowed = {name: session.table(quoted(name)) for name in known if session.catalog.getTable(name).isTemporary}
+    shadowed = {
+        name: session.table(quoted(name))
+        for name in known
+        if session.catalog.getTable(name).isTemporary
+    }
     for name, table in tables.items():
         table.native.createOrReplaceTempView(name)
     return shadowed

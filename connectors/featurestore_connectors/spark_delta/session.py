@@ -20,7 +20,9 @@ STAGING = "FEATURESTORE_SPARK_STAGING"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
-_JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")  # where Spark keeps the packages that it fetched, below the home
+_JAR_FOLDER = os.path.join(
+    ".ivy2.5.2", "jars"
+)  # where Spark keeps the packages that it fetched, below the home
 _LOG_SETTINGS = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 
@@ -153,7 +155,9 @@ def _launch_settings() -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": os.path.join(tempfile.gettempdir(), "featurestore-spark-warehouse"),
+        "spark.sql.warehouse.dir": os.path.join(
+            tempfile.gettempdir(), "featurestore-spark-warehouse"
+        ),
     }
     if master.startswith("local"):
         settings |= {
@@ -171,7 +175,10 @@ def _with_delta(builder: Any) -> Any:
 
     # Once fetched, the jars are used as files: no network, no report of a resolver on every start.
     folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
-    jars = [folder / f"io.delta_{name}-{version('delta-spark')}.jar" for name in ("delta-spark_2.13", "delta-storage")]
+    jars = [
+        folder / f"io.delta_{name}-{version('delta-spark')}.jar"
+        for name in ("delta-spark_2.13", "delta-storage")
+    ]
     if all(jar.is_file() for jar in jars):
         return builder.config("spark.jars", ",".join(map(str, jars)))
     return configure_spark_with_delta_pip(builder)

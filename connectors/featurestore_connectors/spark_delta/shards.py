@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from featurestore.engines import Relation, Result, ShardFunction
+from featurestore.plugins.engine import Relation, Result, ShardFunction
 from featurestore_connectors.spark_delta.batches import RESULT_FIELDS, ShardTask
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import column
@@ -15,7 +15,9 @@ from featurestore_connectors.spark_delta.session import is_local
 _TASKS_ON_CLUSTERS = 32
 
 
-def write_shards(given: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]) -> list[Result]:
+def write_shards(
+    given: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
+) -> list[Result]:
     """Call ``write`` once for every shard on the executor that sorted its rows; return the results by shard number.
 
     Shard s goes to partition ``s mod P``, so with no more shards than partitions each is a task of its own and none

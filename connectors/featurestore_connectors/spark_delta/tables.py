@@ -14,10 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore import deltalog
-from featurestore.engines import TABLE_PROPERTIES, Relation, TableWrite, TimeRange
+from featurestore.delta import deltalog
 from featurestore.errors import InvalidSql, RowsOutsideWindow, StorageError, WriteConflict
 from featurestore.model.types import storage_schema
+from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite, TimeRange
 from featurestore_connectors.spark_delta.commits import CommitSession, OverwrittenError
 from featurestore_connectors.spark_delta.failures import first_line, full_text, translated
 from featurestore_connectors.spark_delta.relations import cast_to, quoted
@@ -40,7 +40,12 @@ _CONFLICTS = (
 
 
 def create_table(
-    path: str, *, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str], note: Mapping[str, Any]
+    path: str,
+    *,
+    schema: pa.Schema,
+    partition_by: Sequence[str],
+    properties: Mapping[str, str],
+    note: Mapping[str, Any],
 ) -> None:
     """Create an empty table (commit 0) with its properties.
 
@@ -70,7 +75,11 @@ def create_table(
 
 
 def _commit_zero(
-    schema: pa.Schema, *, partition_by: Sequence[str], properties: Mapping[str, str], note: Mapping[str, Any]
+    schema: pa.Schema,
+    *,
+    partition_by: Sequence[str],
+    properties: Mapping[str, str],
+    note: Mapping[str, Any],
 ) -> bytes:
     """Return the commit that delta-rs writes; we put it in place, since its creators do not exclude each other."""
     from deltalake import CommitProperties, DeltaTable
@@ -115,7 +124,9 @@ def write(session: Any, path: str, given: Relation, how: TableWrite) -> int | No
     if how.transaction is not None and _is_repeat(path, how.transaction):
         return None
     with CommitSession(session, path, how.note) as commit:
-        commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")  # a write of no rows is a commit, too
+        commit.set(
+            "spark.databricks.delta.skipRecordingEmptyCommits", "false"
+        )  # a write of no rows is a commit, too
         return _retried(path, lambda: _write_once(commit, path, given, how))
 
 
@@ -130,7 +141,9 @@ def delete(session: Any, path: str, predicate: str, *, note: Mapping[str, Any]) 
         except (AnalysisException, ParseException) as error:
             if _is_conflict(error):
                 raise
-            raise InvalidSql(f"The predicate {predicate!r} cannot be used: {first_line(error)}") from error
+            raise InvalidSql(
+                f"The predicate {predicate!r} cannot be used: {first_line(error)}"
+            ) from error
 
     with CommitSession(session, path, note) as commit:
         return _retried(path, once)
@@ -142,7 +155,9 @@ def set_properties(path: str, properties: Mapping[str, str]) -> None:
 
     for attempt in range(_ATTEMPTS):
         try:
-            deltalog.open_table(path).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+            deltalog.open_table(path).alter.set_table_properties(
+                dict(properties), raise_if_not_exists=False
+            )
             return
         except CommitFailedError:
             _wait(attempt)
@@ -157,7 +172,10 @@ def compact(session: Any, path: str) -> int | None:
 
     with CommitSession(session, path, {"operation": "compact"}) as commit:
         return _retried(
-            path, lambda: commit.run(lambda: DeltaTable.forPath(commit.session, path).optimize().executeCompaction())
+            path,
+            lambda: commit.run(
+                lambda: DeltaTable.forPath(commit.session, path).optimize().executeCompaction()
+            ),
         )
 
 
@@ -167,7 +185,9 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     table = commit.session.read.format("delta").load(path)
     added = () if how.add_columns is None else spark_schema(how.add_columns).fields
     known = {field.name.lower() for field in table.schema.fields}
-    wanted = StructType([*table.schema.fields, *(field for field in added if field.name.lower() not in known)])
+    wanted = StructType(
+        [*table.schema.fields, *(field for field in added if field.name.lower() not in known)]
+    )
     rows = cast_to(commit.adopt(given.native), wanted)
     grows = len(wanted.fields) > len(table.schema.fields)
     if how.mode == "upsert":
@@ -206,7 +226,10 @@ def _merge(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grow
 
 def _range(window: TimeRange) -> str:
     time = quoted(window.column)
-    start, end = (f"TIMESTAMP '{each.isoformat(timespec='microseconds')}'" for each in (window.start, window.end))
+    start, end = (
+        f"TIMESTAMP '{each.isoformat(timespec='microseconds')}'"
+        for each in (window.start, window.end)
+    )
     if window.closed == "left":
         return f"{time} >= {start} AND {time} < {end}"
     return f"{time} > {start} AND {time} <= {end}"
@@ -224,7 +247,9 @@ def _retried(path: str, once: Callable[[], int | None]) -> int | None:
                 pass
             except (PySparkException, Py4JError) as error:
                 if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
-                    raise RowsOutsideWindow(f"Rows lie outside the range that is replaced in {path}.") from error
+                    raise RowsOutsideWindow(
+                        f"Rows lie outside the range that is replaced in {path}."
+                    ) from error
                 if not _is_conflict(error):
                     raise
             _wait(attempt)

@@ -15,14 +15,22 @@ import pyarrow.types as pat
 from featurestore.errors import UnsupportedType, listing
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import TIMESTAMP, feature_schema, is_nested, storage_schema, storage_type
+from featurestore.model.types import (
+    TIMESTAMP,
+    feature_schema,
+    is_nested,
+    storage_schema,
+    storage_type,
+)
 
 
 def spark_schema(features: pa.Schema) -> Any:
     """Return the Spark schema (StructType) that holds a schema of feature types."""
     from pyspark.sql.types import StructField, StructType
 
-    return StructType([StructField(field.name, _spark_type(storage_type(field.type)), True) for field in features])
+    return StructType(
+        [StructField(field.name, _spark_type(storage_type(field.type)), True) for field in features]
+    )
 
 
 def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
@@ -36,10 +44,17 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
     naive = [field.name for field in given if _has_naive(field.type)]
     if naive:
         warnings.warn(
-            f"the times of {listing(naive)} have no time zone and are taken as UTC", NaiveTimeWarning, stacklevel=5
+            f"the times of {listing(naive)} have no time zone and are taken as UTC",
+            NaiveTimeWarning,
+            stacklevel=5,
         )
         wanted = spark_schema(schema)
-        frame = frame.select(*(frame[f"`{each.name}`"].cast(each.dataType).alias(each.name) for each in wanted.fields))
+        frame = frame.select(
+            *(
+                frame[f"`{each.name}`"].cast(each.dataType).alias(each.name)
+                for each in wanted.fields
+            )
+        )
     return frame, schema
 
 
@@ -77,7 +92,9 @@ def _arrow_schema(frame: Any) -> pa.Schema:
 def _has_naive(kind: pa.DataType) -> bool:
     if pat.is_timestamp(kind):
         return kind.tz is None
-    return is_nested(kind) and any(_has_naive(kind.field(index).type) for index in range(kind.num_fields))
+    return is_nested(kind) and any(
+        _has_naive(kind.field(index).type) for index in range(kind.num_fields)
+    )
 
 
 def _spark_type(stored: pa.DataType) -> Any:
@@ -87,7 +104,9 @@ def _spark_type(stored: pa.DataType) -> Any:
         return spark.ArrayType(_spark_type(stored.value_type), True)
     if pat.is_struct(stored):
         fields = [stored.field(index) for index in range(stored.num_fields)]
-        return spark.StructType([spark.StructField(f.name, _spark_type(f.type), True) for f in fields])
+        return spark.StructType(
+            [spark.StructField(f.name, _spark_type(f.type), True) for f in fields]
+        )
     if pat.is_decimal(stored):
         return spark.DecimalType(stored.precision, stored.scale)
     plain = {
@@ -104,5 +123,7 @@ def _spark_type(stored: pa.DataType) -> Any:
         TIMESTAMP: spark.TimestampType,
     }
     if stored not in plain:
-        raise UnsupportedType(f"Spark cannot hold {stored}.", hint="convert the column before writing")
+        raise UnsupportedType(
+            f"Spark cannot hold {stored}.", hint="convert the column before writing"
+        )
     return plain[stored]()

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
-from featurestore.formats import ColumnEncoding
 from featurestore.model.decimals import decimal_text
 from featurestore.model.types import numpy_type
+from featurestore.plugins.format import ColumnEncoding
 
 INT64, FLOAT, BYTES = "int64", "float32", "bytes"
 LARGEST = 2**63 - 1
@@ -90,7 +90,12 @@ def _shape(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
 
 
 def _wire(leaf: pa.DataType) -> tuple[str | None, str | None]:
-    if pat.is_boolean(leaf) or pat.is_integer(leaf) or pat.is_date32(leaf) or pat.is_timestamp(leaf):
+    if (
+        pat.is_boolean(leaf)
+        or pat.is_integer(leaf)
+        or pat.is_date32(leaf)
+        or pat.is_timestamp(leaf)
+    ):
         return INT64, None
     if pat.is_float32(leaf):
         return FLOAT, None
@@ -137,9 +142,13 @@ def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], 
     """Return how many values each row has, none where the list is null, and all values in a row."""
     rows = present(array)
     if column.shape is not None:
-        lengths = np.full(len(array), column.items) if rows is None else np.where(rows, column.items, 0)
+        lengths = (
+            np.full(len(array), column.items) if rows is None else np.where(rows, column.items, 0)
+        )
         values = leaves(array, column)
-        return lengths, values if rows is None else values.filter(pa.array(np.repeat(rows, column.items)))
+        return lengths, values if rows is None else values.filter(
+            pa.array(np.repeat(rows, column.items))
+        )
     values = array.flatten()
     if values.null_count:
         raise inner_nulls(column)
@@ -196,7 +205,9 @@ def binary_parts(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     """Return offsets (n + 1, from 0) and bytes of a binary array without nulls."""
     if len(values) == 0:
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
+    offsets = np.frombuffer(values.buffers()[1], np.int32)[
+        values.offset : values.offset + len(values) + 1
+    ]
     data = values.buffers()[2]
     first, last = int(offsets[0]), int(offsets[-1])
     flat = np.frombuffer(data, np.uint8)[first:last] if data is not None else np.zeros(0, np.uint8)
@@ -247,9 +258,13 @@ def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] 
         length = rows * prod((column.shape or ())[:level])
         outer = level == 0
         buffers = [bitmap if outer else None]
-        values = pa.Array.from_buffers(each, length, buffers, count if outer else 0, children=[values])
+        values = pa.Array.from_buffers(
+            each, length, buffers, count if outer else 0, children=[values]
+        )
     return values
 
 
 def _with_nulls(values: pa.Array, bitmap: Any, count: int) -> pa.Array:
-    return pa.Array.from_buffers(values.type, len(values), [bitmap, *values.buffers()[1:]], count, offset=values.offset)
+    return pa.Array.from_buffers(
+        values.type, len(values), [bitmap, *values.buffers()[1:]], count, offset=values.offset
+    )

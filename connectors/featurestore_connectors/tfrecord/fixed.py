@@ -78,14 +78,18 @@ def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
         words = integers(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             words[~valid] = 0
-        target = records[:, start : start + size].reshape(len(records), column.items, slot.field.width)
+        target = records[:, start : start + size].reshape(
+            len(records), column.items, slot.field.width
+        )
         if not wire.write_varints(target, words, width=slot.field.width):
             raise not_as_counted(column, "a number is larger than all that were counted")
     elif column.wire == FLOAT:
         numbers = floats(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             numbers = np.where(valid[:, None], numbers, np.float32(0))
-        records[:, start : start + size].view(f"V{size}")[:, 0] = np.ascontiguousarray(numbers).view(f"V{size}")[:, 0]
+        records[:, start : start + size].view(f"V{size}")[:, 0] = np.ascontiguousarray(
+            numbers
+        ).view(f"V{size}")[:, 0]
     elif slot.field.constant:
         _fill_constant_bytes(records, binary_parts(texts(values)), slot, valid)
     else:
@@ -99,18 +103,25 @@ def write_keys(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None
             raise not_as_counted(slot.field.column, "there are nulls where none were counted")
         return
     first = slot.field.column.key[0]
-    records[:, slot.key_offset] = first if valid is None else np.where(valid, first, wire.MASKED).astype(np.uint8)
+    records[:, slot.key_offset] = (
+        first if valid is None else np.where(valid, first, wire.MASKED).astype(np.uint8)
+    )
 
 
 Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
 
 
-def _fill_constant_bytes(records: Records, parts: Parts, slot: Slot, valid: npt.NDArray[np.bool_] | None) -> None:
+def _fill_constant_bytes(
+    records: Records, parts: Parts, slot: Slot, valid: npt.NDArray[np.bool_] | None
+) -> None:
     offsets, data = parts
     width = slot.field.width
     expected = width * (len(records) if valid is None else int(valid.sum()))
     lengths = np.diff(offsets)
-    if len(data) != expected or (lengths[valid] if valid is not None else lengths).max(initial=0) > width:
+    if (
+        len(data) != expected
+        or (lengths[valid] if valid is not None else lengths).max(initial=0) > width
+    ):
         raise not_as_counted(slot.field.column, f"texts differ from the {width} bytes that all had")
     if width == 0:
         return
@@ -126,16 +137,22 @@ def _fill_bytes(records: Records, parts: Parts, slot: Slot) -> None:
     offsets, data = parts
     lengths, entry = np.diff(offsets), slot.entry
     if entry is None or lengths.max(initial=0) > slot.field.width:
-        raise not_as_counted(slot.field.column, f"a text is longer than the {slot.field.width} bytes of the longest")
+        raise not_as_counted(
+            slot.field.column, f"a text is longer than the {slot.field.width} bytes of the longest"
+        )
     for place, extra in entry.lengths:
         start = slot.entry_offset + place
         words = (lengths + extra).astype(np.uint64)
-        wire.write_varints(records[:, start : start + entry.length_width], words, width=entry.length_width)
+        wire.write_varints(
+            records[:, start : start + entry.length_width], words, width=entry.length_width
+        )
     region = records[:, slot.offset : slot.offset + slot.values_bytes]
     region[...] = 0
     region[np.arange(slot.values_bytes) < lengths[:, None]] = data
     rest = np.zeros((len(records), slot.filler_width), np.uint8)
-    wire.write_varints(rest, (slot.field.width - lengths).astype(np.uint64), width=slot.filler_width)
+    wire.write_varints(
+        rest, (slot.field.width - lengths).astype(np.uint64), width=slot.filler_width
+    )
     rows = np.arange(len(records))
     region[rows, lengths] = wire.FILLER
     for place in range(slot.filler_width):
@@ -171,7 +188,12 @@ def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
     if column.wire == INT64:
         several = wire.read_varints(part.reshape(len(records), column.items, width), width=width)
         return from_integers(several, column.leaf)
-    numbers = part.view(f"V{4 * column.items}")[:, 0].copy().view("<f4").reshape(len(records), *column.shape or ())
+    numbers = (
+        part.view(f"V{4 * column.items}")[:, 0]
+        .copy()
+        .view("<f4")
+        .reshape(len(records), *column.shape or ())
+    )
     return numbers.astype(numpy_type(column.leaf), copy=False)
 
 
@@ -215,7 +237,9 @@ def _constant_bytes(records: Records, slot: Slot) -> Records:
     width = slot.field.width
     data = np.empty((len(records), width), np.uint8)
     if width:
-        data.view(f"V{width}")[...] = records[:, slot.offset : slot.offset + width].view(f"V{width}")
+        data.view(f"V{width}")[...] = records[:, slot.offset : slot.offset + width].view(
+            f"V{width}"
+        )
     return data
 
 
@@ -260,7 +284,9 @@ Decoded = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 def decode(records: Records, template: Template, columns: Sequence[str]) -> dict[str, Decoded]:
     """Return ``{column: (values, present)}`` as ``RecordAccess.decode`` promises."""
     slots = [template.slot(name) for name in columns]
-    numbers = iter(read_numbers(records, [slot for slot in slots if slot.field.column.wire != BYTES]))
+    numbers = iter(
+        read_numbers(records, [slot for slot in slots if slot.field.column.wire != BYTES])
+    )
     result: dict[str, Decoded] = {}
     for name, slot in zip(columns, slots, strict=True):
         if slot.field.column.wire == BYTES:

@@ -9,23 +9,28 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
-from featurestore.formats import (
+from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
     DatasetFormat,
     Layout,
     RecordAccess,
-    ShardFile,
     ShardProblem,
     ShardReader,
     WrittenFile,
     WrittenShard,
-    rebatch,
 )
+from featurestore.plugins.plain import rebatch
+from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.tfrecord import spec
 from featurestore_connectors.tfrecord.columns import wire_columns
 from featurestore_connectors.tfrecord.fixed import Encoder
-from featurestore_connectors.tfrecord.layout import RecordLayout, check_compression, choose_layout, read_layout
+from featurestore_connectors.tfrecord.layout import (
+    RecordLayout,
+    check_compression,
+    choose_layout,
+    read_layout,
+)
 from featurestore_connectors.tfrecord.reader import FixedAccess, FixedShard, VariableShard
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, VariableEncoder, index_bytes
 from featurestore_connectors.tfrecord.verify import verify_shard
@@ -55,14 +60,21 @@ class TFRecordFormat:
         wire_columns(schema)
 
     def layout(
-        self, schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None, block_rows: int
+        self,
+        schema: pa.Schema,
+        profiles: Sequence[ColumnProfile],
+        *,
+        compression: str | None,
+        block_rows: int,
     ) -> Layout:
         self.check(schema, compression=compression)
         return choose_layout(schema, profiles, compression=compression)
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
         fields = read_layout(layout).fields
-        return {field.column.name: field.column.encoding(nullable=field.nullable) for field in fields}
+        return {
+            field.column.name: field.column.encoding(nullable=field.nullable) for field in fields
+        }
 
     def bytes_per_row(self, layout: Layout, profiles: Sequence[ColumnProfile]) -> float:
         return float(layout["mean_bytes"])
@@ -87,7 +99,9 @@ class TFRecordFormat:
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         refused = self.refuse_reading(layout)
         if refused is not None:
-            raise InvalidArgument(refused, hint="tf.data.TFRecordDataset(path, compression_type='GZIP')")
+            raise InvalidArgument(
+                refused, hint="tf.data.TFRecordDataset(path, compression_type='GZIP')"
+            )
         ready = read_layout(layout)
         return FixedShard(path, ready) if ready.fixed else VariableShard(path, ready)
 

@@ -56,11 +56,14 @@ def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     linear, so numpy can gather and XOR them for all records at once) took as long and several modules.
     """
     count, width = records.shape
-    payloads = struct.Struct(f"{HEADER}x{width - FRAMING}s{FOOTER}x").iter_unpack(memoryview(records.reshape(-1)))  # type: ignore[arg-type]
+    data = memoryview(records.reshape(-1))  # type: ignore[arg-type]
+    payloads = struct.Struct(f"{HEADER}x{width - FRAMING}s{FOOTER}x").iter_unpack(data)
     return masks(np.fromiter((crc32c(payload) for (payload,) in payloads), np.uint32, count))
 
 
 def checksums(data: Any, bounds: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint32]:
     """Return the masked CRCs of the pieces ``[start, end)`` of a buffer."""
     view = memoryview(data).cast("B")
-    return masks(np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds)))
+    return masks(
+        np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds))
+    )

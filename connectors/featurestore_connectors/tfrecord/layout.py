@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
-from featurestore.formats import ColumnProfile, Layout
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.decimals import decimal_text_length
+from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore_connectors.tfrecord import framing, wire
 from featurestore_connectors.tfrecord.columns import (
     BYTES,
@@ -80,7 +80,9 @@ def check_compression(compression: str | None) -> None:
         )
 
 
-def choose_layout(schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None) -> dict[str, Any]:
+def choose_layout(
+    schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None
+) -> dict[str, Any]:
     """Return the layout of a dataset.
 
     Raises:
@@ -135,7 +137,9 @@ def _read(layout: Layout) -> RecordLayout:
         for column, given in zip(wire_columns(schema), layout["fields"], strict=True)
     )
     if fixed:
-        return RecordLayout(schema, fields, framed_template(fields), (), fixed, layout["compression"])
+        return RecordLayout(
+            schema, fields, framed_template(fields), (), fixed, layout["compression"]
+        )
     head = bare_template([field for field in fields if field.constant])
     tails = tuple(_tail(field) for field in fields if not field.constant)
     return RecordLayout(schema, fields, head, tails, fixed, layout["compression"])
@@ -147,7 +151,9 @@ def _tail(field: Field) -> Tail:
         return Tail(field, open_entry(column, longest=field.width, items=True))
     if column.wire == BYTES:
         # Nothing bounds the bytes of a list beforehand; five bytes hold the length of any record.
-        return Tail(field, open_entry(column, longest=MOST_BYTES, items=False), item_head=1 + field.width)
+        return Tail(
+            field, open_entry(column, longest=MOST_BYTES, items=False), item_head=1 + field.width
+        )
     return Tail(field, open_entry(column, longest=field.longest * field.width, items=True))
 
 
@@ -160,7 +166,9 @@ def _field(column: WireColumn, profile: ColumnProfile) -> Field:
         return Field(column, wire.varint_width(0, MOST_BYTES), nullable, False, profile.longest)
     if pat.is_decimal(column.leaf):
         return Field(column, decimal_text_length(column.leaf), nullable, False)
-    return Field(column, profile.longest, nullable, profile.total_length == profile.longest * values)
+    return Field(
+        column, profile.longest, nullable, profile.total_length == profile.longest * values
+    )
 
 
 def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
@@ -175,10 +183,16 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
 
 def _why_variable(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
     """Return why records cannot have one width, None when they can."""
-    lists = [field.column.name for field in fields if not field.constant and field.column.shape != ()]
+    lists = [
+        field.column.name for field in fields if not field.constant and field.column.shape != ()
+    ]
     if lists:
         return f"lists of different lengths or of strings: {listing(lists)}"
-    padding = {field.column.name: field.width - _mean_length(field, profiles) for field in fields if not field.constant}
+    padding = {
+        field.column.name: field.width - _mean_length(field, profiles)
+        for field in fields
+        if not field.constant
+    }
     record = len(framed_template(fields).data)
     cost = sum(padding.values()) / max(record - sum(padding.values()), 1)
     if cost <= MOST_PADDING:
@@ -201,8 +215,14 @@ def _mean_bytes(ready: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> f
     size = float(len(ready.template.data) + framing.FRAMING + INDEX_ENTRY)
     for tail in ready.tails:
         profile = profiles[tail.field.column.name]
-        items = profile.total_length / max(profile.rows, 1) if tail.field.column.shape != () else 1.0
-        each = _mean_length(tail.field, profiles) if tail.field.column.shape == () else tail.field.width
+        items = (
+            profile.total_length / max(profile.rows, 1) if tail.field.column.shape != () else 1.0
+        )
+        each = (
+            _mean_length(tail.field, profiles)
+            if tail.field.column.shape == ()
+            else tail.field.width
+        )
         # The bytes of strings in lists are not counted by the profile: a guess, used for the number of shards alone.
         each += STRING_GUESS if tail.item_head else 0
         size += len(tail.entry.head) + items * each
@@ -213,7 +233,9 @@ def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
     refused = []
     for column, profile in pairs:
         if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
-            refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 (store it as a text or a float64)")
+            refused.append(
+                f"{column.name}: {profile.maximum} is above 2**63-1 (store it as a text or a float64)"
+            )
         if profile.inner_nulls:
             refused.append(f"{column.name}: {profile.inner_nulls:,} nulls inside lists (fill them)")
     if refused:

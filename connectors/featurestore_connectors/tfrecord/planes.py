@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.types as pat
 
-from featurestore.formats import Plane
 from featurestore.model.types import numpy_type
+from featurestore.plugins.format import Plane
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.columns import BYTES, FLOAT
 from featurestore_connectors.tfrecord.template import Slot, Template
@@ -52,14 +52,20 @@ class _Fields:
     def index(self) -> Any:
         """The rows, as numpy likes them best."""
         first, last = self.rows[0], self.rows[-1]
-        return slice(first, last + 1) if self.rows == tuple(range(first, last + 1)) else np.array(self.rows)
+        return (
+            slice(first, last + 1)
+            if self.rows == tuple(range(first, last + 1))
+            else np.array(self.rows)
+        )
 
     def move(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
         """Copy the values into ``target[rows, start : start + n]``; ``target`` is contiguous."""
         size = target.dtype.itemsize
         across = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
         shape, offset = (len(records),), start * size
-        place: npt.NDArray[Any] = np.ndarray(shape, across, buffer=target, offset=offset, strides=(size,))
+        place: npt.NDArray[Any] = np.ndarray(
+            shape, across, buffer=target, offset=offset, strides=(size,)
+        )
         place[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
 
     def take(self, records: Records) -> npt.NDArray[Any]:
@@ -74,7 +80,14 @@ def _structure(kind: str, offsets: tuple[int, ...], size: int | None = None) -> 
     item = np.dtype(kind)
     names = [f"f{number}" for number in range(len(offsets))]
     size = max(offsets) + item.itemsize if size is None else size
-    return np.dtype({"names": names, "formats": [item] * len(offsets), "offsets": list(offsets), "itemsize": size})
+    return np.dtype(
+        {
+            "names": names,
+            "formats": [item] * len(offsets),
+            "offsets": list(offsets),
+            "itemsize": size,
+        }
+    )
 
 
 class _Part(Protocol):
@@ -106,7 +119,9 @@ class _Varints:
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         words = self.fields.take(records)
-        masks = np.array([0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in self.widths], np.uint64)
+        masks = np.array(
+            [0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in self.widths], np.uint64
+        )
         words &= masks.astype(words.dtype)[:, None]
         wire.join(words, width=max(self.widths))
         for row, offset, place in self.beyond:
@@ -126,7 +141,9 @@ class _Presence:
     fields: _Fields
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
-        target[self.fields.index, start : start + len(records)] = self.fields.take(records) != wire.MASKED
+        target[self.fields.index, start : start + len(records)] = (
+            self.fields.take(records) != wire.MASKED
+        )
 
 
 @dataclass(frozen=True)
@@ -144,11 +161,19 @@ class PlaneReader:
 
     def __init__(self, template: Template, groups: Sequence[Sequence[Plane | None]]) -> None:
         self._parts = [
-            _parts([(row, template.slot(plane.column), plane.presence) for row, plane in enumerate(planes) if plane])
+            _parts(
+                [
+                    (row, template.slot(plane.column), plane.presence)
+                    for row, plane in enumerate(planes)
+                    if plane
+                ]
+            )
             for planes in groups
         ]
 
-    def __call__(self, records: Records, arrays: Sequence[npt.NDArray[Any]], start: int = 0) -> None:
+    def __call__(
+        self, records: Records, arrays: Sequence[npt.NDArray[Any]], start: int = 0
+    ) -> None:
         _write(records, list(zip(arrays, self._parts, strict=True)), start)
 
 
@@ -159,12 +184,16 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
     for at, kind in enumerate(kinds):
         places.setdefault(kind, []).append(at)
     arrays = {kind: np.empty((len(mine), len(records)), kind) for kind, mine in places.items()}
-    parts = [_parts([(row, slots[at], False) for row, at in enumerate(mine)]) for mine in places.values()]
+    parts = [
+        _parts([(row, slots[at], False) for row, at in enumerate(mine)]) for mine in places.values()
+    ]
     _write(records, list(zip(arrays.values(), parts, strict=True)))
     return [arrays[kind][places[kind].index(at)] for at, kind in enumerate(kinds)]
 
 
-def _write(records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[_Part]]], start: int = 0) -> None:
+def _write(
+    records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[_Part]]], start: int = 0
+) -> None:
     step = max(FEWEST_ROWS, min(MOST_ROWS, BLOCK_BYTES // records.shape[1]))
     for first in range(0, len(records), step):
         block = records[first : first + step]
@@ -176,7 +205,9 @@ def _write(records: Records, targets: Sequence[tuple[npt.NDArray[Any], Sequence[
 def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
     """Return what writes (row, column, whether its presence is meant)."""
     result: list[_Part] = []
-    keys = [(row, slot.key_offset) for row, slot, presence in wanted if presence and slot.field.nullable]
+    keys = [
+        (row, slot.key_offset) for row, slot, presence in wanted if presence and slot.field.nullable
+    ]
     if keys:
         result.append(_Presence(_fields("u1", keys)))
     always = tuple(row for row, slot, presence in wanted if presence and not slot.field.nullable)
@@ -187,8 +218,15 @@ def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
     if floats:
         result.append(_Floats(_fields("<f4", floats)))
     integers = [(row, slot) for row, slot in values if slot.field.column.wire != FLOAT]
-    for size in (1, 2, 4, 8):  # behind the last varint of a record there are as many bytes as the largest word needs
-        mine = [(row, slot) for row, slot in integers if size // 2 < min(slot.field.width, 8) <= size]
+    for size in (
+        1,
+        2,
+        4,
+        8,
+    ):  # behind the last varint of a record there are as many bytes as the largest word needs
+        mine = [
+            (row, slot) for row, slot in integers if size // 2 < min(slot.field.width, 8) <= size
+        ]
         if mine:
             result.append(_varints(size, mine))
     return result
@@ -196,10 +234,14 @@ def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
 
 def _varints(size: int, columns: Sequence[tuple[int, Slot]]) -> _Varints:
     beyond = tuple(
-        (number, slot.offset, place) for number, (_, slot) in enumerate(columns) for place in range(8, slot.field.width)
+        (number, slot.offset, place)
+        for number, (_, slot) in enumerate(columns)
+        for place in range(8, slot.field.width)
     )
     widths = tuple(min(slot.field.width, size) for _, slot in columns)
-    return _Varints(_fields(f"<u{size}", [(row, slot.offset) for row, slot in columns]), widths, beyond)
+    return _Varints(
+        _fields(f"<u{size}", [(row, slot.offset) for row, slot in columns]), widths, beyond
+    )
 
 
 def _fields(kind: str, places: Sequence[tuple[int, int]]) -> _Fields:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
-from featurestore.formats import Plane
+from featurestore.plugins.format import Plane
 from featurestore_connectors.tfrecord import fixed
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import PlaneReader
@@ -27,7 +27,9 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
     try:
         size = os.path.getsize(path)
     except OSError as error:
-        raise DatasetDamaged(f"The shard {path!r} cannot be read: {error.strerror or error}.") from error
+        raise DatasetDamaged(
+            f"The shard {path!r} cannot be read: {error.strerror or error}."
+        ) from error
     if size % record_bytes:
         raise DatasetDamaged(
             f"The shard {path!r} has {size:,} bytes, which is not a multiple of its records' {record_bytes:,}.",
@@ -43,7 +45,9 @@ class FixedShard:
 
     def __init__(self, path: str, layout: RecordLayout) -> None:
         self._layout = layout
-        self._records: npt.NDArray[np.uint8] | None = map_records(path, record_bytes=layout.record_bytes)
+        self._records: npt.NDArray[np.uint8] | None = map_records(
+            path, record_bytes=layout.record_bytes
+        )
         self._rows = len(self._records)
 
     @property
@@ -102,7 +106,9 @@ def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
     try:
         index = np.fromfile(name, "<u8")
     except OSError as error:
-        raise DatasetDamaged(f"The index {name!r} cannot be read: {error.strerror or error}.") from error
+        raise DatasetDamaged(
+            f"The index {name!r} cannot be read: {error.strerror or error}."
+        ) from error
     if len(index) == 0 or index[0] != 0 or index[-1] != size or (index[1:] < index[:-1]).any():
         raise DatasetDamaged(f"The index {name!r} does not belong to its shard of {size:,} bytes.")
     return index
@@ -135,7 +141,9 @@ class FixedAccess:
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
         return PlaneReader(self._layout.template, groups)
 
-    def tensorflow_decode(self, records: Any, columns: Sequence[str]) -> dict[str, tuple[Any, Any | None]]:
+    def tensorflow_decode(
+        self, records: Any, columns: Sequence[str]
+    ) -> dict[str, tuple[Any, Any | None]]:
         from featurestore_connectors.tfrecord.tensorflow_decode import decode_tensors
 
         return decode_tensors(records, self._layout.template, columns)

@@ -48,7 +48,9 @@ def columns_with_nulls(manifest: Manifest) -> set[str]:
 def schema_text(manifest: Manifest) -> str:
     """Return the schema as protobuf text."""
     nullable = columns_with_nulls(manifest)
-    return "".join(_feature_text(column, nullable=column.name in nullable) for column in manifest.columns)
+    return "".join(
+        _feature_text(column, nullable=column.name in nullable) for column in manifest.columns
+    )
 
 
 def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:

@@ -87,7 +87,9 @@ class Template:
 
 def framed_template(fields: Sequence[Field]) -> Template:
     """Return the template of whole records, framing included."""
-    body, slots = _constant_part([field for field in fields if field.constant], start=framing.HEADER)
+    body, slots = _constant_part(
+        [field for field in fields if field.constant], start=framing.HEADER
+    )
     for field in fields:
         if field.constant:
             continue
@@ -125,7 +127,9 @@ def _entry(field: Field) -> tuple[bytes, int, int]:
     """Return a map entry of constant length with the offsets of its values and of its key."""
     column = field.column
     size = field.width * column.items
-    values = wire.delimited(wire.FEATURES, bytes(size))  # packed numbers and BytesList.value are both field 1
+    values = wire.delimited(
+        wire.FEATURES, bytes(size)
+    )  # packed numbers and BytesList.value are both field 1
     feature = wire.delimited(_LISTS[column.wire], values)
     body = wire.delimited(wire.FEATURES, column.key) + wire.delimited(wire.VALUE, feature)
     entry = wire.delimited(wire.FEATURES, body)
@@ -143,7 +147,12 @@ def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
     while wire.varint_width(0, longest + len(key) + 5 * (1 + width)) > width:
         width += 1
     length = bytes(width)
-    tags = [bytes([wire.FEATURES]), bytes([wire.FEATURES]), key + bytes([wire.VALUE]), bytes([_LISTS[column.wire]])]
+    tags = [
+        bytes([wire.FEATURES]),
+        bytes([wire.FEATURES]),
+        key + bytes([wire.VALUE]),
+        bytes([_LISTS[column.wire]]),
+    ]
     if items:
         tags.append(bytes([wire.FEATURES]))
     head, places = b"", []
@@ -152,4 +161,6 @@ def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
         places.append(len(head) - width)
     # A length counts the values and all of the head behind its own varint.
     lengths = tuple((place, len(head) - place - width) for place in places)
-    return OpenEntry(head, places[1] + width + 1 + len(wire.varint(len(column.key))), lengths, width)
+    return OpenEntry(
+        head, places[1] + width + 1 + len(wire.varint(len(column.key))), lengths, width
+    )

@@ -17,7 +17,9 @@ from featurestore_connectors.tfrecord.columns import BYTES, FLOAT, INT64
 from featurestore_connectors.tfrecord.template import Slot, Template
 
 
-def decode_tensors(records: Any, template: Template, columns: Sequence[str]) -> dict[str, tuple[Any, Any | None]]:
+def decode_tensors(
+    records: Any, template: Template, columns: Sequence[str]
+) -> dict[str, tuple[Any, Any | None]]:
     """Return ``{column: (values, present)}`` as ``RecordAccess.tensorflow_decode`` promises.
 
     Raises:
@@ -44,7 +46,11 @@ class _Graph:
 
     def decode(self, slots: Sequence[Slot]) -> dict[str, tuple[Any, Any | None]]:
         """Return values and presence of columns."""
-        scalars = [slot for slot in slots if slot.field.column.wire == INT64 and slot.field.column.shape == ()]
+        scalars = [
+            slot
+            for slot in slots
+            if slot.field.column.wire == INT64 and slot.field.column.shape == ()
+        ]
         values = self.integers(scalars)
         for slot in slots:
             column = slot.field.column
@@ -54,7 +60,10 @@ class _Graph:
                 values[column.name] = self.as_feature(values[column.name], column.leaf)
             else:
                 values[column.name] = self.as_feature(self.several(slot), column.leaf)
-        return {slot.field.column.name: (values[slot.field.column.name], self.present(slot)) for slot in slots}
+        return {
+            slot.field.column.name: (values[slot.field.column.name], self.present(slot))
+            for slot in slots
+        }
 
     def present(self, slot: Slot) -> Any | None:
         """Return which rows have a value, None for columns without nulls."""
@@ -67,7 +76,11 @@ class _Graph:
         tf = self.tf
         if pat.is_boolean(kind):
             return tf.not_equal(numbers, tf.zeros((), numbers.dtype))
-        wanted = tf.int64 if pat.is_date(kind) or pat.is_timestamp(kind) else tf.as_dtype(numpy_type(kind))
+        wanted = (
+            tf.int64
+            if pat.is_date(kind) or pat.is_timestamp(kind)
+            else tf.as_dtype(numpy_type(kind))
+        )
         return numbers if numbers.dtype == wanted else tf.cast(numbers, wanted)
 
     def integers(self, slots: Sequence[Slot]) -> dict[str, Any]:
@@ -78,17 +91,23 @@ class _Graph:
             mine = [slot for slot in slots if (slot.field.width <= 4) == (size == 4)]
             if not mine:
                 continue
-            parts = tf.concat([self.records[:, slot.offset : slot.offset + size] for slot in mine], axis=1)
+            parts = tf.concat(
+                [self.records[:, slot.offset : slot.offset + size] for slot in mine], axis=1
+            )
             words = tf.bitcast(tf.reshape(parts, [self.rows, len(mine), size]), kind)
             widths = [min(slot.field.width, size) for slot in mine]
-            masks = np.array([0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in widths], kind.as_numpy_dtype)
+            masks = np.array(
+                [0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in widths], kind.as_numpy_dtype
+            )
             joined = self.join(tf.bitwise.bitwise_and(words, masks), max(widths))
             numbers = tf.unstack(tf.cast(joined, tf.int64), axis=1)
             result.update(zip((slot.field.column.name for slot in mine), numbers, strict=True))
         for slot in slots:
             for place in range(8, slot.field.width):
                 septet = self.septet(self.records[:, slot.offset + place], place)
-                result[slot.field.column.name] = tf.bitwise.bitwise_or(result[slot.field.column.name], septet)
+                result[slot.field.column.name] = tf.bitwise.bitwise_or(
+                    result[slot.field.column.name], septet
+                )
         return result
 
     def join(self, words: Any, width: int) -> Any:
@@ -96,7 +115,9 @@ class _Graph:
         both, either = self.tf.bitwise.bitwise_and, self.tf.bitwise.bitwise_or
         number, largest = words.dtype.as_numpy_dtype, words.dtype.max
         for stays, moved_to, shift in reversed(wire.spreading_steps(width)):
-            moved = self.tf.bitwise.right_shift(both(words, number(moved_to & largest)), number(shift))
+            moved = self.tf.bitwise.right_shift(
+                both(words, number(moved_to & largest)), number(shift)
+            )
             words = either(both(words, number(stays & largest)), moved)
         return words
 
@@ -111,7 +132,9 @@ class _Graph:
         shape = column.shape or ()
         part = self.records[:, slot.offset : slot.offset + width * column.items]
         if column.wire == FLOAT:
-            numbers = tf.bitcast(tf.reshape(part, [self.rows, column.items, 4]) if shape else part, tf.float32)
+            numbers = tf.bitcast(
+                tf.reshape(part, [self.rows, column.items, 4]) if shape else part, tf.float32
+            )
         else:
             numbers = self.varints(tf.reshape(part, [self.rows, column.items, width]), width)
         return tf.reshape(numbers, [self.rows, *shape]) if len(shape) > 1 else numbers
@@ -125,7 +148,9 @@ class _Graph:
         edges = [[0, 0]] * (len(groups.shape) - 1) + [[0, max(0, size - width)]]
         words = tf.bitcast(tf.pad(groups[..., : min(width, size)], edges), kind)
         mask = kind.as_numpy_dtype(0x7F7F7F7F7F7F7F7F & kind.max)
-        numbers = tf.cast(self.join(tf.bitwise.bitwise_and(words, mask), min(width, size)), tf.int64)
+        numbers = tf.cast(
+            self.join(tf.bitwise.bitwise_and(words, mask), min(width, size)), tf.int64
+        )
         for place in range(8, width):
             numbers = tf.bitwise.bitwise_or(numbers, self.septet(groups[..., place], place))
         return numbers

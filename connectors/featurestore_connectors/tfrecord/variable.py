@@ -48,22 +48,30 @@ class VariableEncoder:
         self._head = Encoder(layout.template)
         self.block_rows = self._head.block_rows
 
-    def framed(self, batch: pa.RecordBatch) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+    def framed(
+        self, batch: pa.RecordBatch
+    ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
         """Yield the bytes of records with their lengths."""
         for piece in _small(batch):
             for part, head in self._head.blocks(piece):
                 yield self._frame(part, head)
 
-    def _frame(self, batch: pa.RecordBatch, head: Records) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    def _frame(
+        self, batch: pa.RecordBatch, head: Records
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         parts = [_binary_rows(head)]
         for tail in self._tails:
-            parts += _encode(batch.column(batch.schema.get_field_index(tail.field.column.name)), tail)
+            parts += _encode(
+                batch.column(batch.schema.get_field_index(tail.field.column.name)), tail
+            )
         payload = pc.binary_join_element_wise(*parts, _NOTHING)
         offsets, data = binary_parts(payload)
         lengths = np.diff(offsets)
         bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
         footers = framing.checksums(data, bounds).astype("<u4")[:, None].view(np.uint8)
-        framed = pc.binary_join_element_wise(_headers(lengths), payload, _binary_rows(footers), _NOTHING)
+        framed = pc.binary_join_element_wise(
+            _headers(lengths), payload, _binary_rows(footers), _NOTHING
+        )
         return binary_parts(framed)[1], lengths + framing.FRAMING
 
 
@@ -92,7 +100,9 @@ def _binary_rows(rows: npt.NDArray[np.uint8]) -> pa.Array:
 def _binary(lengths: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.Array:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0)
+    return pa.Array.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)], 0
+    )
 
 
 def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
@@ -107,7 +117,9 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
     heads = np.tile(np.frombuffer(entry.head, np.uint8), (len(array), 1))
     for place, extra in entry.lengths:
         words = (lengths + extra).astype(np.uint64)
-        wire.write_varints(heads[:, place : place + entry.length_width], words, width=entry.length_width)
+        wire.write_varints(
+            heads[:, place : place + entry.length_width], words, width=entry.length_width
+        )
     if valid is not None:
         heads[~valid, entry.key_offset] = wire.MASKED
     return [_binary_rows(heads), _binary(lengths, data)]
@@ -147,7 +159,9 @@ def _encode_texts(
 class Span:
     """Records ``[start, stop)`` of a shard as bytes, with where each begins."""
 
-    def __init__(self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], layout: RecordLayout) -> None:
+    def __init__(
+        self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], layout: RecordLayout
+    ) -> None:
         self._data, self._layout = data, layout
         self._starts = starts + framing.HEADER
         self._heads: Records | None = None
@@ -155,7 +169,9 @@ class Span:
         place = self._starts + len(layout.template.data)
         for tail in layout.tails:
             size, entry = tail.entry.length_width, tail.entry
-            lengths = wire.read_varints(self._take(place + entry.lengths[-1][0], size), width=size).view(np.int64)
+            lengths = wire.read_varints(
+                self._take(place + entry.lengths[-1][0], size), width=size
+            ).view(np.int64)
             self._tails[tail.field.column.name] = tail, place, lengths
             place = place + len(entry.head) + lengths
         self.ends = place + framing.FOOTER
@@ -165,14 +181,18 @@ class Span:
         if name not in self._tails:
             if self._heads is None:
                 # With the bytes behind, of which there are always so many: varints are read a whole word at a time.
-                self._heads = self._take(self._starts, len(self._layout.template.data) + framing.FOOTER)
+                self._heads = self._take(
+                    self._starts, len(self._layout.template.data) + framing.FOOTER
+                )
             return read_column(self._heads, self._layout.template.slot(name))
         tail, place, lengths = self._tails[name]
         entry = tail.entry
         valid = self._data[place + entry.key_offset] != wire.MASKED if tail.field.nullable else None
         begins = place + len(entry.head)
         if tail.field.column.shape == ():
-            values = bytes_to_arrow(_binary(lengths, self._spans(begins, lengths)), tail.field.column.leaf)
+            values = bytes_to_arrow(
+                _binary(lengths, self._spans(begins, lengths)), tail.field.column.leaf
+            )
             return with_nulls(values, valid)
         counts, values = self._items(tail, begins, lengths)
         return _lists(counts, values, tail, valid)
@@ -191,7 +211,9 @@ class Span:
         numbers = data.view("<f4").astype(numpy_type(leaf), copy=False)
         return lengths // field.width, to_arrow(numbers, leaf)
 
-    def _texts(self, tail: Tail, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> Any:
+    def _texts(
+        self, tail: Tail, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> Any:
         """Return the texts of each row: how many, where they begin and how long they are, row by row."""
         counts, place, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
         rows = np.flatnonzero(place < ends)
@@ -216,7 +238,9 @@ class Span:
         windows = np.lib.stride_tricks.sliding_window_view(self._data, width)
         return np.ascontiguousarray(windows[places])
 
-    def _spans(self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    def _spans(
+        self, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
         """Return the bytes of spans, one after the other."""
         before = np.cumsum(lengths) - lengths
         return self._data[np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))]
@@ -224,7 +248,11 @@ class Span:
 
 def with_nulls(values: pa.Array, valid: npt.NDArray[np.bool_] | None) -> pa.Array:
     """Return an array with nulls where ``valid`` is False."""
-    return values if valid is None else pc.if_else(pa.array(valid), values, pa.scalar(None, values.type))
+    return (
+        values
+        if valid is None
+        else pc.if_else(pa.array(valid), values, pa.scalar(None, values.type))
+    )
 
 
 def _lists(
@@ -236,13 +264,18 @@ def _lists(
             # A null has places for its items, too: any value may stand there.
             kept = np.maximum(np.cumsum(valid) - 1, 0) * column.items
             if len(values) == 0:
-                values, kept = bytes_to_arrow(pa.array([b""] * column.items, pa.binary()), column.leaf), kept * 0
+                values, kept = (
+                    bytes_to_arrow(pa.array([b""] * column.items, pa.binary()), column.leaf),
+                    kept * 0,
+                )
             values = values.take(pa.array((kept[:, None] + np.arange(column.items)).reshape(-1)))
         return assemble(values, column, valid)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     nulls = 0 if valid is None else int((~valid).sum())
     bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if nulls else None  # type: ignore[arg-type]
-    return pa.Array.from_buffers(column.kind, rows, [bitmap, pa.py_buffer(offsets)], nulls, children=[values])
+    return pa.Array.from_buffers(
+        column.kind, rows, [bitmap, pa.py_buffer(offsets)], nulls, children=[values]
+    )
 
 
 def index_bytes(lengths: list[npt.NDArray[np.int64]]) -> bytes:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from featurestore.errors import DatasetDamaged
-from featurestore.formats import ShardProblem
+from featurestore.plugins.format import ShardProblem
 from featurestore_connectors.tfrecord import framing
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.reader import map_records, read_index
@@ -55,18 +55,26 @@ def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[Shar
     count = len(whole) // width
     head = np.frombuffer(layout.template.data[: framing.HEADER], np.uint8)
     for first in range(0, count, RECORDS_AT_ONCE):
-        records = whole[first * width : min(first + RECORDS_AT_ONCE, count) * width].reshape(-1, width)
+        records = whole[first * width : min(first + RECORDS_AT_ONCE, count) * width].reshape(
+            -1, width
+        )
         framed = (records[:, : framing.HEADER] == head).all(axis=1)
         stored = records[:, -framing.FOOTER :].copy().view("<u4")[:, 0]
         sound = stored == framing.payload_checksums(records)
         for row in np.flatnonzero(~(framed & sound)).tolist():
-            what = "the payload does not match its checksum" if framed[row] else "the length or its checksum is wrong"
+            what = (
+                "the payload does not match its checksum"
+                if framed[row]
+                else "the length or its checksum is wrong"
+            )
             place = 0 if not framed[row] else framing.HEADER
             yield ShardProblem(path, what, offset=(first + row) * width + place, row=first + row)
     if len(whole) % width:
         yield ShardProblem(path, "the last record is cut off", offset=count * width, row=count)
     if count != rows:
-        yield ShardProblem(path, f"holds {count:,} rows, the manifest says {rows:,}", offset=len(whole))
+        yield ShardProblem(
+            path, f"holds {count:,} rows, the manifest says {rows:,}", offset=len(whole)
+        )
 
 
 def _check_records(path: str, data: npt.NDArray[np.uint8], *, rows: int) -> Iterator[ShardProblem]:
@@ -87,10 +95,17 @@ def _check_records(path: str, data: npt.NDArray[np.uint8], *, rows: int) -> Iter
             return
         (stored,) = struct.unpack("<I", view[end : end + framing.FOOTER])
         if stored != framing.mask(crc32c(view[place + framing.HEADER : end])):
-            yield ShardProblem(path, "the payload does not match its checksum", offset=place + framing.HEADER, row=row)
+            yield ShardProblem(
+                path,
+                "the payload does not match its checksum",
+                offset=place + framing.HEADER,
+                row=row,
+            )
         place, row = end + framing.FOOTER, row + 1
     if row != rows:
-        yield ShardProblem(path, f"holds {row:,} rows, the manifest says {rows:,}", offset=len(data))
+        yield ShardProblem(
+            path, f"holds {row:,} rows, the manifest says {rows:,}", offset=len(data)
+        )
 
 
 def _check_index(path: str, data: npt.NDArray[np.uint8]) -> Iterator[ShardProblem]:
@@ -101,6 +116,8 @@ def _check_index(path: str, data: npt.NDArray[np.uint8]) -> Iterator[ShardProble
         place += int.from_bytes(data[place : place + 8].tobytes(), "little") + framing.FRAMING
     wrong = np.flatnonzero(index[: len(starts)] != starts[: len(index)])
     if len(index) != len(starts) + 1:
-        yield ShardProblem(path, f"the index counts {len(index) - 1:,} rows, the shard holds {len(starts):,}")
+        yield ShardProblem(
+            path, f"the index counts {len(index) - 1:,} rows, the shard holds {len(starts):,}"
+        )
     elif len(wrong):
         yield ShardProblem(path, f"the index is wrong from row {wrong[0]:,} on", row=int(wrong[0]))

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FEATURES = 0x0A  # Example.features, Features.feature, map key, BytesList.value: field 1, length-delimited
+FEATURES = (
+    0x0A  # Example.features, Features.feature, map key, BytesList.value: field 1, length-delimited
+)
 VALUE = 0x12  # map value: field 2
 INT64_LIST = 0x1A  # Feature.int64_list: field 3
 FLOAT_LIST = 0x12  # Feature.float_list: field 2
@@ -151,7 +153,9 @@ def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint
 
 
 def _put(target: npt.NDArray[Any], words: npt.NDArray[np.uint64], *, width: int) -> None:
-    _pieces(target, width)[...] = _pieces(np.ascontiguousarray(words)[..., None].view(np.uint8), width)
+    _pieces(target, width)[...] = _pieces(
+        np.ascontiguousarray(words)[..., None].view(np.uint8), width
+    )
 
 
 def _pieces(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:

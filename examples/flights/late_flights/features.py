@@ -50,4 +50,7 @@ def write_groups(store: FeatureStore, *, until: str | None = None) -> list[Writt
             description="Departures of the hour that ended at known_at",
         )
     )  # fmt: skip
-    return [Written(group.name, group.version, store.get_featuregroup(group.name).count()) for group in groups]
+    return [
+        Written(group.name, group.version, store.get_featuregroup(group.name).count())
+        for group in groups
+    ]

@@ -55,6 +55,10 @@ def traffic(departures: Any) -> Any:
     )
     return (
         hours.group_by("origin", "known_at")
-        .agg(departures=nw.len().cast(nw.Int64), mean_delay=nw.col("delay").mean(), late_share=nw.col("is_late").mean())
+        .agg(
+            departures=nw.len().cast(nw.Int64),
+            mean_delay=nw.col("delay").mean(),
+            late_share=nw.col("is_late").mean(),
+        )
         .to_native()
     )

@@ -21,7 +21,9 @@ def scales(dataset: Any) -> dict[str, Any]:
     columns = {name: statistics.column(name) for name in NUMBERS}
     with_nulls = {name for split in dataset.manifest.splits for name in split.nulls}
     return {
-        "scales": {name: (float(column.mean), float(column.std) or 1.0) for name, column in columns.items()},
+        "scales": {
+            name: (float(column.mean), float(column.std) or 1.0) for name, column in columns.items()
+        },
         "nullable": [name for name in NUMBERS if name in with_nulls],
     }
 
@@ -40,7 +42,9 @@ def build(inputs_of: Mapping[str, Any]) -> Any:
         scaled = keras.layers.Rescaling(1 / std, -mean / std)(inputs[name])
         if name in inputs_of["nullable"]:
             present = inputs[f"{name}_present"] = keras.Input((), name=f"{name}_present")
-            scaled = scaled * keras.layers.Rescaling(1.0)(present)  # a missing number counts as the mean
+            scaled = scaled * keras.layers.Rescaling(1.0)(
+                present
+            )  # a missing number counts as the mean
             parts.append(keras.layers.Reshape((1,))(keras.layers.Rescaling(1.0)(present)))
         parts.append(keras.layers.Reshape((1,))(scaled))
     for name, size in WORDS.items():

@@ -20,7 +20,12 @@ def loss_curve(history: Mapping[str, Sequence[float]], path: str, *, base: float
     axes.plot(epochs, history["val_loss"], marker="o", label="validation")
     entropy = -(base * math.log(base) + (1 - base) * math.log(1 - base))
     axes.axhline(entropy, color="grey", linestyle="--", label="always the base rate")
-    axes.set(xlabel="epoch", ylabel="binary cross-entropy", title="Will the flight leave late?", xticks=list(epochs))
+    axes.set(
+        xlabel="epoch",
+        ylabel="binary cross-entropy",
+        title="Will the flight leave late?",
+        xticks=list(epochs),
+    )
     axes.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -60,7 +60,9 @@ def airports() -> pa.Table:
 def departures(*, until: str | None = None) -> pa.Table:
     """Return one row for each flight that left: when it really left, and its delay in minutes."""
     flights = _flights(until)
-    left_at = pc.add(flights["scheduled"].cast(pa.int64()), pc.multiply(flights["dep_delay"], MINUTE))
+    left_at = pc.add(
+        flights["scheduled"].cast(pa.int64()), pc.multiply(flights["dep_delay"], MINUTE)
+    )
     return pa.table(
         {
             "carrier": flights["carrier"],
@@ -82,7 +84,8 @@ def questions(*, until: str | None = None) -> pa.Table:
     flights = _flights(until)
     asked_at = pc.subtract(flights["scheduled"].cast(pa.int64()), LEAD).cast(_UTC)
     local = pc.assume_timezone(
-        pc.local_timestamp(pc.cast(flights["scheduled"], pa.timestamp("us", "America/New_York"))), "UTC"
+        pc.local_timestamp(pc.cast(flights["scheduled"], pa.timestamp("us", "America/New_York"))),
+        "UTC",
     )
     return pa.table(
         {

@@ -23,7 +23,15 @@ def start_workers(
     for index in range(workers):
         config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
         environment = os.environ | QUIET | {"TF_CONFIG": json.dumps(config)}
-        command = [sys.executable, "-m", "late_flights.training", dataset, scaling, out, str(epochs)]
+        command = [
+            sys.executable,
+            "-m",
+            "late_flights.training",
+            dataset,
+            scaling,
+            out,
+            str(epochs),
+        ]
         log = (Path(out) / f"worker-{index}.log").open("w")
         processes.append(
             subprocess.Popen(
@@ -60,7 +68,9 @@ def work(dataset: str, scaling: str, out: str, epochs: int) -> None:
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     if index == 0:
         model.save_weights(f"{out}/weights.h5")
-        Path(out, "history.json").write_text(json.dumps({k: list(map(float, v)) for k, v in history.history.items()}))
+        Path(out, "history.json").write_text(
+            json.dumps({k: list(map(float, v)) for k, v in history.history.items()})
+        )
 
 
 def evaluate(dataset: str, *, scaling: str, out: str) -> dict[str, float]:
@@ -87,7 +97,12 @@ def score(dataset: str, scaling: str, out: str) -> None:
     from late_flights import network
 
     reader = TrainingDataset.open(dataset).reader(
-        "test", global_batch_size=4096, shuffle=False, remainder="pad", columns=network.COLUMNS, nulls="mask"
+        "test",
+        global_batch_size=4096,
+        shuffle=False,
+        remainder="pad",
+        columns=network.COLUMNS,
+        nulls="mask",
     )
     model = network.build(json.loads(Path(scaling).read_text()))
     model.load_weights(f"{out}/weights.h5")
@@ -97,7 +112,11 @@ def score(dataset: str, scaling: str, out: str) -> None:
         labels.append(label.numpy()[counted])
         scores.append(model(features, training=False).numpy().reshape(-1)[counted])
     truth, predicted = np.concatenate(labels), np.concatenate(scores)
-    found = {"auc": network.auc(truth, predicted), "base_rate": float(truth.mean()), "rows": len(truth)}
+    found = {
+        "auc": network.auc(truth, predicted),
+        "base_rate": float(truth.mean()),
+        "rows": len(truth),
+    }
     Path(out, "evaluation.json").write_text(json.dumps(found))
 
 

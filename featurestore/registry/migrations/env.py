@@ -7,7 +7,9 @@ from alembic import context
 from featurestore.registry import tables
 
 context.configure(
-    connection=context.config.attributes["connection"], target_metadata=tables.metadata, render_as_batch=True
+    connection=context.config.attributes["connection"],
+    target_metadata=tables.metadata,
+    render_as_batch=True,
 )
 with context.begin_transaction():
     context.run_migrations()

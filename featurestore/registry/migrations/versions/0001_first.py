@@ -27,7 +27,10 @@ def upgrade() -> None:
     op.create_table(
         "features",
         sa.Column(
-            "featuregroup_id", sa.Integer, sa.ForeignKey("featuregroups.id", ondelete="CASCADE"), primary_key=True
+            "featuregroup_id",
+            sa.Integer,
+            sa.ForeignKey("featuregroups.id", ondelete="CASCADE"),
+            primary_key=True,
         ),
         sa.Column("position", sa.Integer, primary_key=True),
         sa.Column("name", sa.Text, nullable=False),

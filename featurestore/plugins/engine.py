@@ -1,6 +1,6 @@
 """The door to engines: relations in, relations out, Delta tables below.
 
-An engine is looked up by name among the entry points ``featurestore.engines``; ours come that way too.
+An engine is looked up by name among the entry points ``featurestore.plugins.lookup.engine``; ours come that way too.
 Rows enter this process only through ``stream``. Functions given to ``map_batches``, ``aggregate`` and
 ``write_shards`` run where the rows are (executors on Spark), so they must be picklable.
 SQL that reaches an engine is already in its own ``dialect`` (see ``featurestore.sql``).
@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.plugins import find_plugin, plugin_names
+from featurestore.plugins.lookup import find_plugin, plugin_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,7 +152,9 @@ class Engine(Protocol):
         """Return all rows of relations of one schema (columns matched by name)."""
         ...
 
-    def sql(self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]) -> Relation:
+    def sql(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
         """Return the result of a query (this engine's dialect, ``$name`` parameters) over named relations."""
         ...
 
@@ -160,7 +162,9 @@ class Engine(Protocol):
         """Return the number of rows."""
         ...
 
-    def map_batches(self, relation: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
+    def map_batches(
+        self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
+    ) -> Relation:
         """Return the relation with ``function`` applied to each record batch."""
         ...
 
@@ -168,7 +172,9 @@ class Engine(Protocol):
         """Return the merged state of ``fold`` over all rows."""
         ...
 
-    def duplicates(self, relation: Relation, key: Sequence[str], *, limit: int = 5) -> tuple[int, list[dict[str, Any]]]:
+    def duplicates(
+        self, relation: Relation, key: Sequence[str], *, limit: int = 5
+    ) -> tuple[int, list[dict[str, Any]]]:
         """Return how many keys occur more than once (nulls left out) and examples with their count in ``n``."""
         ...
 
@@ -176,7 +182,9 @@ class Engine(Protocol):
         """Return one row a key: the last in the order of the relation (on Spark: of the partitions as they come)."""
         ...
 
-    def stream(self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None) -> pa.RecordBatchReader:
+    def stream(
+        self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
+    ) -> pa.RecordBatchReader:
         """Return the rows as record batches of feature types in this process, lazily."""
         ...
 
@@ -264,7 +272,8 @@ def find_engine(name: str) -> Engine:
     found = find_plugin("engines", name)
     if found is None:
         raise InvalidArgument(
-            f"engine={name!r} is not installed; there are {listing(plugin_names('engines'))}.", hint="engine='duckdb'"
+            f"engine={name!r} is not installed; there are {listing(plugin_names('engines'))}.",
+            hint="engine='duckdb'",
         )
     engine: Engine = found.load()()
     return engine

@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from featurestore.errors import InvalidArgument, listing
+from featurestore.plugins.lookup import find_plugin, plugin_names
+
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
@@ -115,7 +118,9 @@ class Plane:
 class PlaneReader(Protocol):
     """Writes columns of records into the rows of arrays."""
 
-    def __call__(self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0) -> None:
+    def __call__(
+        self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0
+    ) -> None:
         """Write columns of records (n, record_bytes) into ``array[row, start : start + n]``, one array for each group.
 
         The arrays are contiguous.
@@ -165,7 +170,9 @@ class RecordAccess(Protocol):
         """
         ...
 
-    def tensorflow_decode(self, records: Any, columns: Sequence[str]) -> dict[str, tuple[Any, Any | None]]:
+    def tensorflow_decode(
+        self, records: Any, columns: Sequence[str]
+    ) -> dict[str, tuple[Any, Any | None]]:
         """Return the same for a uint8 tensor inside a graph, with static shapes where the record count is static.
 
         The types are those of ``decode``; object arrays become string tensors.
@@ -178,7 +185,14 @@ class NativeReading(Protocol):
     """What a format may offer besides: a reader of its own library, over one worker's share of a split."""
 
     def native_reader(
-        self, directory: str, manifest: Manifest, *, split: str, worker: int, workers: int, **options: Any
+        self,
+        directory: str,
+        manifest: Manifest,
+        *,
+        split: str,
+        worker: int,
+        workers: int,
+        **options: Any,
     ) -> Any:
         """Return the library's own reader; ``options`` are the library's."""
         ...
@@ -220,7 +234,12 @@ class DatasetFormat(Protocol):
         ...
 
     def layout(
-        self, schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None, block_rows: int
+        self,
+        schema: pa.Schema,
+        profiles: Sequence[ColumnProfile],
+        *,
+        compression: str | None,
+        block_rows: int,
     ) -> Layout:
         """Return the layout that fits the data: a JSON object with all that reading and writing need."""
         ...
@@ -262,3 +281,20 @@ class DatasetFormat(Protocol):
     def refuse_reading(self, layout: Layout) -> str | None:
         """Return why rows cannot be read at random (GZIP), or None."""
         ...
+
+
+def find_format(name: str) -> DatasetFormat:
+    """Return a format by the name of its entry point.
+
+    Raises:
+        InvalidArgument: No such format; lists those installed.
+    """
+    found = find_plugin("formats", name)
+    if found is None:
+        there = listing(plugin_names("formats"))
+        raise InvalidArgument(
+            f"data_format={name!r} is not installed; there are {there}.",
+            hint="data_format='tfrecord'",
+        )
+    result: DatasetFormat = found.load()()
+    return result

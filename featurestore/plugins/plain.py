@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument
-from featurestore.formats.door import ColumnEncoding, ColumnProfile, Layout, RecordAccess, WrittenFile
+from featurestore.plugins.format import (
+    ColumnEncoding,
+    ColumnProfile,
+    Layout,
+    RecordAccess,
+    WrittenFile,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +99,9 @@ def _plain_encoding(kind: pa.DataType, *, null: str) -> ColumnEncoding:
 
     shape: tuple[int, ...] | None = ()
     while pat.is_fixed_size_list(kind) or pat.is_list(kind):
-        shape = (*shape, kind.list_size) if shape is not None and pat.is_fixed_size_list(kind) else None
+        shape = (
+            (*shape, kind.list_size) if shape is not None and pat.is_fixed_size_list(kind) else None
+        )
         kind = kind.value_type
     if pat.is_floating(kind):
         return ColumnEncoding("float64" if pat.is_float64(kind) else "float32", shape, null)
@@ -113,7 +121,9 @@ def _has_any_length(kind: pa.DataType) -> bool:
 
     if pat.is_fixed_size_list(kind):
         return _has_any_length(kind.value_type)
-    return bool(pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
+    return bool(
+        pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind)
+    )
 
 
 def plain_bytes_per_row(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> float:
@@ -128,9 +138,14 @@ def _value_bytes(kind: pa.DataType, profile: ColumnProfile) -> float:
         return float(kind.list_size * _value_bytes(kind.value_type, profile))
     mean = profile.total_length / max(profile.rows, 1)
     if pat.is_list(kind):
-        return mean * (8 if pat.is_nested(kind.value_type) else _value_bytes(kind.value_type, profile)) + 4
+        return (
+            mean * (8 if pat.is_nested(kind.value_type) else _value_bytes(kind.value_type, profile))
+            + 4
+        )
     if pat.is_string(kind) or pat.is_binary(kind):
         return mean + 4
     if pat.is_struct(kind):
-        return float(sum(_value_bytes(kind.field(index).type, profile) for index in range(kind.num_fields)))
+        return float(
+            sum(_value_bytes(kind.field(index).type, profile) for index in range(kind.num_fields))
+        )
     return float(max(1, kind.bit_width // 8))

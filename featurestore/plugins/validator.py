@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from featurestore.errors import missing_extra
-from featurestore.plugins import find_plugin
+from featurestore.plugins.lookup import find_plugin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from featurestore.model.validation import ExpectationResult, ValidationReport
 
 Expectation = Mapping[str, Any]
-MeasureKind = Literal["rows", "present", "sum", "mean", "std", "min", "max", "median", "distinct", "repeated"]
+MeasureKind = Literal[
+    "rows", "present", "sum", "mean", "std", "min", "max", "median", "distinct", "repeated"
+]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class Validator(Protocol):
         """Return what decides an expectation about a table; None when only its values do."""
         ...
 
-    def judge(self, expectation: Expectation, schema: pa.Schema, *, found: Mapping[Measure, Any]) -> ExpectationResult:
+    def judge(
+        self, expectation: Expectation, schema: pa.Schema, *, found: Mapping[Measure, Any]
+    ) -> ExpectationResult:
         """Return the result of an expectation whose ``measures`` are known."""
         ...
 

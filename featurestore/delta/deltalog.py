@@ -72,7 +72,11 @@ class TableState:
         """
         found = []
         for side in ("min", "max"):
-            kind = self.statistics.schema.field(side).type if side in self.statistics.column_names else None
+            kind = (
+                self.statistics.schema.field(side).type
+                if side in self.statistics.column_names
+                else None
+            )
             if kind is None or kind.get_field_index(column) < 0:
                 return None
             values = self.statistics[side].combine_chunks()
@@ -109,7 +113,9 @@ def exists(path: str) -> bool:
     folder = Path(path) / LOG_FOLDER
     if not folder.is_dir():
         return False
-    return any(_COMMIT_FILE.fullmatch(name) or ".checkpoint." in name for name in os.listdir(folder))
+    return any(
+        _COMMIT_FILE.fullmatch(name) or ".checkpoint." in name for name in os.listdir(folder)
+    )
 
 
 def table_state(path: str, version: int | None = None) -> TableState:
@@ -153,7 +159,10 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
     from deltalake.exceptions import DeltaError
 
     if not exists(path):
-        raise TableDamaged(f"There is no Delta log at {Path(path) / LOG_FOLDER}.", hint="featurestore registry rebuild")
+        raise TableDamaged(
+            f"There is no Delta log at {Path(path) / LOG_FOLDER}.",
+            hint="featurestore registry rebuild",
+        )
     _check_log(path)
     try:
         return DeltaTable(path, version=version)
@@ -161,7 +170,8 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
         latest = latest_version(path)
         if version is not None and not 0 <= version <= latest:
             raise VersionNotFound(
-                f"{path} has no Delta version {version}; it has 0 to {latest}.", hint=f"as_of={latest}"
+                f"{path} has no Delta version {version}; it has 0 to {latest}.",
+                hint=f"as_of={latest}",
             ) from error
         raise TableDamaged(
             f"The Delta log of {path} cannot be read: {_damage(path) or str(error).splitlines()[0]}.",
@@ -181,10 +191,14 @@ def _fingerprint(path: str, version: int | None) -> Fingerprint:
     try:
         names = os.listdir(folder)
         commits = {name: int(found[1]) for name in names if (found := _COMMIT_FILE.fullmatch(name))}
-        checkpoints = {name: int(found[1]) for name in names if (found := _CHECKPOINT_FILE.fullmatch(name))}
+        checkpoints = {
+            name: int(found[1]) for name in names if (found := _CHECKPOINT_FILE.fullmatch(name))
+        }
         since, until = max(checkpoints.values(), default=-1), -1 if version is None else version
         wanted = [name for name, number in commits.items() if number > since or number <= until]
-        wanted += [name for name, number in checkpoints.items() if number == since or number <= until]
+        wanted += [
+            name for name, number in checkpoints.items() if number == since or number <= until
+        ]
         stats = ((name, os.stat(os.path.join(folder, name))) for name in sorted(wanted))
         return tuple((name, stat.st_mtime_ns, stat.st_size, stat.st_ino) for name, stat in stats)
     except OSError:
@@ -251,7 +265,8 @@ def version_at(path: str, moment: datetime) -> int:
     if found is None:
         began = "never" if first is None else from_micros(first * 1000).isoformat()
         raise VersionNotFound(
-            f"{path} has no version at {moment.isoformat()}: its first commit is of {began}.", hint=f"as_of={began!r}"
+            f"{path} has no version at {moment.isoformat()}: its first commit is of {began}.",
+            hint=f"as_of={began!r}",
         )
     return found
 
@@ -266,7 +281,9 @@ def added_files(path: str, version: int) -> tuple[str, ...]:
     """Return the absolute paths of the data files that one commit added."""
     commit = commit_path(path, version)
     if not os.path.exists(commit):
-        raise VersionNotFound(f"{path} has no commit {version}; the last one is {latest_version(path)}.")
+        raise VersionNotFound(
+            f"{path} has no commit {version}; the last one is {latest_version(path)}."
+        )
     return tuple(file_path(path, add["path"]) for add in _each(read_commit(commit), "add"))
 
 
@@ -316,13 +333,18 @@ def _parsed_commit(file: str, _modified: int, _size: int) -> list[dict[str, Any]
 
 def _damaged_file(file: str, what: str) -> TableDamaged:
     return TableDamaged(
-        f"The file {file} {what}.", hint="restore it from a copy, or read an older Delta version with as_of="
+        f"The file {file} {what}.",
+        hint="restore it from a copy, or read an older Delta version with as_of=",
     )
 
 
 def _data_files(path: str, adds: pa.Table, partition_by: tuple[str, ...]) -> Iterator[DataFile]:
-    names, sizes, counts = (adds[name].to_pylist() for name in ("path", "size_bytes", "num_records"))
-    partitions = adds["partition"].to_pylist() if partition_by and adds.num_rows else [{}] * adds.num_rows
+    names, sizes, counts = (
+        adds[name].to_pylist() for name in ("path", "size_bytes", "num_records")
+    )
+    partitions = (
+        adds["partition"].to_pylist() if partition_by and adds.num_rows else [{}] * adds.num_rows
+    )
     for name, size, rows, partition in zip(names, sizes, counts, partitions, strict=True):
         absolute = file_path(path, name)
         yield DataFile(
@@ -378,7 +400,11 @@ def _commit_files(path: str) -> list[tuple[int, str]]:
         names = os.listdir(folder)
     except OSError as error:
         raise _damaged_file(folder, "is missing") from error
-    found = ((int(match[1]), os.path.join(folder, name)) for name in names if (match := _COMMIT_FILE.fullmatch(name)))
+    found = (
+        (int(match[1]), os.path.join(folder, name))
+        for name in names
+        if (match := _COMMIT_FILE.fullmatch(name))
+    )
     return sorted(found)
 
 
@@ -386,7 +412,9 @@ def _check_log(path: str, *, since: int | None = None) -> None:
     """Raise TableDamaged when a commit is missing or empty, which delta-rs would read as if nothing had happened."""
     commits = dict(_commit_files(path))
     if since is None:
-        checkpoints = (_CHECKPOINT_FILE.fullmatch(name) for name in os.listdir(os.path.join(path, LOG_FOLDER)))
+        checkpoints = (
+            _CHECKPOINT_FILE.fullmatch(name) for name in os.listdir(os.path.join(path, LOG_FOLDER))
+        )
         since = max((int(found[1]) + 1 for found in checkpoints if found), default=0)
     for version in range(since, max(commits, default=-1) + 1):
         # A listing may overlook a commit that came while it was made.

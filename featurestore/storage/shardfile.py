@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from featurestore import files
-from featurestore.formats.door import WrittenFile
+from featurestore.plugins.format import WrittenFile
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -112,10 +112,15 @@ class ShardFile:
     @property
     def written(self) -> WrittenFile:
         """What was written: path, size and SHA-256."""
-        return WrittenFile(self.path, self.size, self._digest.hexdigest(), tuple(self._digest.prefixes))
+        return WrittenFile(
+            self.path, self.size, self._digest.hexdigest(), tuple(self._digest.prefixes)
+        )
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.closed = True
         try:

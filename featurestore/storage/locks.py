@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from featurestore import files
+from featurestore.storage import files
 
 HOLD = ".export"  # the file in a held directory whose lock its process has
 

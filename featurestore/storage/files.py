@@ -63,7 +63,8 @@ def writing(path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(
-            f"Cannot write {path!r}: {error.strerror or error}.", hint="check free space and permissions"
+            f"Cannot write {path!r}: {error.strerror or error}.",
+            hint="check free space and permissions",
         ) from error
 
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore import deltalog, files
+from featurestore.delta import deltalog
 from featurestore.errors import TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.storage import files
 
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
@@ -37,7 +38,9 @@ class Meta:
 
     def to_text(self) -> str:
         """Return the JSON text of the table property."""
-        return json.dumps({"description": self.description, "tags": dict(self.tags)}, ensure_ascii=False)
+        return json.dumps(
+            {"description": self.description, "tags": dict(self.tags)}, ensure_ascii=False
+        )
 
 
 def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
@@ -59,7 +62,11 @@ def spec_of(state: deltalog.TableState) -> FeatureGroupSpec:
     if list(stored) == spec.schema.names:
         return spec
     known = [each for each in spec.schema if each.name in stored]
-    foreign = [pa.field(name, _plain(stored[name].type)) for name in stored if name not in spec.schema.names]
+    foreign = [
+        pa.field(name, _plain(stored[name].type))
+        for name in stored
+        if name not in spec.schema.names
+    ]
     created = spec.created_time if spec.created_time in stored else None
     return replace(spec, schema=pa.schema([*known, *foreign]), created_time=created)
 
@@ -107,7 +114,9 @@ def unique_at(path: str, version: int) -> bool:
         note = _note(actions)
         claim = note.get("unique")
         if claim in ("kept", "kept_after") or not _changes_data(actions):
-            if claim == "kept_after" and latest_data_version(path, number - 1) > int(note.get("base", -1)):
+            if claim == "kept_after" and latest_data_version(path, number - 1) > int(
+                note.get("base", -1)
+            ):
                 return False
             number -= 1
             continue
@@ -137,7 +146,9 @@ def _actions(path: str, version: int) -> list[dict[str, Any]]:
 
 
 def _note(actions: list[dict[str, Any]]) -> Mapping[str, Any]:
-    info: Mapping[str, Any] = next((each["commitInfo"] for each in actions if each.get("commitInfo") is not None), {})
+    info: Mapping[str, Any] = next(
+        (each["commitInfo"] for each in actions if each.get("commitInfo") is not None), {}
+    )
     try:
         note = json.loads(info.get("userMetadata") or "{}")
     except ValueError:

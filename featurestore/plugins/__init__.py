@@ -1,0 +1,1 @@
+"""The interfaces of engines, formats and validators, and their lookup by entry point."""

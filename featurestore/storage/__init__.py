@@ -1,0 +1,1 @@
+"""The only package that opens files: whole files written atomically, locks, and files of shards."""

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featurestore.plugins.engine import Engine, Relation, find_engine
-from featurestore.statistics import count_statistics, finish, statistics_fold
+from featurestore.statistics import count_statistics, finish, statistics_accumulator
 
 PARTS = ("statistics", "memory", "gate", "spark")
 BATCH = 65_536
@@ -150,8 +150,8 @@ def child(folder: str) -> None:
     paths = sorted(str(each) for each in Path(folder).iterdir())
     relation = relation_of(engine, paths)
     small = pa.Table.from_batches([next(iter(engine.stream(relation, limit=1_000)))])
-    fold = statistics_fold(small.schema)
-    finish(fold.add(fold.start(), small.to_batches()[0]))
+    accumulator = statistics_accumulator(small.schema)
+    finish(accumulator.update(accumulator.start(), small.to_batches()[0]))
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     finish(count_statistics(engine, relation, relation.schema))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

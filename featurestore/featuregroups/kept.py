@@ -18,7 +18,7 @@ from featurestore.statistics import (
     StatisticsFiles,
     StatisticsState,
     count_statistics,
-    statistics_fold,
+    statistics_accumulator,
 )
 
 
@@ -84,7 +84,7 @@ def state_of(
     group = open_group(session, name, version, as_of=delta_version)
     counted = commits.latest_data_version(group.path, group.delta_version)
     state = _files(session, group.spec).state(counted)
-    if state is not None and state.columns == statistics_fold(group.spec).columns:
+    if state is not None and state.columns == statistics_accumulator(group.spec).columns:
         return state
     return _count(session, group, counted)
 

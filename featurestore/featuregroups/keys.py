@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from featurestore.errors import DuplicateKeys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.engine import Accumulator, Engine, Relation
 
 _EXAMPLES = 5
 
@@ -63,7 +63,7 @@ def _is_later(engine: Engine, relation: Relation, group: OpenGroup) -> bool:
 
 
 @dataclass(frozen=True)
-class Least:
+class Least(Accumulator[Any, Any]):
     """The least value of a column; None of no rows, and where a value is missing."""
 
     column: str
@@ -71,7 +71,7 @@ class Least:
     def start(self) -> Any:
         return _NO_ROWS
 
-    def add(self, state: Any, batch: pa.RecordBatch) -> Any:
+    def update(self, state: Any, batch: pa.RecordBatch) -> Any:
         if batch.num_rows == 0:
             return state
         values = batch.column(batch.schema.get_field_index(self.column))
@@ -83,6 +83,9 @@ class Least:
         if right == _NO_ROWS:
             return left
         return None if left is None or right is None else min(left, right)
+
+    def finish(self, state: Any) -> Any:
+        return state
 
 
 _NO_ROWS = "no rows"

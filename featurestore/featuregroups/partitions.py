@@ -10,7 +10,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.engine import Accumulator, Engine, Relation
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class RefuseEmpty:
 
 
 @dataclass(frozen=True)
-class HasEmpty:
-    """The first column with an empty text, or None; as a fold, for rows that can be read twice."""
+class HasEmpty(Accumulator[str | None, str | None]):
+    """The first column with an empty text, or None; as an accumulator, for rows that can be read twice."""
 
     columns: tuple[str, ...]
 
     def start(self) -> str | None:
         return None
 
-    def add(self, state: str | None, batch: pa.RecordBatch) -> str | None:
+    def update(self, state: str | None, batch: pa.RecordBatch) -> str | None:
         for name in self.columns:
             if (
                 state is None
@@ -46,6 +46,9 @@ class HasEmpty:
 
     def merge(self, left: str | None, right: str | None) -> str | None:
         return left or right
+
+    def finish(self, state: str | None) -> str | None:
+        return state
 
 
 def refuse_empty(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> Relation:

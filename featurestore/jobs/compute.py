@@ -22,12 +22,12 @@ from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.footers import TimeBounds, parquet_files, time_bounds
 from featurestore.jobs.inputs import PinnedInput, cut, read
 from featurestore.jobs.proof import keeps_to_windows
-from featurestore.jobs.query import DigestFold, PartsFold, Query, may_take_many
+from featurestore.jobs.query import DigestAccumulator, PartsAccumulator, Query, may_take_many
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens
 from featurestore.model.window import Window
-from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
@@ -87,13 +87,13 @@ def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> R
     ranges = [
         TimeRange(str(spec.event_time), each.start, each.end, spec.closed) for each in samples
     ]
-    parts = engine.aggregate(staged, PartsFold(tuple(ranges)))
+    parts = engine.aggregate(staged, PartsAccumulator(tuple(ranges)))
     for window, part in zip(samples, parts, strict=True):
         seen = {
             each.name: cut(run.session, sources[each.name], each.time, window)
             for each in run.inputs
         }
-        alone = engine.aggregate(query.run(seen, window), DigestFold())
+        alone = engine.aggregate(query.run(seen, window), DigestAccumulator())
         if not alone.agrees(part):
             _log.info(
                 "windows are computed one by one: %s alone gives other rows than among others",
@@ -226,7 +226,7 @@ def _bounds(run: Computation, staged: Relation, folder: str) -> TimeBounds:
         told = time_bounds(file, column)
         if told is None:  # Spark's footers say nothing about its older kind of times
             return run.session.engine.aggregate(
-                run.session.engine.select(staged, {column: column}), BoundsFold(column)
+                run.session.engine.select(staged, {column: column}), BoundsAccumulator(column)
             )
         found = found.merge(told)
     return found
@@ -266,7 +266,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class BoundsFold:
+class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
     """The bounds of a column of times."""
 
     column: str
@@ -275,7 +275,7 @@ class BoundsFold:
         """Return the bounds of no rows."""
         return TimeBounds()
 
-    def add(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
+    def update(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
         """Widen the bounds by a batch."""
         values = batch.column(batch.schema.get_field_index(self.column))
         found: npt.NDArray[np.int64] = pc.cast(
@@ -288,3 +288,7 @@ class BoundsFold:
     def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:
         """Return the bounds of both."""
         return left.merge(right)
+
+    def finish(self, state: TimeBounds) -> TimeBounds:
+        """Return the bounds."""
+        return state

@@ -28,7 +28,7 @@ from featurestore.model.arrow_rows import rows_at
 from featurestore.model.job import JobSpec
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
-from featurestore.plugins.engine import Engine, Relation, TimeRange
+from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -151,14 +151,14 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class DigestFold:
-    """Folds rows of any order into their digest."""
+class DigestAccumulator(Accumulator[Digest, Digest]):
+    """Accumulates the digest of rows of any order."""
 
     def start(self) -> Digest:
         """Return the digest of no rows."""
         return Digest()
 
-    def add(self, state: Digest, batch: pa.RecordBatch) -> Digest:
+    def update(self, state: Digest, batch: pa.RecordBatch) -> Digest:
         """Add the rows of a batch."""
         if not batch.num_rows:
             return state
@@ -185,10 +185,14 @@ class DigestFold:
         floats = tuple(a + b for a, b in zip(left.floats, right.floats, strict=True))
         return Digest(left.rows + right.rows, (left.hashed + right.hashed) % 2**64, floats)
 
+    def finish(self, state: Digest) -> Digest:
+        """Return the digest."""
+        return state
+
 
 @dataclass(frozen=True)
-class PartsFold:
-    """Folds rows into the digests of some ranges of their time, in one pass."""
+class PartsAccumulator(Accumulator[list[Digest], list[Digest]]):
+    """Accumulates the digests of some ranges of the time of rows, in one pass."""
 
     ranges: tuple[TimeRange, ...]
 
@@ -196,18 +200,22 @@ class PartsFold:
         """Return the digests of no rows."""
         return [Digest() for _ in self.ranges]
 
-    def add(self, state: list[Digest], batch: pa.RecordBatch) -> list[Digest]:
+    def update(self, state: list[Digest], batch: pa.RecordBatch) -> list[Digest]:
         """Add the rows of a batch to the ranges in which they lie."""
-        fold = DigestFold()
+        accumulator = DigestAccumulator()
         pairs = zip(state, self.ranges, strict=True)
         return [
-            fold.add(digest, rows_at(batch, pc.indices_nonzero(_inside(batch, wanted))))
+            accumulator.update(digest, rows_at(batch, pc.indices_nonzero(_inside(batch, wanted))))
             for digest, wanted in pairs
         ]
 
     def merge(self, left: list[Digest], right: list[Digest]) -> list[Digest]:
         """Return the digests of both."""
-        return [DigestFold().merge(*both) for both in zip(left, right, strict=True)]
+        return [DigestAccumulator().merge(*both) for both in zip(left, right, strict=True)]
+
+    def finish(self, state: list[Digest]) -> list[Digest]:
+        """Return the digest of each range."""
+        return state
 
 
 def _inside(batch: pa.RecordBatch, wanted: TimeRange) -> pa.Array:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 State = TypeVar("State")
 Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
 
@@ -50,19 +51,35 @@ class Relation:
     single_use: bool = False
 
 
-class Fold(Protocol[State]):
-    """A mergeable aggregation over record batches. Picklable; so is its state."""
+class Accumulator(Protocol[State, Result_co]):
+    """A mergeable aggregate over record batches, run by ``Engine.aggregate`` where the rows are.
+
+    The engine makes one state with ``start`` for each partition or thread, hands it every batch of that partition
+    with ``update``, puts the states together with ``merge`` (in the order of the partitions) and calls ``finish``
+    once, in the calling process, on the last state that is left. Every method may change the states that it is
+    given in place, and nobody uses them afterwards. Batches may be empty, come in any cut, and are not kept by the
+    engine. Accumulators and states are picklable. What a method raises ends the aggregation and reaches the caller.
+    """
+
+    @property
+    def threads(self) -> int:
+        """How many states one process may update at the same time; more than 1 where ``update`` frees the GIL."""
+        return 1
 
     def start(self) -> State:
         """Return the state of no rows."""
         ...
 
-    def add(self, state: State, batch: pa.RecordBatch) -> State:
-        """Return the state with the rows of ``batch`` added; may change ``state`` in place."""
+    def update(self, state: State, batch: pa.RecordBatch) -> State:
+        """Return the state with the rows of ``batch`` added."""
         ...
 
     def merge(self, left: State, right: State) -> State:
-        """Return the state of both; may change ``left`` in place."""
+        """Return the state of both."""
+        ...
+
+    def finish(self, state: State) -> Result_co:
+        """Return what the aggregation gives, from the state of all rows."""
         ...
 
 
@@ -168,8 +185,8 @@ class Engine(Protocol):
         """Return the relation with ``function`` applied to each record batch."""
         ...
 
-    def aggregate(self, relation: Relation, fold: Fold[State]) -> State:
-        """Return the merged state of ``fold`` over all rows."""
+    def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
+        """Return what an accumulator makes of all rows."""
         ...
 
     def duplicates(

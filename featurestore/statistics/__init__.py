@@ -1,19 +1,19 @@
 """Statistics: mergeable counts and a sample, results, drift, pictures.
 
-``statistics_fold`` counts a table on any engine, ``finish`` makes the result; nothing here needs an engine.
+``statistics_accumulator`` counts a table on any engine, ``finish`` makes the result; nothing here needs an engine.
 """
 
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
 from featurestore.model.statistics import ColumnStatistics, Correlations, Statistics
-from featurestore.statistics.codec import state_from_bytes, state_to_bytes
-from featurestore.statistics.drift import compare_statistics
-from featurestore.statistics.fold import (
-    StatisticsFold,
+from featurestore.statistics.accumulator import (
+    StatisticsAccumulator,
     StatisticsState,
     count_statistics,
     merge,
-    statistics_fold,
+    statistics_accumulator,
 )
+from featurestore.statistics.codec import state_from_bytes, state_to_bytes
+from featurestore.statistics.drift import compare_statistics
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.statistics.summary import finish
 
@@ -25,7 +25,7 @@ __all__ = [
     "FeatureDrift",
     "Statistics",
     "StatisticsFiles",
-    "StatisticsFold",
+    "StatisticsAccumulator",
     "StatisticsState",
     "compare_statistics",
     "count_statistics",
@@ -33,5 +33,5 @@ __all__ = [
     "merge",
     "state_from_bytes",
     "state_to_bytes",
-    "statistics_fold",
+    "statistics_accumulator",
 ]

@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.errors import StatisticsNotFound
+from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.fold import StatisticsState
 from featurestore.statistics.kinds import correlated_columns
 from featurestore.statistics.values import measured_values
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from featurestore.errors import StorageError
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.columns import Counts
-from featurestore.statistics.fold import StatisticsState
 from featurestore.statistics.kinds import CountedColumn, kind_of
 from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema

@@ -21,8 +21,8 @@ from pathlib import PurePath
 from typing import Any
 
 from featurestore.model.statistics import Statistics
+from featurestore.statistics.accumulator import StatisticsState, merge
 from featurestore.statistics.codec import state_from_bytes, state_to_bytes
-from featurestore.statistics.fold import StatisticsState, merge
 from featurestore.statistics.summary import finish
 from featurestore.storage import files
 

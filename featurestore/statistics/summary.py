@@ -22,10 +22,10 @@ from featurestore.model.statistics import (
     Value,
 )
 from featurestore.model.times import from_micros
+from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.columns import Counts
 from featurestore.statistics.distribution import Distribution, distribution_of, rank_correlations
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.fold import StatisticsState
 from featurestore.statistics.kinds import CountedColumn, correlated_columns
 
 _SHOWN_TEXT = 120
@@ -37,7 +37,7 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     """Return the statistics of all rows that a state has counted.
 
     Args:
-        state: What the fold returned; stays usable.
+        state: What the accumulator returned; stays usable.
         source: What was counted, for titles: featuregroup, version, delta_version.
     """
     state.sample.compact()

@@ -21,7 +21,7 @@ from featurestore.plugins.format import (
     Layout,
     WrittenShard,
 )
-from featurestore.training.profile import ProfileFold, finish_profiles
+from featurestore.training.profile import ProfileAccumulator, finish_profiles
 
 TIME = pa.timestamp("us", tz="UTC")
 NUMBERS = (
@@ -162,10 +162,10 @@ def _value(kind: pa.DataType, seed: int) -> Any:
 
 def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:
     """Return the profiles of a table's columns."""
-    fold = ProfileFold(tuple(table.schema.names))
-    state = fold.start()
+    accumulator = ProfileAccumulator(tuple(table.schema.names))
+    state = accumulator.start()
     for batch in table.to_batches():
-        state = fold.add(state, batch)
+        state = accumulator.update(state, batch)
     return finish_profiles(table.schema.names, state)
 
 

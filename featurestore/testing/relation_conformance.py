@@ -16,7 +16,7 @@ import pytest
 
 from featurestore.errors import FeatureStoreError
 from featurestore.model.types import TIMESTAMP
-from featurestore.plugins.engine import Engine, Relation, TimeRange
+from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -60,14 +60,14 @@ def fail_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class SumAndCount:
-    """A fold for the tests: how many rows, and the sum of their ids."""
+class SumAndCount(Accumulator[tuple[int, int], tuple[int, int]]):
+    """An accumulator for the tests: how many rows, and the sum of their ids."""
 
     def start(self) -> tuple[int, int]:
         """Return the state of no rows."""
         return 0, 0
 
-    def add(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
+    def update(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
         """Return the state with a batch."""
         ids = np.asarray(batch.column(batch.schema.get_field_index("id")))
         return state[0] + batch.num_rows, state[1] + int(ids.sum())
@@ -75,6 +75,10 @@ class SumAndCount:
     def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
         """Return both."""
         return left[0] + right[0], left[1] + right[1]
+
+    def finish(self, state: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and sum."""
+        return state
 
 
 def write_ids(directory: str, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:

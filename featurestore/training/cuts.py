@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featurestore.plugins.engine import Accumulator
+
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
@@ -45,7 +47,7 @@ Counts = dict[int, Int64s]
 
 
 @dataclass(frozen=True)
-class CountFold:
+class CountAccumulator(Accumulator[Counts, Counts]):
     """Counts rows per group and bin of leading hash bits; state: ``{group: counts of 2**bits bins}``."""
 
     bits: int
@@ -54,7 +56,7 @@ class CountFold:
         """Return no counts."""
         return {}
 
-    def add(self, state: Counts, batch: pa.RecordBatch) -> Counts:
+    def update(self, state: Counts, batch: pa.RecordBatch) -> Counts:
         """Count the rows of a batch."""
         groups, hashes = columns_of(batch)
         bins = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
@@ -69,19 +71,23 @@ class CountFold:
             left[group] = left[group] + counts if group in left else counts
         return left
 
+    def finish(self, state: Counts) -> Counts:
+        """Return the counts."""
+        return state
+
 
 Sums = dict[int, int]
 
 
 @dataclass(frozen=True)
-class SumFold:
+class SumAccumulator(Accumulator[Sums, Sums]):
     """Adds up the hashes of each group modulo 2**64: a fingerprint of its rows, whatever their order."""
 
     def start(self) -> Sums:
         """Return no sums."""
         return {}
 
-    def add(self, state: Sums, batch: pa.RecordBatch) -> Sums:
+    def update(self, state: Sums, batch: pa.RecordBatch) -> Sums:
         """Add the hashes of a batch."""
         groups, hashes = columns_of(batch)
         for group in np.unique(groups).tolist():
@@ -95,6 +101,10 @@ class SumFold:
         for group, total in right.items():
             left[group] = (left.get(group, 0) + total) % 2**64
         return left
+
+    def finish(self, state: Sums) -> Sums:
+        """Return the sums."""
+        return state
 
 
 @dataclass
@@ -120,11 +130,12 @@ class Found:
         return unique, summed
 
 
+HashCounts = tuple[UInt64s, Int64s]
 Refined = dict[tuple[int, int], Found]
 
 
 @dataclass(frozen=True)
-class RefineFold:
+class RefineAccumulator(Accumulator[Refined, dict[tuple[int, int], HashCounts]]):
     """Keeps the hashes in chosen bins with their counts; ``bins`` are (group, bin) pairs."""
 
     bits: int
@@ -134,7 +145,7 @@ class RefineFold:
         """Return nothing found."""
         return {}
 
-    def add(self, state: Refined, batch: pa.RecordBatch) -> Refined:
+    def update(self, state: Refined, batch: pa.RecordBatch) -> Refined:
         """Keep the hashes of a batch that lie in a chosen bin."""
         groups, hashes = columns_of(batch)
         bins = (hashes >> np.uint64(64 - self.bits)).astype(np.int64)
@@ -159,6 +170,10 @@ class RefineFold:
             left.setdefault(place, Found()).put(*found.collapsed())
         return left
 
+    def finish(self, state: Refined) -> dict[tuple[int, int], HashCounts]:
+        """Return the sorted unique hashes of each bin with their counts."""
+        return {bin_: found.collapsed() for bin_, found in state.items()}
+
 
 def bins_of_ranks(
     counts: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]]
@@ -170,16 +185,17 @@ def bins_of_ranks(
 
 
 def cuts_at_ranks(
-    counts: Mapping[int, Int64s], refined: Refined, ranks: Mapping[int, Sequence[int]]
+    counts: Mapping[int, Int64s],
+    refined: Mapping[tuple[int, int], HashCounts],
+    ranks: Mapping[int, Sequence[int]],
 ) -> dict[int, list[Cut]]:
     """Return the cut before each rank, per group."""
-    collapsed = {place: found.collapsed() for place, found in refined.items()}
     result: dict[int, list[Cut]] = {}
     for group, wanted in ranks.items():
         cuts = []
         for rank in wanted:
             number, inside = _bin(counts[group], rank)
-            hashes, numbers = collapsed[group, number]
+            hashes, numbers = refined[group, number]
             ends = np.cumsum(numbers)
             index = int(np.searchsorted(ends, inside, side="right"))
             cuts.append(Cut(int(hashes[index]), int(inside - (ends[index] - numbers[index]))))

@@ -14,12 +14,17 @@ from featurestore.model.arrow_rows import rows_at
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import Manifest
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins.engine import Relation
+from featurestore.plugins.engine import Accumulator, Relation
 from featurestore.plugins.validator import find_validator
 from featurestore.registry import reports
 from featurestore.registry.training_datasets import KIND
 from featurestore.session import Session
-from featurestore.statistics import StatisticsFold, StatisticsState, finish, statistics_fold
+from featurestore.statistics import (
+    StatisticsAccumulator,
+    StatisticsState,
+    finish,
+    statistics_accumulator,
+)
 from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
 from featurestore.storage import files
 from featurestore.training.cuts import columns_of
@@ -130,12 +135,19 @@ class Gate(Inspect):
         without that bound.
         """
         schema, engine = self._request.schema, self._session.engine
-        bounded = tuple(statistics_fold(schema, rows=split.rows) for split in manifest.splits)
-        states = engine.aggregate(staged, SplitStatisticsFold(assignment, bounded))
-        if any(is_sample_short(fold, states.get(number)) for number, fold in enumerate(bounded)):
-            unbounded = (statistics_fold(schema),) * len(bounded)
-            states = engine.aggregate(staged, SplitStatisticsFold(assignment, unbounded))
-        return [states.get(number) or fold.start() for number, fold in enumerate(bounded)]
+        bounded = tuple(
+            statistics_accumulator(schema, rows=split.rows) for split in manifest.splits
+        )
+        states = engine.aggregate(staged, SplitStatisticsAccumulator(assignment, bounded))
+        if any(
+            is_sample_short(accumulator, states.get(number))
+            for number, accumulator in enumerate(bounded)
+        ):
+            unbounded = (statistics_accumulator(schema),) * len(bounded)
+            states = engine.aggregate(staged, SplitStatisticsAccumulator(assignment, unbounded))
+        return [
+            states.get(number) or accumulator.start() for number, accumulator in enumerate(bounded)
+        ]
 
     def record(self, manifest: Manifest) -> None:
         """Keep the validation report in the registry."""
@@ -146,12 +158,12 @@ class Gate(Inspect):
             reports.add_validation(connection, KIND, report_to_json(report))
 
 
-def is_sample_short(fold: StatisticsFold, state: StatisticsState | None) -> bool:
-    """Tell whether a bounded fold sampled fewer rows than it may, because many are copies."""
-    if fold.bound is None or state is None:
+def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState | None) -> bool:
+    """Tell whether a bounded accumulator sampled fewer rows than it may, because many are copies."""
+    if accumulator.bound is None or state is None:
         return False
     state.sample.compact()
-    return len(state.sample.weights()) < fold.limit
+    return len(state.sample.weights()) < accumulator.limit
 
 
 def _noted(directory: str, path: str) -> dict[str, Any]:
@@ -159,26 +171,28 @@ def _noted(directory: str, path: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SplitStatisticsFold:
-    """Statistics of each split in one pass, each by its own fold; state: ``{split number: state}``."""
+class SplitStatisticsAccumulator(
+    Accumulator[dict[int, StatisticsState], dict[int, StatisticsState]]
+):
+    """Statistics of each split in one pass, each by its own accumulator; state: ``{split number: state}``."""
 
     assignment: Assignment
-    statistics: tuple[StatisticsFold, ...]
+    statistics: tuple[StatisticsAccumulator, ...]
 
     def start(self) -> dict[int, StatisticsState]:
         """Return the state of no rows."""
         return {}
 
-    def add(
+    def update(
         self, state: dict[int, StatisticsState], batch: pa.RecordBatch
     ) -> dict[int, StatisticsState]:
         """Add each row to its split's statistics."""
         split_of = self.assignment.split_of(*columns_of(batch))
-        for split, fold in enumerate(self.statistics):
+        for split, accumulator in enumerate(self.statistics):
             mine = np.flatnonzero(split_of == split)
             if len(mine):
                 part = batch if len(mine) == batch.num_rows else rows_at(batch, mine)
-                state[split] = fold.add(state.get(split) or fold.start(), part)
+                state[split] = accumulator.update(state.get(split) or accumulator.start(), part)
         return state
 
     def merge(
@@ -190,3 +204,7 @@ class SplitStatisticsFold:
                 self.statistics[split].merge(left[split], state) if split in left else state
             )
         return left
+
+    def finish(self, state: dict[int, StatisticsState]) -> dict[int, StatisticsState]:
+        """Return the counted state of each split that has rows."""
+        return state

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from featurestore.statistics import Statistics, StatisticsState, statistics_fold
+from featurestore.statistics import Statistics, StatisticsState, statistics_accumulator
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 
@@ -93,10 +93,10 @@ def descriptive_stats(dataset: TrainingDataset, *, split: str | None) -> pd.Data
 
 def _counted(dataset: TrainingDataset, split: str) -> StatisticsState:
     frame = dataset.read(split)
-    fold = statistics_fold(frame.schema)
-    state = fold.start()
+    accumulator = statistics_accumulator(frame.schema)
+    state = accumulator.start()
     for batch in frame.to_batches():
-        state = fold.add(state, batch)
+        state = accumulator.update(state, batch)
     return state
 
 

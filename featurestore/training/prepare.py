@@ -10,12 +10,13 @@ import pyarrow as pa
 
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
-from featurestore.plugins.engine import BatchFunction, Engine, Fold, Relation
+from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, Relation
 from featurestore.training.cuts import GROUP, HASH, to_sortable
 from featurestore.training.request import ExportRequest
 from featurestore.training.splitting import SplitRule, group_of_rows
 
 State = TypeVar("State")
+Result = TypeVar("Result")
 
 HASHED = pa.schema([(HASH, pa.int64()), (GROUP, pa.int64())])
 _COUNTING_THREADS = 2
@@ -54,24 +55,30 @@ class Then:
 
 
 @dataclass(frozen=True)
-class FoldOver:
-    """A fold over what a function makes of batches."""
+class AccumulateMapped(Accumulator[Any, Any]):
+    """An accumulator over what a function makes of batches."""
 
     function: BatchFunction | None
-    fold: Fold[Any]
+    accumulator: Accumulator[Any, Any]
     threads: int = _COUNTING_THREADS
 
     def start(self) -> Any:
-        """Return the fold's empty state."""
-        return self.fold.start()
+        """Return the accumulator's empty state."""
+        return self.accumulator.start()
 
-    def add(self, state: Any, batch: pa.RecordBatch) -> Any:
+    def update(self, state: Any, batch: pa.RecordBatch) -> Any:
         """Add what the function makes of a batch."""
-        return self.fold.add(state, batch if self.function is None else self.function(batch))
+        return self.accumulator.update(
+            state, batch if self.function is None else self.function(batch)
+        )
 
     def merge(self, left: Any, right: Any) -> Any:
-        """Merge two states of the fold."""
-        return self.fold.merge(left, right)
+        """Merge two states of the accumulator."""
+        return self.accumulator.merge(left, right)
+
+    def finish(self, state: Any) -> Any:
+        """Return what the accumulator gives."""
+        return self.accumulator.finish(state)
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,12 @@ class Prepared:
     def aggregate(
         self,
         engine: Engine,
-        fold: Fold[State],
+        accumulator: Accumulator[State, Result],
         *,
         columns: Iterable[str] = (),
         then: BatchFunction | None = None,
-    ) -> State:
-        """Return the state of a fold over hash, group and some columns, changed by ``then``."""
+    ) -> Result:
+        """Return what an accumulator makes of hash, group and some columns, changed by ``then``."""
         wanted = tuple(columns)
         steps: list[BatchFunction] = []
         if self.function is not None:
@@ -106,7 +113,9 @@ class Prepared:
         if then is not None:
             steps.append(then)
         function = None if not steps else steps[0] if len(steps) == 1 else Then(*steps)
-        found: State = engine.aggregate(self._narrow(engine, wanted), FoldOver(function, fold))
+        found: Result = engine.aggregate(
+            self._narrow(engine, wanted), AccumulateMapped(function, accumulator)
+        )
         return found
 
     def mapped(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:

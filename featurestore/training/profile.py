@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.format import ColumnProfile
 
 
@@ -27,7 +28,7 @@ class Extremes:
 
 
 @dataclass(frozen=True)
-class ProfileFold:
+class ProfileAccumulator(Accumulator[list[Extremes], tuple[ColumnProfile, ...]]):
     """Counts rows, nulls, extremes of whole numbers and lengths per column; state: one Extremes a column."""
 
     columns: tuple[str, ...]
@@ -36,7 +37,7 @@ class ProfileFold:
         """Return the profile of no rows."""
         return [Extremes() for _ in self.columns]
 
-    def add(self, state: list[Extremes], batch: pa.RecordBatch) -> list[Extremes]:
+    def update(self, state: list[Extremes], batch: pa.RecordBatch) -> list[Extremes]:
         """Add the rows of a batch."""
         for name, extremes in zip(self.columns, state, strict=True):
             _add(extremes, batch.column(batch.schema.get_field_index(name)))
@@ -52,6 +53,10 @@ class ProfileFold:
             mine.inner_nulls += other.inner_nulls
             _widen(mine, other.minimum, other.maximum)
         return left
+
+    def finish(self, state: list[Extremes]) -> tuple[ColumnProfile, ...]:
+        """Return the profiles that formats take."""
+        return finish_profiles(self.columns, state)
 
 
 def finish_profiles(columns: Sequence[str], state: Sequence[Extremes]) -> tuple[ColumnProfile, ...]:

@@ -9,17 +9,17 @@ from itertools import accumulate
 import pyarrow as pa
 
 from featurestore.errors import InvalidSplit
-from featurestore.plugins.engine import Engine
+from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
 from featurestore.training.cuts import (
     GROUP,
     HASH,
-    CountFold,
+    CountAccumulator,
     Counts,
     Cut,
-    Refined,
-    RefineFold,
-    SumFold,
+    HashCounts,
+    RefineAccumulator,
+    SumAccumulator,
     Sums,
     bins_of_ranks,
     columns_of,
@@ -28,7 +28,7 @@ from featurestore.training.cuts import (
     to_sortable,
 )
 from featurestore.training.prepare import Prepared
-from featurestore.training.profile import Extremes, ProfileFold, every_profile, finish_profiles
+from featurestore.training.profile import Extremes, ProfileAccumulator, every_profile
 from featurestore.training.request import ExportRequest
 from featurestore.training.shards import Assignment, SplitOfClass
 from featurestore.training.splitting import UNCOVERED, class_ends
@@ -41,43 +41,51 @@ CountState = tuple[GroupState, list[Extremes]]
 
 
 @dataclass(frozen=True)
-class GroupFold:
+class GroupAccumulator(Accumulator[GroupState, GroupState]):
     """Histogram and sum of the hashes of each group."""
 
-    counts: CountFold
-    sums: SumFold = field(default_factory=SumFold)
+    counts: CountAccumulator
+    sums: SumAccumulator = field(default_factory=SumAccumulator)
 
     def start(self) -> GroupState:
         """Return both empty states."""
         return self.counts.start(), self.sums.start()
 
-    def add(self, state: GroupState, batch: pa.RecordBatch) -> GroupState:
+    def update(self, state: GroupState, batch: pa.RecordBatch) -> GroupState:
         """Add a batch to both."""
-        return self.counts.add(state[0], batch), self.sums.add(state[1], batch)
+        return self.counts.update(state[0], batch), self.sums.update(state[1], batch)
 
     def merge(self, left: GroupState, right: GroupState) -> GroupState:
         """Merge both."""
         return self.counts.merge(left[0], right[0]), self.sums.merge(left[1], right[1])
 
+    def finish(self, state: GroupState) -> GroupState:
+        """Return counts and sums."""
+        return state
+
 
 @dataclass(frozen=True)
-class CountingFold:
+class CountingAccumulator(Accumulator[CountState, tuple[GroupState, tuple[ColumnProfile, ...]]]):
     """The counting pass: hashes of each group and profile of the columns."""
 
-    groups: GroupFold
-    profile: ProfileFold
+    groups: GroupAccumulator
+    profile: ProfileAccumulator
 
     def start(self) -> CountState:
         """Return both empty states."""
         return self.groups.start(), self.profile.start()
 
-    def add(self, state: CountState, batch: pa.RecordBatch) -> CountState:
+    def update(self, state: CountState, batch: pa.RecordBatch) -> CountState:
         """Add a batch to both."""
-        return self.groups.add(state[0], batch), self.profile.add(state[1], batch)
+        return self.groups.update(state[0], batch), self.profile.update(state[1], batch)
 
     def merge(self, left: CountState, right: CountState) -> CountState:
         """Merge both."""
         return self.groups.merge(left[0], right[0]), self.profile.merge(left[1], right[1])
+
+    def finish(self, state: CountState) -> tuple[GroupState, tuple[ColumnProfile, ...]]:
+        """Return counts and sums of the groups, and the profiles."""
+        return state[0], self.profile.finish(state[1])
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,11 @@ def plan_shape(
     values.
     """
     bits = 10 if request.rule.stratify else 16
-    groups = GroupFold(CountFold(bits))
+    groups = GroupAccumulator(CountAccumulator(bits))
     looked_at = _looked_at(request)
-    fold = CountingFold(groups, ProfileFold(looked_at))
-    (counts, sums), extremes = prepared.aggregate(engine, fold, columns=looked_at)
-    profiles = every_profile(
-        request.columns, finish_profiles(looked_at, extremes), rows=_rows(counts)
-    )
+    accumulator = CountingAccumulator(groups, ProfileAccumulator(looked_at))
+    (counts, sums), found = prepared.aggregate(engine, accumulator, columns=looked_at)
+    profiles = every_profile(request.columns, found, rows=_rows(counts))
     layout = _layout(request, profiles)
     bytes_per_row = request.format.bytes_per_row(layout, profiles)
     uncovered = (
@@ -237,7 +243,7 @@ def _cuts(
     splits: SplitGroups | None = None,
 ) -> dict[int, list[Cut]]:
     bins = bins_of_ranks(counts, ranks)
-    refined: Refined = {}
+    refined: dict[tuple[int, int], HashCounts] = {}
     if bins:
-        refined = prepared.aggregate(engine, RefineFold(bits, bins), then=splits)
+        refined = prepared.aggregate(engine, RefineAccumulator(bits, bins), then=splits)
     return cuts_at_ranks(counts, refined, ranks)

@@ -27,7 +27,7 @@ from featurestore.validation.checks import (
 )
 from featurestore.validation.messages import failure_message
 from featurestore.validation.quarantine import part
-from featurestore.validation.rows import RowExpectations, RowFold
+from featurestore.validation.rows import RowAccumulator, RowExpectations
 from featurestore.validation.subject import Subject
 from featurestore.validation.tables import check_table
 
@@ -179,8 +179,7 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
         columns = run.engine.select(
             relation, {name: name for name in run.subject.schema.names if name in names}
         )
-        state = run.engine.aggregate(columns, RowFold(run.checks, rules))
-        state.flush()
+        state = run.engine.aggregate(columns, RowAccumulator(run.checks, rules))
         rows = state.rows
         results += [
             row_check_result(check, found)

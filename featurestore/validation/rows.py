@@ -1,4 +1,4 @@
-"""Row-level checks as a fold: built-in ones batch by batch, expectations chunk by chunk of the needed columns.
+"""Row-level checks as an accumulator: built-in ones batch by batch, expectations chunk by chunk of the needed columns.
 
 A validator costs tens of milliseconds a call, so batches are gathered into chunks. A state that leaves its process
 (an executor's result) checks what it still holds first: gathered rows never travel.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
+from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.validator import Validator
 from featurestore.validation.checks import Found, RowCheck, sample_rows
-
-if TYPE_CHECKING:
-    from featurestore.plugins.engine import Fold
 
 _CHUNK_ROWS = 1 << 20
 _CHUNK_BYTES = 128 << 20
@@ -80,7 +78,7 @@ class RowState:
 
 
 @dataclass(frozen=True)
-class RowFold:
+class RowAccumulator(Accumulator[RowState, RowState]):
     """Checks every row once."""
 
     checks: tuple[RowCheck, ...]
@@ -95,7 +93,7 @@ class RowFold:
             [Found() for _ in self.rules.expectations],
         )
 
-    def add(self, state: RowState, batch: pa.RecordBatch) -> RowState:
+    def update(self, state: RowState, batch: pa.RecordBatch) -> RowState:
         """Check a batch, or keep it until a chunk is full."""
         state.rows += batch.num_rows
         for check, found in zip(self.checks, state.checks, strict=True):
@@ -120,6 +118,7 @@ class RowFold:
             mine.add(theirs.rows, theirs.checked, theirs.unexpected, theirs.samples)
         return left
 
-
-if TYPE_CHECKING:
-    _contract: Fold[RowState] = RowFold((), RowExpectations((), None))
+    def finish(self, state: RowState) -> RowState:
+        """Check the rows that wait and return the state."""
+        state.flush()
+        return state

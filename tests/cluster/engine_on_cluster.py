@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.plugins.engine import TableWrite
+from featurestore.plugins.engine import Accumulator, TableWrite
 from featurestore_connectors.spark_delta import SparkEngine
 
 ROWS = 600_000
@@ -20,13 +20,13 @@ SCHEMA = pa.schema([("id", pa.int64()), ("shard", pa.int32()), ("key", pa.uint64
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Accumulator[tuple[int, frozenset[int]], tuple[int, frozenset[int]]]):
     """Adds ids up and collects the processes that did it."""
 
     def start(self) -> tuple[int, frozenset[int]]:
         return 0, frozenset()
 
-    def add(
+    def update(
         self, state: tuple[int, frozenset[int]], batch: pa.RecordBatch
     ) -> tuple[int, frozenset[int]]:
         return state[0] + int(batch.column(0).to_numpy().sum()), state[1] | {os.getppid()}
@@ -35,6 +35,9 @@ class Sum:
         self, left: tuple[int, frozenset[int]], right: tuple[int, frozenset[int]]
     ) -> tuple[int, frozenset[int]]:
         return left[0] + right[0], left[1] | right[1]
+
+    def finish(self, state: tuple[int, frozenset[int]]) -> tuple[int, frozenset[int]]:
+        return state
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def test_an_error_in_a_threaded_aggregate_ends_it(engine: DuckDBEngine) -> None:
     class Failing(SumAndCount):
         threads = 2
 
-        def add(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
+        def update(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
             raise ValueError("no")
 
     relation = adopted(

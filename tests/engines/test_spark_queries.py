@@ -27,7 +27,7 @@ from featurestore.errors import (
     VersionNotFound,
 )
 from featurestore.model.times import NaiveTimeWarning
-from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, queries
 from featurestore_connectors.spark_delta.shipping import Shipments
 
@@ -225,17 +225,20 @@ def test_batches_have_at_most_the_rows_that_were_asked_for(engine: SparkEngine) 
     assert max(sizes) == 64
 
 
-class Tally:
+class Tally(Accumulator[list[int], list[int]]):
     """Counts rows and sums ids."""
 
     def start(self) -> list[int]:
         return [0, 0]
 
-    def add(self, state: list[int], batch: pa.RecordBatch) -> list[int]:
+    def update(self, state: list[int], batch: pa.RecordBatch) -> list[int]:
         return [state[0] + batch.num_rows, state[1] + sum(batch.column(0).to_pylist())]
 
     def merge(self, left: list[int], right: list[int]) -> list[int]:
         return [left[0] + right[0], left[1] + right[1]]
+
+    def finish(self, state: list[int]) -> list[int]:
+        return state
 
 
 @pytest.mark.parametrize("local", [True, False])

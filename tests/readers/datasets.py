@@ -22,7 +22,7 @@ from featurestore.model.manifest import (
 )
 from featurestore.plugins.format import find_format
 from featurestore.storage import files
-from featurestore.training.profile import ProfileFold, finish_profiles
+from featurestore.training.profile import ProfileAccumulator, finish_profiles
 
 ROW = "row_id"
 
@@ -43,11 +43,11 @@ def make_dataset(
     schema = next(iter(tables.values())).schema
     chosen = find_format(data_format)
     chosen.check(schema, compression=compression)
-    fold = ProfileFold(tuple(schema.names))
-    state = fold.start()
+    accumulator = ProfileAccumulator(tuple(schema.names))
+    state = accumulator.start()
     for each in tables.values():
         for batch in each.to_batches():
-            state = fold.add(state, batch)
+            state = accumulator.update(state, batch)
     profiles = finish_profiles(schema.names, state)
     layout = chosen.layout(schema, profiles, compression=compression, block_rows=block_rows)
     encodings = chosen.encodings(layout)

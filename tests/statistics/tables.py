@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.statistics import StatisticsState, finish, statistics_fold
-from featurestore.statistics.fold import StatisticsFold
+from featurestore.statistics import StatisticsState, finish, statistics_accumulator
+from featurestore.statistics.accumulator import StatisticsAccumulator
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -62,22 +62,22 @@ def varied_table(rows: int, *, seed: int = 0) -> pa.Table:
     return table
 
 
-def fold_of(table: pa.Table, **options: Any) -> StatisticsFold:
-    """Return the fold for a table's schema."""
-    return statistics_fold(table.schema, **options)
+def accumulator_of(table: pa.Table, **options: Any) -> StatisticsAccumulator:
+    """Return the accumulator for a table's schema."""
+    return statistics_accumulator(table.schema, **options)
 
 
-def count(fold: StatisticsFold, batches: Iterable[pa.RecordBatch]) -> StatisticsState:
+def count(accumulator: StatisticsAccumulator, batches: Iterable[pa.RecordBatch]) -> StatisticsState:
     """Return the state of batches."""
-    state = fold.start()
+    state = accumulator.start()
     for batch in batches:
-        state = fold.add(state, batch)
+        state = accumulator.update(state, batch)
     return state
 
 
 def statistics_of(table: pa.Table, *, rows: int = 10_000, **options: Any) -> Any:
     """Return the statistics of a table, counted in batches of so many rows."""
-    return finish(count(fold_of(table, **options), table.to_batches(max_chunksize=rows)))
+    return finish(count(accumulator_of(table, **options), table.to_batches(max_chunksize=rows)))
 
 
 def cut(table: pa.Table, places: Sequence[int]) -> list[pa.RecordBatch]:

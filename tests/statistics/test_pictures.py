@@ -24,7 +24,7 @@ from featurestore.statistics.clusters import (
 from featurestore.statistics.describe import descriptive_stats
 from featurestore.statistics.ordering import clustered_order
 from featurestore.training import TrainingDataset
-from tests.statistics.tables import count, fold_of, statistics_of, varied_table
+from tests.statistics.tables import accumulator_of, count, statistics_of, varied_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,7 +164,7 @@ def clustered_state() -> StatisticsState:
     table = table.append_column("constant", pa.array(np.ones(600))).append_column(
         "holed", pa.array(np.ones(600), mask=np.arange(600) % 2 == 0)
     )
-    return count(fold_of(table), table.to_batches(max_chunksize=100))
+    return count(accumulator_of(table), table.to_batches(max_chunksize=100))
 
 
 def test_clusters_are_found_and_named_by_size() -> None:
@@ -194,16 +194,19 @@ def test_clusters_of_values_near_the_end_of_float64_are_found(scale: float) -> N
     random = np.random.default_rng(0)
     sides = np.repeat([-0.9, 0.9], 40)
     table = pa.table({name: (sides + random.uniform(-0.05, 0.05, 80)) * scale for name in "ab"})
-    found = find_clusters(count(fold_of(table), table.to_batches()), clusters=2)
+    found = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
     assert np.bincount(found.labels).tolist() == [40, 40]
     np.testing.assert_allclose(np.abs(found.centres), 1.0, atol=0.05)
-    assert pixels(plots.distributions(finish(count(fold_of(table), table.to_batches())))).std() > 1
+    assert (
+        pixels(plots.distributions(finish(count(accumulator_of(table), table.to_batches())))).std()
+        > 1
+    )
 
 
 def test_clusters_of_one_feature_are_refused() -> None:
     table = pa.table({"a": [1.0, 2.0, 3.0]})
     with pytest.raises(StatisticsNotFound, match="two numeric features"):
-        find_clusters(count(fold_of(table), table.to_batches()))
+        find_clusters(count(accumulator_of(table), table.to_batches()))
 
 
 def test_a_frame_describes_each_feature_and_missing_is_missing() -> None:
@@ -213,7 +216,7 @@ def test_a_frame_describes_each_feature_and_missing_is_missing() -> None:
     for name in ("mean", "std", "min", "50%", "sum", "length_min"):
         assert pd.isna(frame.loc["empty", name])
     assert frame.loc["word", "length_max"] == 7
-    assert descriptive_stats(finish(count(fold_of(varied_table(1)), []))).shape[0] == 19
+    assert descriptive_stats(finish(count(accumulator_of(varied_table(1)), []))).shape[0] == 19
 
 
 def test_what_cannot_be_drawn_says_why() -> None:

@@ -19,7 +19,7 @@ import scipy.stats
 from featurestore.errors import FeatureNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import PROBABILITIES, Statistics
-from featurestore.statistics import finish, statistics_fold
+from featurestore.statistics import finish, statistics_accumulator
 from tests.statistics.tables import count, statistics_of, varied_table
 
 ROWS = 3_000
@@ -218,7 +218,7 @@ def test_keys_and_times_of_a_group_stay_out_of_its_correlations() -> None:
         }
     )
     spec = FeatureGroupSpec("g", 1, table.schema, primary_key=("id",), event_time="t")
-    found = finish(count(statistics_fold(spec), table.to_batches()))
+    found = finish(count(statistics_accumulator(spec), table.to_batches()))
     assert found.pearson is not None
     assert found.pearson.columns == ("a", "b")
     assert [each.role for each in found.columns] == ["key", "time", "feature", "feature"]

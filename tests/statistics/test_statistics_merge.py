@@ -22,11 +22,11 @@ from featurestore.statistics import (
     merge,
     state_from_bytes,
     state_to_bytes,
-    statistics_fold,
+    statistics_accumulator,
 )
 from featurestore.statistics.exactsum import sum_integers, sum_twofold
 from featurestore.statistics.sample import sample_limit
-from tests.statistics.tables import count, cut, fold_of, statistics_of, varied_table
+from tests.statistics.tables import accumulator_of, count, cut, statistics_of, varied_table
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -66,7 +66,7 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
 @settings(max_examples=40, deadline=None)
 @given(places=st.lists(st.integers(0, 400), max_size=12))
 def test_any_cut_gives_the_same_statistics(places: list[int]) -> None:
-    assert_same(finish(count(fold_of(TABLE), cut(TABLE, places))), WHOLE)
+    assert_same(finish(count(accumulator_of(TABLE), cut(TABLE, places))), WHOLE)
 
 
 @settings(max_examples=25, deadline=None)
@@ -75,10 +75,10 @@ def test_any_cut_gives_the_same_statistics(places: list[int]) -> None:
     order=st.randoms(use_true_random=False),
 )
 def test_states_merge_in_any_order(places: list[int], order: st.randoms) -> None:  # type: ignore[valid-type]
-    fold = fold_of(TABLE)
-    states = [count(fold, [batch]) for batch in cut(TABLE, places)]
+    accumulator = accumulator_of(TABLE)
+    states = [count(accumulator, [batch]) for batch in cut(TABLE, places)]
     order.shuffle(states)  # type: ignore[attr-defined]
-    merged = fold.start()
+    merged = accumulator.start()
     for state in states:
         merged = merge(merged, pickle.loads(pickle.dumps(state)))
     assert_same(finish(merged), WHOLE)
@@ -91,10 +91,10 @@ def test_states_merge_in_any_order(places: list[int], order: st.randoms) -> None
     seed=st.integers(0, 3),
 )
 def test_the_sample_depends_on_the_rows_alone(places: list[int], limit: int, seed: int) -> None:
-    fold = fold_of(TABLE, limit=limit, seed=seed)
+    accumulator = accumulator_of(TABLE, limit=limit, seed=seed)
     shuffled = TABLE.take(np.random.default_rng(seed).permutation(TABLE.num_rows))
-    one = count(fold, TABLE.to_batches())
-    parts = [count(fold, [batch]) for batch in cut(shuffled, places)]
+    one = count(accumulator, TABLE.to_batches())
+    parts = [count(accumulator, [batch]) for batch in cut(shuffled, places)]
     other = parts[0]
     for part in parts[1:]:
         other = merge(other, part)
@@ -108,7 +108,7 @@ def test_the_sample_depends_on_the_rows_alone(places: list[int], limit: int, see
 
 
 def test_a_state_survives_bytes() -> None:
-    state = count(fold_of(TABLE), TABLE.to_batches(max_chunksize=90))
+    state = count(accumulator_of(TABLE), TABLE.to_batches(max_chunksize=90))
     assert finish(state_from_bytes(state_to_bytes(state))) == finish(state)
 
 
@@ -116,7 +116,7 @@ def test_a_state_survives_bytes() -> None:
     "damage", [lambda data: b"nothing", lambda data: data[:-5], lambda data: data[:30]]
 )
 def test_damaged_bytes_are_refused(damage: object) -> None:
-    data = state_to_bytes(count(fold_of(TABLE), TABLE.to_batches()))
+    data = state_to_bytes(count(accumulator_of(TABLE), TABLE.to_batches()))
     with pytest.raises(StorageError):
         state_from_bytes(damage(data))  # type: ignore[operator]
 
@@ -146,11 +146,11 @@ def test_a_wide_table_has_a_smaller_sample() -> None:
 
 
 def test_the_state_stays_bounded_by_the_sample() -> None:
-    fold = fold_of(pa.table({"x": [0.0]}), limit=100)
-    state = fold.start()
+    accumulator = accumulator_of(pa.table({"x": [0.0]}), limit=100)
+    state = accumulator.start()
     for seed in range(50):
         values = np.random.default_rng(seed).normal(size=1_000)
-        state = fold.add(state, pa.RecordBatch.from_arrays([pa.array(values)], ["x"]))
+        state = accumulator.update(state, pa.RecordBatch.from_arrays([pa.array(values)], ["x"]))
         assert state.sample.held <= 2 * 100 + 1_000
     assert state.rows == 50_000
 
@@ -162,11 +162,11 @@ def test_the_share_of_a_partition_gives_the_same_sample(
     table = pa.table({"x": np.repeat(np.random.default_rng(1).normal(size=2_000), copies)})
     engine = duckdb_store.session.engine
     relation = engine.stage(engine.from_arrow(table.to_reader()), f"{duckdb_store.location}/staged")
-    fold = statistics_fold(table.schema, limit=500)
+    accumulator = statistics_accumulator(table.schema, limit=500)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("featurestore.statistics.fold.sample_limit", lambda _: 500)
+        patch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 500)
         found = count_statistics(engine, relation, table.schema)
-    whole = engine.aggregate(relation, fold)
+    whole = engine.aggregate(relation, accumulator)
     whole.sample.compact()
     assert found.sample.hashes[0].tolist() == whole.sample.hashes[0].tolist()
     assert finish(found) == finish(whole)
@@ -174,7 +174,9 @@ def test_the_share_of_a_partition_gives_the_same_sample(
 
 def test_a_partition_that_knows_the_rows_keeps_its_share_only() -> None:
     table = pa.table({"x": np.random.default_rng(1).normal(size=50_000)})
-    state = count(fold_of(table, limit=1_000, rows=50_000), table.slice(0, 5_000).to_batches())
+    state = count(
+        accumulator_of(table, limit=1_000, rows=50_000), table.slice(0, 5_000).to_batches()
+    )
     assert state.sample.held == pytest.approx(125, abs=60)
 
 

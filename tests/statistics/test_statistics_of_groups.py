@@ -12,7 +12,7 @@ import pytest
 import featurestore
 from featurestore.featuregroups import kept
 from featurestore.plugins.engine import find_engine
-from featurestore.statistics import StatisticsFold, finish, statistics_fold
+from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
 from tests.statistics.tables import statistics_of, varied_table
 from tests.statistics.test_statistics_merge import assert_same
 
@@ -45,7 +45,9 @@ def test_both_engines_count_the_same_in_one_table(spark: object, tmp_path: Path)
         )
         if name == "spark":
             spark.sparkContext.setJobGroup("statistics", "counting")  # type: ignore[attr-defined]
-        assert_same(finish(engine.aggregate(relation, statistics_fold(table.schema))), expected)
+        assert_same(
+            finish(engine.aggregate(relation, statistics_accumulator(table.schema))), expected
+        )
     jobs = spark.sparkContext.statusTracker().getJobIdsForGroup("statistics")  # type: ignore[attr-defined]
     assert len(jobs) == 1, "statistics are one job"
 
@@ -63,7 +65,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
         context.setJobGroup(written[-1], "counting")
         with monkeypatch.context() as patch:
             # Executors are other processes: what is broken here is whole there.
-            patch.setattr(StatisticsFold, "add", None)
+            patch.setattr(StatisticsAccumulator, "update", None)
             counted(*arguments, **named)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 

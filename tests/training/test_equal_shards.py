@@ -16,8 +16,8 @@ from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.training.cuts import (
     HASH,
     SHARD,
-    CountFold,
-    RefineFold,
+    CountAccumulator,
+    RefineAccumulator,
     bins_of_ranks,
     cuts_at_ranks,
     equal_sizes,
@@ -47,19 +47,19 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     rule = SplitRule(FractionSplit((("train", 1.0),)))
     prepare = Prepare(rule, key, 0)
     staged = [prepare(batch) for batch in rows.to_batches(max_chunksize=batch_rows)]
-    count = CountFold(BITS)
+    count = CountAccumulator(BITS)
     counts = count.start()
     for batch in staged:
-        counts = count.merge(counts, count.add(count.start(), batch))
+        counts = count.merge(counts, count.update(count.start(), batch))
     sizes = equal_sizes(rows.num_rows, shards)
     ends = np.cumsum(sizes)[:-1]
     ranks = {0: [int(end) for end in ends if end < rows.num_rows]}
     bins = bins_of_ranks(counts, ranks)
-    refine = RefineFold(BITS, bins)
+    refine = RefineAccumulator(BITS, bins)
     refined = refine.start()
     for batch in staged:
-        refined = refine.merge(refined, refine.add(refine.start(), batch))
-    assignment = Assignment((0,), (tuple(cuts_at_ranks(counts, refined, ranks)[0]),))
+        refined = refine.merge(refined, refine.update(refine.start(), batch))
+    assignment = Assignment((0,), (tuple(cuts_at_ranks(counts, refine.finish(refined), ranks)[0]),))
     table = pa.Table.from_batches([assignment(batch) for batch in staged])
     cuts = assignment.cuts[0]
     tasks = tuple(

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore import FeatureStore
-from featurestore.statistics import StatisticsFold, finish, statistics_fold
+from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
 from featurestore.training.cuts import GROUP, HASH
-from featurestore.training.inspect import SplitStatisticsFold, is_sample_short
+from featurestore.training.inspect import SplitStatisticsAccumulator, is_sample_short
 from featurestore.training.shards import Assignment
 
 Example = Callable[..., pa.Table]
@@ -29,17 +29,24 @@ def partition(number: int, *, rows: int = 5000, distinct: int | None = None) -> 
     return pa.RecordBatch.from_arrays(list(map(pa.array, columns)), names=["n", "x", HASH, GROUP])
 
 
-def split_fold(folds: tuple[StatisticsFold, ...]) -> SplitStatisticsFold:
-    return SplitStatisticsFold(Assignment((0, 1), ((), ())), folds)
+def split_accumulator(
+    accumulators: tuple[StatisticsAccumulator, ...],
+) -> SplitStatisticsAccumulator:
+    return SplitStatisticsAccumulator(Assignment((0, 1), ((), ())), accumulators)
 
 
 def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
     rows = (PARTITIONS * 5000 * 3 // 4, PARTITIONS * 5000 // 4)
-    bounded = split_fold(tuple(statistics_fold(SCHEMA, limit=LIMIT, rows=each) for each in rows))
-    unbounded = split_fold((statistics_fold(SCHEMA, limit=LIMIT),) * 2)
+    bounded = split_accumulator(
+        tuple(statistics_accumulator(SCHEMA, limit=LIMIT, rows=each) for each in rows)
+    )
+    unbounded = split_accumulator((statistics_accumulator(SCHEMA, limit=LIMIT),) * 2)
     results = []
-    for fold, held_at_most in ((bounded, 1.6 * LIMIT), (unbounded, None)):
-        states = [fold.add(fold.start(), partition(number)) for number in range(PARTITIONS)]
+    for accumulator, held_at_most in ((bounded, 1.6 * LIMIT), (unbounded, None)):
+        states = [
+            accumulator.update(accumulator.start(), partition(number))
+            for number in range(PARTITIONS)
+        ]
         for split in range(2):
             for state in states:
                 state[split].sample.compact()
@@ -49,23 +56,25 @@ def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
                 if held_at_most is None
                 else LIMIT <= held <= held_at_most
             )
-        merged = reduce(fold.merge, states)
+        merged = reduce(accumulator.merge, states)
         assert [merged[split].rows for split in range(2)] == list(rows)
-        assert not any(is_sample_short(each, merged[at]) for at, each in enumerate(fold.statistics))
+        assert not any(
+            is_sample_short(each, merged[at]) for at, each in enumerate(accumulator.statistics)
+        )
         results.append([finish(merged[split], source={}).to_json() for split in range(2)])
     assert results[0] == results[1]
 
 
 def test_samples_that_copies_make_too_small_are_noticed() -> None:
-    fold = statistics_fold(SCHEMA, limit=LIMIT, rows=5000)
-    few = split_fold((fold, fold))
-    state = few.add(few.start(), partition(0, distinct=2000))
+    accumulator = statistics_accumulator(SCHEMA, limit=LIMIT, rows=5000)
+    few = split_accumulator((accumulator, accumulator))
+    state = few.update(few.start(), partition(0, distinct=2000))
     assert state[0].rows == 3750
-    assert is_sample_short(fold, state[0])
-    assert not is_sample_short(statistics_fold(SCHEMA, limit=LIMIT), state[0]), (
+    assert is_sample_short(accumulator, state[0])
+    assert not is_sample_short(statistics_accumulator(SCHEMA, limit=LIMIT), state[0]), (
         "without a bound nothing was left out"
     )
-    assert not is_sample_short(fold, None)
+    assert not is_sample_short(accumulator, None)
 
 
 def test_statistics_of_splits_are_those_of_their_rows(

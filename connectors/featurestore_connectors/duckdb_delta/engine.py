@@ -13,9 +13,9 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import (
+    Accumulator,
     BatchFunction,
     Engine,
-    Fold,
     Relation,
     ShardFunction,
     TableWrite,
@@ -124,10 +124,8 @@ class DuckDBEngine:
             native = self.database.connection.from_arrow(source)
         return streams.MappedRelation(relations.ENGINE, native, schema, relation.single_use, source)
 
-    def aggregate(self, relation: Relation, fold: Fold[State]) -> State:
-        return streams.aggregate(
-            self.database, relation, fold, threads=int(getattr(fold, "threads", 1))
-        )
+    def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
+        return streams.aggregate(self.database, relation, accumulator, threads=accumulator.threads)
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_cast import cast_batch
-from featurestore.plugins.engine import BatchFunction, Fold, Relation
+from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.connection import (
     Database,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import duckdb
 
 State = TypeVar("State")
+Result = TypeVar("Result")
 
 BATCH_ROWS = 65_536
 # DuckDB hands out rows in vectors of this many.
@@ -80,21 +81,23 @@ def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatc
     return _batches(database, relation)
 
 
-def aggregate(database: Database, relation: Relation, fold: Fold[State], *, threads: int) -> State:
-    """Return the merged state over all rows.
+def aggregate(
+    database: Database, relation: Relation, accumulator: Accumulator[State, Result], *, threads: int
+) -> Result:
+    """Return what an accumulator makes of all rows.
 
     With two threads or more each has a state of its own. Which batch goes where depends on nothing but
     its number, so that sums of floats come out the same every time.
     """
     batches = batches_of(database, relation)
     if threads <= 1:
-        state = fold.start()
+        state = accumulator.start()
         for batch in batches:
-            state = fold.add(state, batch)
-        return state
+            state = accumulator.update(state, batch)
+        return accumulator.finish(state)
     queues: list[Queue[pa.RecordBatch | None]] = [Queue(maxsize=2) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        states = [pool.submit(_fold_queue, fold, queue) for queue in queues]
+        states = [pool.submit(_accumulate_queue, accumulator, queue) for queue in queues]
         try:
             for number, batch in enumerate(batches):
                 queues[number % threads].put(batch)
@@ -103,15 +106,17 @@ def aggregate(database: Database, relation: Relation, fold: Fold[State], *, thre
                 queue.put(None)
         merged = states[0].result()
         for state_of_thread in states[1:]:
-            merged = fold.merge(merged, state_of_thread.result())
-    return merged
+            merged = accumulator.merge(merged, state_of_thread.result())
+    return accumulator.finish(merged)
 
 
-def _fold_queue(fold: Fold[State], queue: Queue[pa.RecordBatch | None]) -> State:
-    state = fold.start()
+def _accumulate_queue(
+    accumulator: Accumulator[State, Result], queue: Queue[pa.RecordBatch | None]
+) -> State:
+    state = accumulator.start()
     try:
         while (batch := queue.get()) is not None:
-            state = fold.add(state, batch)
+            state = accumulator.update(state, batch)
     except BaseException:
         # Keep taking, or the thread that fills the queue would wait for ever.
         while queue.get() is not None:

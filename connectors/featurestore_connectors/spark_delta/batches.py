@@ -14,7 +14,7 @@ from typing import Any, Generic
 import numpy as np
 import pyarrow as pa
 
-from featurestore.plugins.engine import BatchFunction, Fold, ShardFunction, State
+from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
 from featurestore_connectors.spark_delta.failures import carrying
 from featurestore_connectors.spark_delta.types import to_features, to_storage
 
@@ -44,19 +44,20 @@ class MapTask:
 
 
 @dataclass(frozen=True)
-class FoldTask(Generic[State]):
-    """Folds the rows of a partition into one pickled state; partitions without rows give none."""
+class AccumulateTask(Generic[State]):
+    """Accumulates the rows of a partition in one pickled state; partitions without rows give none."""
 
-    fold: Fold[State]
+    accumulator: Accumulator[State, Any]
     given: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the number of the partition and its state."""
         with carrying():
-            state, any_rows = self.fold.start(), False
+            state, any_rows = self.accumulator.start(), False
             for batch in batches:
                 if batch.num_rows:
-                    state, any_rows = self.fold.add(state, to_features(batch, self.given)), True
+                    state = self.accumulator.update(state, to_features(batch, self.given))
+                    any_rows = True
             if any_rows:
                 yield state_batch(_partition(), state)
 
@@ -139,22 +140,24 @@ def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
         yield number, rows(number)
 
 
-def merge_table(fold: Fold[State], table: pa.Table) -> pa.Table:
+def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Table:
     """Return one row with the merged state of a group of partitions, merged in their order.
 
     A function, not an object that can be called: Spark counts the arguments to see whether it wants the key, too.
     """
     with carrying():
         table = table.sort_by("part")
-        merged = merge_states(fold, (pickle.loads(each.as_py()) for each in table.column("state")))
+        merged = merge_states(
+            accumulator, (pickle.loads(each.as_py()) for each in table.column("state"))
+        )
         return pa.Table.from_batches([state_batch(table.column("part")[0].as_py(), merged)])
 
 
-def merge_states(fold: Fold[State], states: Iterator[State]) -> State:
+def merge_states(accumulator: Accumulator[State, Any], states: Iterator[State]) -> State:
     """Return the merged state; that of no rows when there are none."""
     for first in states:
-        return reduce(fold.merge, states, first)
-    return fold.start()
+        return reduce(accumulator.merge, states, first)
+    return accumulator.start()
 
 
 def state_batch(part: int, state: object) -> pa.RecordBatch:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.plugins.engine import (
+    Accumulator,
     BatchFunction,
     Engine,
-    Fold,
     Relation,
     Result,
     ShardFunction,
@@ -111,8 +111,8 @@ class SparkEngine:
     ) -> Relation:
         return queries.map_batches(relation, function, schema=schema)
 
-    def aggregate(self, relation: Relation, fold: Fold[State]) -> State:
-        return queries.aggregate(relation, fold)
+    def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
+        return queries.aggregate(relation, accumulator)
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5

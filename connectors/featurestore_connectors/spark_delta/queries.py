@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.plugins.engine import BatchFunction, Fold, Relation, State
+from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore_connectors.spark_delta.batches import (
     MESSAGE_FIELDS,
     STATE_FIELDS,
-    FoldTask,
+    AccumulateTask,
     MapTask,
     StreamTask,
     merge_states,
@@ -37,20 +37,21 @@ def map_batches(given: Relation, function: BatchFunction, *, schema: pa.Schema) 
     return relation(native, schema)
 
 
-def aggregate(given: Relation, fold: Fold[State]) -> State:
-    """Return the merged state: one a partition, merged in the order of the partitions."""
+def aggregate(given: Relation, accumulator: Accumulator[State, Result]) -> Result:
+    """Return what an accumulator makes of all rows. States: one a partition, merged in the order of the partitions."""
     from pyspark.sql import functions as sf
 
-    states = given.native.mapInArrow(FoldTask(fold, given.schema), STATE_FIELDS)
+    states = given.native.mapInArrow(AccumulateTask(accumulator, given.schema), STATE_FIELDS)
     if not is_local(given.native.sparkSession):
         # A large table has thousands of partitions: executors merge most of their states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
-        states = states.groupBy(group).applyInArrow(partial(merge_table, fold), STATE_FIELDS)
+        states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
     with translated():
         found = sorted(
             ((row[0], bytes(row[1])) for row in states.collect()), key=lambda pair: pair[0]
         )
-    return merge_states(fold, (pickle.loads(state) for _, state in found))
+    merged = merge_states(accumulator, (pickle.loads(state) for _, state in found))
+    return accumulator.finish(merged)
 
 
 def stream(given: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:

@@ -1,4 +1,4 @@
-"""The statistics of a table as a fold over record batches: counts, co-moments and the sample."""
+"""The statistics of a table as an accumulator over record batches: counts, co-moments and the sample."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.columns import Counts, count_batch
 from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
 from featurestore.statistics.moments import CoMoments, co_moments
 from featurestore.statistics.sample import Sample, sample_limit, sample_schema, sampled_rows
 
 if TYPE_CHECKING:
-    from featurestore.plugins.engine import Engine, Fold, Relation
+    from featurestore.plugins.engine import Engine, Relation
 
 # Room for chance: so much more than the sample lies below the bound on average.
 _MARGIN = 1.25
@@ -45,7 +46,7 @@ class StatisticsState:
 
 
 @dataclass(frozen=True)
-class StatisticsFold:
+class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
     """Counts a table.
 
     ``limit`` is the number of distinct rows that the sample holds at most. ``bound``: only rows with hashes up to
@@ -61,7 +62,7 @@ class StatisticsFold:
         """Return the state of no rows."""
         return empty_state(self.columns, seed=self.seed, limit=self.limit, bound=self.bound)
 
-    def add(self, state: StatisticsState, batch: pa.RecordBatch) -> StatisticsState:
+    def update(self, state: StatisticsState, batch: pa.RecordBatch) -> StatisticsState:
         """Count the rows of a batch in place."""
         if not batch.num_rows:
             return state
@@ -91,15 +92,20 @@ class StatisticsFold:
         """Add the right state to the left one in place."""
         return merge(left, right)
 
+    def finish(self, state: StatisticsState) -> StatisticsState:
+        """Return the state with its sample compacted."""
+        state.sample.compact()
+        return state
 
-def statistics_fold(
+
+def statistics_accumulator(
     table: FeatureGroupSpec | pa.Schema,
     *,
     seed: int = 0,
     limit: int | None = None,
     rows: int | None = None,
-) -> StatisticsFold:
-    """Return the fold that counts a table, for ``Engine.aggregate``.
+) -> StatisticsAccumulator:
+    """Return the accumulator that counts a table, for ``Engine.aggregate``.
 
     Args:
         table: A group's definition, whose keys and times then stay out of the correlations, or a schema of
@@ -112,7 +118,7 @@ def statistics_fold(
     columns = counted_columns(table)
     most = sample_limit(len(columns)) if limit is None else limit
     bound = None if rows is None or rows <= most * _MARGIN else int(2**64 * most * _MARGIN / rows)
-    return StatisticsFold(columns, seed, most, bound)
+    return StatisticsAccumulator(columns, seed, most, bound)
 
 
 def count_statistics(
@@ -128,19 +134,18 @@ def count_statistics(
     Args:
         engine: The engine that holds the relation.
         relation: The rows; a relation over a stream is read once, others twice where many rows are copies.
-        table: As for ``statistics_fold``.
+        table: As for ``statistics_accumulator``.
         rows: How many rows there are, where that is known.
         seed: Seed of the row hashes that choose the sample.
     """
     if not relation.single_use:
-        fold = statistics_fold(
+        accumulator = statistics_accumulator(
             table, seed=seed, rows=engine.count(relation) if rows is None else rows
         )
-        state = engine.aggregate(relation, fold)
-        state.sample.compact()
-        if fold.bound is None or len(state.sample.weights()) >= fold.limit:
+        state = engine.aggregate(relation, accumulator)
+        if accumulator.bound is None or len(state.sample.weights()) >= accumulator.limit:
             return state
-    return engine.aggregate(relation, statistics_fold(table, seed=seed))
+    return engine.aggregate(relation, statistics_accumulator(table, seed=seed))
 
 
 def empty_state(
@@ -192,7 +197,3 @@ def _row_hashes(batch: pa.RecordBatch, columns: tuple[CountedColumn, ...], seed:
     return np.asarray(
         row_hash(batch.select([each.name for each in columns]), seed=seed), dtype=np.uint64
     )
-
-
-if TYPE_CHECKING:
-    _contract: Fold[StatisticsState] = StatisticsFold((), 0, 0)

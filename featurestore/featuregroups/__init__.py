@@ -5,9 +5,9 @@ For jobs: ``create`` and ``insert`` with a ``Write`` that carries run, inputs, t
 
 from __future__ import annotations
 
-from featurestore.featuregroups.change import delete_group, delete_rows
 from featurestore.featuregroups.create import create, get_or_create
 from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.deletes import delete_group, delete_rows
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.write import Write, insert
 

@@ -10,10 +10,10 @@ from typing import Any
 from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureGroupExists, InvalidArgument
 from featurestore.featuregroups import keys
+from featurestore.featuregroups.audit import Gated, keep_quarantined, transaction_of
 from featurestore.featuregroups.conform import Conformed
 from featurestore.featuregroups.definition import Declaration, check_same, define
-from featurestore.featuregroups.gate import Gated, keep_quarantined, transaction_of
-from featurestore.featuregroups.recorded import record
+from featurestore.featuregroups.registration import record
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.underway import Underway, underway, wait_for_creator
 from featurestore.featuregroups.write import Write, note, prepare

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.featuregroups import discovery, kept
+from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
 from featurestore.featuregroups.read import history, read
+from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import AsOf, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -120,7 +121,7 @@ class FeatureGroup:
 
     def statistics(self, *, delta_version: AsOf | None = None) -> Statistics:
         """Return the statistics of the data."""
-        return kept.statistics_of(
+        return statistics_of(
             self._session, self._name, version=self._version, delta_version=delta_version
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from featurestore.featuregroups.kept import state_of, statistics_of
+from featurestore.featuregroups.statistics import state_of, statistics_of
 from featurestore.model.statistics import Statistics
 from featurestore.session import Session
 

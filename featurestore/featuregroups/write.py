@@ -15,10 +15,10 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups import keys, partitions
+from featurestore.featuregroups.audit import Gated, gate, keep_quarantined, transaction_of
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
-from featurestore.featuregroups.gate import Gated, gate, keep_quarantined, transaction_of
-from featurestore.featuregroups.recorded import record
+from featurestore.featuregroups.registration import record
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.underway import Underway, lock_group, underway
 from featurestore.ingest import handed_over

@@ -237,7 +237,7 @@ class FeatureGroupCalls(Connected):
 
     def compact_featuregroup(self, name: str, *, version: int | None = None) -> Commit:
         """Rewrite small files of a feature group into large ones; the rows stay as they are."""
-        from featurestore.featuregroups.maintain import compact
+        from featurestore.featuregroups.maintenance import compact
 
         return compact(self._session, name, version=version)
 
@@ -245,7 +245,7 @@ class FeatureGroupCalls(Connected):
         self, name: str, *, version: int | None = None, retain: timedelta | str = "30d"
     ) -> Sequence[str]:
         """Remove data files that no version younger than ``retain`` and no training dataset needs; return them."""
-        from featurestore.featuregroups.maintain import vacuum
+        from featurestore.featuregroups.maintenance import vacuum
 
         return vacuum(self._session, name, version=version, retain=retain)
 

@@ -32,7 +32,7 @@ class InsightCalls(Connected):
             version: Its version; None: the latest.
             expectations: What to check; None: the group's own expectations.
         """
-        from featurestore.featuregroups.validated import validate
+        from featurestore.featuregroups.audit import validate
 
         return validate(self._session, name, version=version, expectations=expectations)
 
@@ -40,7 +40,7 @@ class InsightCalls(Connected):
         self, name: str, *, version: int | None = None
     ) -> list[ValidationReport]:
         """Return the reports of a feature group's audits, refused writes among them, oldest first."""
-        from featurestore.featuregroups.validated import validation_history
+        from featurestore.featuregroups.audit import validation_history
 
         return validation_history(self._session, name, version=version)
 
@@ -48,7 +48,7 @@ class InsightCalls(Connected):
         self, name: str, *, version: int | None = None, delta_version: AsOf | None = None
     ) -> Statistics:
         """Return the statistics of a feature group; counted now when none are kept for that Delta version."""
-        from featurestore.featuregroups.kept import statistics_of
+        from featurestore.featuregroups.statistics import statistics_of
 
         return statistics_of(self._session, name, version=version, delta_version=delta_version)
 
@@ -56,7 +56,7 @@ class InsightCalls(Connected):
         self, name: str, *, version: int | None = None
     ) -> Statistics:
         """Count the statistics of a feature group anew, keep and return them."""
-        from featurestore.featuregroups.kept import statistics_of
+        from featurestore.featuregroups.statistics import statistics_of
 
         return statistics_of(self._session, name, version=version, recount=True)
 

@@ -7,7 +7,7 @@ import pytest
 
 from featurestore.errors import EngineError
 from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
-from featurestore_connectors.duckdb_delta.connection import Database
+from featurestore_connectors.duckdb_delta.session import Database
 
 GIB = 1 << 30
 

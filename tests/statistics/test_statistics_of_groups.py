@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.featuregroups import kept
+from featurestore.featuregroups import statistics as group_statistics
 from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
 from tests.statistics.tables import statistics_of, varied_table
@@ -58,7 +58,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     context = spark.sparkContext  # type: ignore[attr-defined]
-    counted, written = kept.count_commit, []
+    counted, written = group_statistics.count_commit, []
 
     def watch(*arguments: object, **named: object) -> None:
         written.append(f"statistics of write {len(written)}")
@@ -69,7 +69,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
             counted(*arguments, **named)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 
-    monkeypatch.setattr(kept, "count_commit", watch)
+    monkeypatch.setattr(group_statistics, "count_commit", watch)
     store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
     store.insert_into_featuregroup(people(100, 130), "people")
     jobs = [len(context.statusTracker().getJobIdsForGroup(group)) for group in written]
@@ -177,7 +177,7 @@ def test_a_long_chain_of_appends_is_folded(
 def test_the_sample_is_there_for_clusters(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 30), "people", primary_key=["id"])
-    state = kept.state_of(store.session, "people")
+    state = group_statistics.state_of(store.session, "people")
     assert state.sample.rows().num_rows == 30
 
 

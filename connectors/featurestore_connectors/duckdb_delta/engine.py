@@ -23,7 +23,7 @@ from featurestore.plugins.engine import (
 )
 from featurestore_connectors.duckdb_delta import (
     files,
-    maintain,
+    maintenance,
     relations,
     rewrite,
     scan,
@@ -32,7 +32,7 @@ from featurestore_connectors.duckdb_delta import (
     streams,
     tables,
 )
-from featurestore_connectors.duckdb_delta.connection import Database, building, query_of
+from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -190,7 +190,7 @@ class DuckDBEngine:
         return rewrite.compact(self.database, path)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        return maintain.vacuum(path, keep_versions=keep_versions, retain=retain)
+        return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)
 
     # -- queries ------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.model.types import is_nested
 from featurestore_connectors.duckdb_delta import sqltext
-from featurestore_connectors.duckdb_delta.connection import Database
+from featurestore_connectors.duckdb_delta.session import Database
 
 # A folder of this name in a table holds what a writer has not committed yet.
 WRITING = "_writing"

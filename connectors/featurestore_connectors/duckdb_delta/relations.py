@@ -18,7 +18,7 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.duckdb_delta import failures, sqltext
-from featurestore_connectors.duckdb_delta.connection import Database, building, query_of
+from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 ENGINE = "duckdb"
 # A column of row numbers while rows are compared; feature names cannot begin like this.

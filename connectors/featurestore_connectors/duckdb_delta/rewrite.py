@@ -18,9 +18,9 @@ from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindo
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore_connectors.duckdb_delta import columns, commits, files, scan, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
-from featurestore_connectors.duckdb_delta.connection import Database
 from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import range_condition
+from featurestore_connectors.duckdb_delta.session import Database
 
 # Files below this size are worth being put together.
 _SMALL_BYTES = 64 << 20

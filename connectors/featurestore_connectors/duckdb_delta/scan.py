@@ -18,8 +18,8 @@ from featurestore.errors import SchemaMismatch, listing
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import sqltext
-from featurestore_connectors.duckdb_delta.connection import Database
 from featurestore_connectors.duckdb_delta.relations import relation
+from featurestore_connectors.duckdb_delta.session import Database
 
 # Where a row came from; feature names cannot begin like this.
 FILE = "__fs_file"

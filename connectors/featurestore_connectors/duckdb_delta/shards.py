@@ -17,9 +17,9 @@ import pyarrow.types as pat
 
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
-from featurestore_connectors.duckdb_delta.connection import Database, building
 from featurestore_connectors.duckdb_delta.held import HeldShards, pieces
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow, relation
+from featurestore_connectors.duckdb_delta.session import Database, building
 from featurestore_connectors.duckdb_delta.streams import batches_of, stream
 
 Result = TypeVar("Result")

@@ -14,7 +14,7 @@ import pyarrow.types as pat
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
-from featurestore_connectors.duckdb_delta.connection import (
+from featurestore_connectors.duckdb_delta.session import (
     Database,
     error_of_stream,
     query_of,

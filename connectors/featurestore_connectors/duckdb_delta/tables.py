@@ -17,9 +17,9 @@ from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore_connectors.duckdb_delta import columns, commits, files, rewrite, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
-from featurestore_connectors.duckdb_delta.connection import Database, building, query_of
 from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import StagedRelation
+from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 
 def create(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from featurestore.delta import commits, deltalog
-from featurestore.featuregroups import kept
-from featurestore.featuregroups.gate import Gated, with_delta_version
+from featurestore.featuregroups import statistics
+from featurestore.featuregroups.audit import Gated, with_delta_version
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.underway import Underway
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -25,7 +25,7 @@ def record(
     """Bring the registry up to a commit that has just landed, and return it."""
     commit = commits.commit_of(group.path, delta_version)
     if spec.statistics:
-        kept.count_commit(
+        statistics.count_commit(
             session,
             group,
             spec,

@@ -168,6 +168,21 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
 
 
+# -- what this machine remembers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the job files that tests register out of the state directory of who runs them."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before
+
+
 # -- fixtures -------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from featurestore.model.job import MODES, Closed, JobKind, JobMode, JobSpec, OnE
 from featurestore.model.names import check_name
 from featurestore.model.references import parse_group_reference
 from featurestore.model.times import parse_moment
+
+# The global of a module that holds the jobs made in it, in case it gives them no name.
+MADE_HERE = "__featurestore_jobs__"
 
 Duration = timedelta | str
 Columns = str | Sequence[str]
@@ -104,7 +108,7 @@ def job(
         rules["name"] = name or function.__name__
         spec = _spec("python", _source(function), target=rules.pop("featuregroup"), rules=rules)
         _check_arguments(function, ("window", *spec.inputs), spec)
-        return JobDefinition(spec, function)
+        return _made(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
@@ -149,7 +153,7 @@ def sql_job(
     text = textwrap.dedent(rules.pop("sql")).strip()
     spec = _spec("sql", text, target=rules.pop("featuregroup") or name, rules=rules)
     _check_query(spec)
-    return JobDefinition(spec)
+    return _made(JobDefinition(spec), sys._getframe(1).f_globals)
 
 
 def training_job(
@@ -197,7 +201,7 @@ def training_job(
             "training", _source(function), target=rules.pop("training_dataset"), rules=rules
         )
         _check_arguments(function, ("store", "window"), spec)
-        return JobDefinition(spec, function)
+        return _made(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
@@ -205,6 +209,15 @@ def training_job(
 def schedule_of(spec: JobSpec) -> Schedule:
     """Return the windows that a job's definition describes."""
     return Schedule(spec.schedule, spec.window, spec.start, spec.settle, spec.timezone)
+
+
+def _made(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
+    """Note a job in the module that makes it, whether or not it is given a name there."""
+    known: list[JobDefinition] = module.setdefault(MADE_HERE, [])
+    if module.get("__name__") == "__main__":  # a cell that is run again makes its jobs again
+        known[:] = [each for each in known if each.spec.name != definition.spec.name]
+    known.append(definition)
+    return definition
 
 
 def _spec(kind: JobKind, code: str, *, target: str, rules: Mapping[str, Any]) -> JobSpec:

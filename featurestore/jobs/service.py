@@ -12,7 +12,7 @@ from typing import Any
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
 from featurestore.jobs.definitions import JobDefinition, schedule_of
 from featurestore.jobs.lease import leased
-from featurestore.jobs.loading import load, load_one
+from featurestore.jobs.loading import load, load_registered, trust
 from featurestore.jobs.restore import restore
 from featurestore.jobs.run import Attempt, recover
 from featurestore.jobs.stale import stale_windows
@@ -59,8 +59,9 @@ def register_jobs(
     """Register every job of a module, file or folder; return them as registered, by name."""
     found = load(module_or_path)
     registered = []
-    for name, (definition, origin) in sorted(found.items()):
+    for name, (definition, file) in sorted(found.items()):
         spec = definition.spec
+        trust(session.location, file)
         # Without a start the past is left alone: the job begins with the window that is open now.
         begin = (
             None
@@ -69,7 +70,7 @@ def register_jobs(
         )
         with session.registry.transaction() as connection:
             known = jobs.find(connection, name)
-            jobs.register(connection, spec, origin=origin, watermark=begin)
+            jobs.register(connection, spec, origin=file.origin, watermark=begin)
             if known is None:
                 restore(connection, session, spec)
             registered.append(jobs.get(connection, name))
@@ -138,10 +139,17 @@ def run_job(
             "window=, due= and stale= exclude each other.", hint="give one of them"
         )
 
-    def one(_: Session, job: RegisteredJob) -> list[Window]:
-        return [_one(job, window)]
+    def one(session: Session, job: RegisteredJob) -> list[Window]:
+        found = _one(job, window)
+        _refuse_to_append_again(session, job, [found])
+        return [found]
 
-    choose: Choice = _all_due if due else all_stale if stale else one
+    if due:
+        choose: Choice = _all_due
+    elif stale:
+        choose = all_stale
+    else:
+        choose = one
     return _checked(name, attempt(session, name, choose, store=store))
 
 
@@ -162,8 +170,11 @@ def backfill_job(
 
     def choose(session: Session, job: RegisteredJob) -> list[Window]:
         found = complete_between(job.spec, first, last)
-        done = _held(session, job, first, last) if resume else set()
-        return [window for window in found if window not in done]
+        if not resume:
+            _refuse_to_append_again(session, job, found)
+            return found
+        held = _held(session, job, first, last)
+        return [window for window in found if window not in held]
 
     parallel = min(_MOST_AT_ONCE, os.cpu_count() or 1)
     outcome = attempt(session, name, choose, store=store, watch=watch, parallel=parallel)
@@ -203,7 +214,7 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
     Raises:
         InvalidJob: What is there now is not what was registered.
     """
-    definition = load_one(job.spec.name, job.origin)
+    definition = load_registered(session.location, job.spec.name, job.origin)
     if definition.spec.hash != job.spec.hash:
         raise InvalidJob(
             f"Job {job.spec.name!r} in {job.origin} differs from the registered version {job.version}.",
@@ -222,18 +233,36 @@ def complete_between(spec: JobSpec, start: datetime, end: datetime) -> list[Wind
     ]
 
 
+def _refuse_to_append_again(
+    session: Session, job: RegisteredJob, windows: Sequence[Window]
+) -> None:
+    """Refuse to compute windows anew whose rows would then be in the table twice."""
+    if job.spec.mode != "append" or not windows:
+        return
+    held = _held(session, job, windows[0].start, windows[-1].end)
+    again = [window for window in windows if window in held]
+    if again:
+        raise InvalidArgument(
+            f"Job {job.spec.name!r} appends, and {job.spec.target!r} has its window from "
+            f"{again[0].start.isoformat()} to {again[0].end.isoformat()} already: its rows would be there twice.",
+            hint="mode='replace_window' computes windows anew; due=True and resume=True take only what is missing",
+        )
+
+
 def _held(session: Session, job: RegisteredJob, start: datetime, end: datetime) -> set[Window]:
     """Return the windows of a range that the present version of the target holds."""
     group = None if job.spec.kind == "training" else target(session, job.spec)
     if group is None:
         return set()
+    # What a stale window saw has changed, but its rows are there: to append it would add them again.
+    states = [runs.DONE, runs.STALE] if job.spec.mode == "append" else [runs.DONE]
     with session.registry.reading() as connection:
         return runs.windows_in(
             connection,
             job.spec.name,
             start=start,
             end=end,
-            states=[runs.DONE],
+            states=states,
             target_version=group.spec.version,
         )
 
@@ -243,7 +272,16 @@ def _all_due(session: Session, job: RegisteredJob) -> list[Window]:
 
 
 def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job whose inputs changed."""
+    """Return the windows of a job whose inputs changed.
+
+    Raises:
+        InvalidArgument: The job appends, so that no window of it can be computed anew.
+    """
+    if job.spec.mode == "append":
+        raise InvalidArgument(
+            f"Job {job.spec.name!r} appends, so its windows cannot be computed anew.",
+            hint="mode='replace_window' lets late data in",
+        )
     return stale_windows(session, job.spec)
 
 

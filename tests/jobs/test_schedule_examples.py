@@ -34,7 +34,8 @@ def kubernetes() -> Iterator[list[str]]:
     yaml = pytest.importorskip("yaml")
     found = yaml.safe_load((SCHEDULES / "kubernetes.yaml").read_text())
     assert (found["kind"], found["spec"]["concurrencyPolicy"]) == ("CronJob", "Forbid")
-    for container in found["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]:
+    pod = found["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    for container in [*pod["initContainers"], *pod["containers"]]:
         yield container["args"]
 
 

@@ -1,0 +1,158 @@
+"""Job files: what a registry names is run only where it was registered, and only as it was."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import featurestore
+from featurestore.errors import InvalidJob
+from featurestore.jobs.loading import load, load_registered
+from featurestore.jobs.scheduler import Scheduler
+from featurestore.registry import tables
+from featurestore.store import FeatureStore
+from tests.jobs.conftest import START, expected, python_job, rows, sql_job
+
+Define = Callable[..., Path]
+
+
+def bomb(mark: Path) -> str:
+    """Return a line that leaves a mark when it is executed."""
+    return f"open({str(mark)!r}, 'w').close()\n"
+
+
+def test_a_registry_from_elsewhere_runs_no_file_that_it_names(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    city.register_jobs(define(sql_job()))
+    evil = define(bomb(mark), sql_job(), name="evil.py")
+    with city.session.registry.transaction() as connection:
+        connection.execute(tables.job_definitions.update().values(origin=str(evil)))
+    with pytest.raises(InvalidJob, match="not registered on this machine"):
+        city.run_job("demand", window=START)
+    Scheduler(city).tick()
+    assert not mark.exists()
+
+
+def test_a_registry_from_elsewhere_imports_no_module_that_it_names(
+    city: FeatureStore, define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "executed"
+    city.register_jobs(define(sql_job()))
+    define(bomb(mark), name="evil_module.py")
+    monkeypatch.syspath_prepend(tmp_path / "definitions")
+    with city.session.registry.transaction() as connection:
+        connection.execute(tables.job_definitions.update().values(origin="evil_module"))
+    with pytest.raises(InvalidJob, match="not registered on this machine"):
+        city.run_job("demand", window=START)
+    assert not mark.exists()
+
+
+def test_a_copied_store_runs_no_job_before_it_is_registered_for_it(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
+    file = define(sql_job())
+    city.register_jobs(file)
+    city.close()
+    shutil.copytree(city.location, tmp_path / "copy")
+    with featurestore.connect(tmp_path / "copy") as copy:
+        with pytest.raises(InvalidJob, match="not registered on this machine"):
+            copy.run_job("demand", window=START)
+        copy.register_jobs(file)
+        assert copy.run_job("demand", window=START)[0].state == "done"
+
+
+@pytest.mark.parametrize("kind", ["file", "module"])
+def test_a_file_that_changed_since_it_was_registered_is_not_executed(
+    city: FeatureStore,
+    define: Define,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    mark = tmp_path / "executed"
+    name = f"changing_{kind}"
+    file = define(sql_job(), name=f"{name}.py")
+    monkeypatch.syspath_prepend(file.parent)
+    city.register_jobs(file if kind == "file" else name)
+    file.write_text(bomb(mark) + file.read_text())
+    sys.modules.pop(name, None)
+    with pytest.raises(InvalidJob, match="changed since"):
+        city.run_job("demand", window=START)
+    assert not mark.exists()
+    city.register_jobs(file)
+    assert mark.exists()
+    assert city.run_job("demand", window=START)[0].state == "done"
+
+
+def test_a_compiled_file_beside_a_job_file_is_not_what_runs(define: Define, tmp_path: Path) -> None:
+    import py_compile
+
+    mark = tmp_path / "executed"
+    other = define(bomb(mark), name="other.py")
+    file = define(sql_job())
+    cached = Path(sys.modules["importlib.util"].cache_from_source(str(file)))
+    py_compile.compile(
+        str(other),
+        cfile=str(cached),
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    assert list(load(file)) == ["demand"]
+    assert not mark.exists()
+
+
+def test_jobs_of_one_file_that_are_due_together_all_run(city: FeatureStore, define: Define) -> None:
+    names = [f"demand{number}" for number in range(4)]
+    slow_to_load = "import time; time.sleep(0.2)"
+    file = define(slow_to_load, *(sql_job(name) for name in names))
+    city.register_jobs(file)
+    for name in [name for name in sys.modules if name.startswith("featurestore_jobs_")]:
+        del sys.modules[name]  # as in a scheduler that has just begun
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: load_registered(city.location, n, str(file)), names))
+    assert [each.spec.name for each in found] == names
+    Scheduler(city).tick()
+    for name in names:
+        assert rows(city, name) == expected()
+
+
+def test_jobs_that_are_given_no_name_are_found(define: Define) -> None:
+    made = sql_job().replace("demand = featurestore", "featurestore")
+    many = "\n".join(
+        [
+            "import featurestore",
+            "for zone in ('a', 'b'):",
+            "    featurestore.sql_job(f'zone_{zone}', sql='select left_at as t from trips',",
+            "        event_time='t', schedule='0 * * * *', inputs={'trips': 'trips'})",
+            "def make():",
+            "    @featurestore.job(featuregroup='made', event_time='t', schedule='0 * * * *',",
+            "        inputs={'trips': 'trips'})",
+            "    def made(window, trips):",
+            "        return trips",
+            "make()",
+        ]
+    )
+    assert set(load(define(made, many))) == {"demand", "zone_a", "zone_b", "made"}
+
+
+def test_a_notebook_may_define_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for retries in (1, 2):
+        exec(sql_job(rules=f"retries={retries}").replace("demand = ", ""), vars(main))
+    (definition, file) = load(main)["demand"]
+    assert (definition.spec.retries, file.origin) == (2, "__main__")
+
+
+def test_a_file_that_cannot_be_loaded_is_named(define: Define) -> None:
+    with pytest.raises(InvalidJob, match=r"jobs\.py cannot be loaded: ZeroDivisionError"):
+        load(define("1 / 0"))
+    with pytest.raises(InvalidJob, match="cannot be loaded: SyntaxError"):
+        load(define(python_job().replace("def ", "deaf ")))

@@ -213,6 +213,9 @@ def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relat
         made, commit = create(session, frame, spec.target, declared=declaration(spec), write=write)
         return Written(commit.rows_in, commit.delta_version, made.version)
     commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
+    if not commit.applied:
+        _log.info("the table has these windows from an earlier run")
+        return Written(0, commit.delta_version, group.spec.version)
     return Written(commit.rows_in, commit.delta_version, group.spec.version)
 
 

@@ -96,7 +96,7 @@ class Scheduler:
             waiting = self._waiting(job, [each.spec for each in others])
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))
-            if self._options.stale:
+            if self._options.stale and job.spec.mode != "append":
                 self._attempt(name, service.all_stale)
         except JobLeased:
             _log.debug("%s is run by another process", name)

@@ -53,8 +53,13 @@ def declaration(spec: JobSpec) -> Declaration:
 
 
 def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
-    """Return the app of a chunk and the number after the last one that the table has for it."""
+    """Return the app of a chunk and the number after the last one that the table has for it.
+
+    A window that is appended has number 0 for ever: whoever tries again, the table takes it once.
+    """
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
+    if spec.mode == "append":
+        return app, 0
     last = None if group is None else deltalog.transaction_version(group.path, app)
     return app, 0 if last is None else last + 1
 

@@ -15,7 +15,8 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
-from featurestore.registry import lineage
+from featurestore.jobs.scheduler import Options, Scheduler
+from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
 
@@ -284,6 +285,37 @@ def test_upserts_and_appends_take_every_window_once(city: FeatureStore, define: 
         assert rows(city, mode) == expected(12)
     city.run_job("upsert", window=START)
     assert rows(city, "upsert") == expected(12)
+
+
+def test_a_window_that_was_appended_is_not_appended_again(
+    city: FeatureStore, define: Define
+) -> None:
+    city.register_jobs(define(sql_job(rules='mode="append"')))
+    city.backfill_job("demand", START, START + 12 * HOUR)
+    with pytest.raises(InvalidArgument, match=r"appends(.|\n)*replace_window"):
+        city.run_job("demand", window=START)
+    with pytest.raises(InvalidArgument, match="twice"):
+        city.backfill_job("demand", START, START + 24 * HOUR, resume=False)
+    city.delete_from_featuregroup("trips", "zone = 'b'")
+    with pytest.raises(InvalidArgument, match="appends"):
+        city.run_job("demand", stale=True)
+    Scheduler(city, Options(stale=True)).tick()
+    only_a = [row for row in expected(first=12) if row["zone"] == "a"]
+    assert rows(city) == [*expected(12), *only_a]
+    with pytest.raises(InvalidArgument, match="appends"):
+        city.run_job("demand")  # the latest complete window, which the scheduler took
+
+
+def test_a_window_whose_append_landed_and_was_recorded_as_failed_lands_once(
+    city: FeatureStore, define: Define
+) -> None:
+    city.register_jobs(define(sql_job(rules='mode="append"')))
+    (run,) = city.run_job("demand", window=START)
+    with city.session.registry.transaction() as connection:
+        runs.end(connection, run.run_id, runs.FAILED, error="after the commit")
+        runs.failed(connection, "demand", [run.window], run_id=run.run_id)
+    city.run_job("demand", due=True)
+    assert rows(city) == expected()
 
 
 def test_a_failing_window_stays_due_and_the_others_go_on(

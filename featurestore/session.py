@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS, StorePaths
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
     from featurestore.registry import Registry
 
-FEATUREGROUPS = "featuregroups"
-TRAININGDATASETS = "trainingdatasets"
-STAGING = "_staging"
+__all__ = ["FEATUREGROUPS", "STAGING", "TRAININGDATASETS", "Session"]
 
 
 @dataclass(frozen=True)
@@ -23,23 +22,28 @@ class Session:
     engine: Engine = field(repr=False)
     registry: Registry = field(repr=False)
 
+    @property
+    def paths(self) -> StorePaths:
+        """Where things lie."""
+        return StorePaths(self.location)
+
     def featuregroup_path(self, name: str, version: int) -> str:
         """Return the directory of a group's Delta table."""
-        return os.path.join(self.location, FEATUREGROUPS, name, f"v{version}")
+        return self.paths.featuregroup(name, version)
 
     def quarantine_path(self, name: str, version: int) -> str:
         """Return the directory of a group's quarantine table."""
-        return os.path.join(self.location, FEATUREGROUPS, name, f"v{version}_quarantine")
+        return self.paths.quarantine(name, version)
 
     def training_dataset_path(self, name: str, version: int) -> str:
         """Return the directory of a training dataset."""
-        return os.path.join(self.location, TRAININGDATASETS, name, f"v{version}")
+        return self.paths.training_dataset(name, version)
 
     def staging_path(self, run_id: str) -> str:
         """Return the staging directory of one run, which the run removes."""
-        return os.path.join(self.location, STAGING, run_id)
+        return self.paths.stage(run_id)
 
     @property
     def logs_path(self) -> str:
         """Return the directory of log files of jobs."""
-        return os.path.join(self.location, "_logs")
+        return self.paths.logs

@@ -65,7 +65,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
         with session.registry.transaction() as connection:
             heal.forget_group(connection, name, version)
         # Without its log the folder is no table any more, whatever happens next.
-        files.remove(os.path.join(path, deltalog.LOG_FOLDER))
+        files.remove(os.path.join(path, deltalog.LOG_FOLDER), below=session.location)
         for folder in (path, session.quarantine_path(name, version), f"{path}_statistics"):
-            files.remove(folder)
+            files.remove(folder, below=session.location)
         run.registered = True

@@ -59,7 +59,7 @@ def underway(
     try:
         yield write
     finally:
-        files.remove(write.staging)
+        files.remove(write.staging, below=session.location)
         with session.registry.transaction() as connection:
             if write.registered:
                 intents.end(connection, own)
@@ -87,7 +87,7 @@ def _claim(session: Session, connection: Connection, name: str, version: int) ->
     if not taken and not busy:
         if not heal.is_group(path):
             if deltalog.exists(path):
-                files.remove(path)
+                files.remove(path, below=session.location)
             return
         heal.register_table(connection, session.location, path)
     state = "is being created by another process" if busy else "exists already"

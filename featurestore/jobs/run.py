@@ -174,7 +174,7 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
         _check_lease(session, attempt)
         return _write(session, attempt, recording, rows)
     finally:
-        files.remove(staging)
+        files.remove(staging, below=session.location)
 
 
 def _check_lease(session: Session, attempt: Attempt) -> None:
@@ -299,7 +299,7 @@ def _settled(session: Session, run: Run) -> Run:
             windows = windows_between(schedule_of(spec), run.window.start, run.window.end)
             settle(connection, spec, windows, run, found.target_version)
         settled = runs.get(connection, run.run_id)
-    files.remove(session.staging_path(run.run_id))
+    files.remove(session.staging_path(run.run_id), below=session.location)
     return settled
 
 

@@ -66,15 +66,15 @@ class ReaderCheckpoint:
         name = f"step-{state['epoch']:06d}-{state['step']:09d}"
         # Variables of some kinds are reduced over all workers when they are read, so all must write; one copy counts.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
-        files.remove(temporary)
+        files.remove(temporary, below=self.directory)
         os.makedirs(temporary)
         write_objects(os.path.join(temporary, _PREFIX), self.objects)
         if self.worker > 0:
-            files.remove(temporary)
+            files.remove(temporary, below=self.directory)
             return
         files.write_json(os.path.join(temporary, STATE_FILE), state)
         final = os.path.join(self.directory, name)
-        files.remove(final)
+        files.remove(final, below=self.directory)
         os.rename(temporary, final)
         self._prune()
 
@@ -215,7 +215,7 @@ class ReaderCheckpoint:
             name for name in files.list_directory(self.directory) if _NAME.fullmatch(name)
         )
         for name in found[: -self.keep]:
-            files.remove(os.path.join(self.directory, name))
+            files.remove(os.path.join(self.directory, name), below=self.directory)
 
 
 def _place_of(strategy: Any | None) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start watching."""
-        files.remove(_step_file(self.directory, self.worker))
+        files.remove(_step_file(self.directory, self.worker), below=self.directory)
         self._last = self._clock()
         self._stopped.clear()
         self._thread = threading.Thread(

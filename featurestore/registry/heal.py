@@ -7,11 +7,11 @@ import os
 from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits, deltalog
+from featurestore.errors import InvalidArgument, InvalidName
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.model.paths import StorePaths
 from featurestore.registry import featuregroups, intents, lineage, reports, tags
 from featurestore.storage import files
-
-STAGING = "_staging"
 
 
 def heal(connection: Connection, location: str) -> list[str]:
@@ -25,21 +25,27 @@ def heal(connection: Connection, location: str) -> list[str]:
 
 def settle(connection: Connection, location: str, intent: intents.Intent) -> str:
     """Register what a write left in its table, or remove what it left half made; return what was done."""
-    path = os.path.join(location, intent.path)
+    try:
+        path = StorePaths(location).featuregroup(intent.name, intent.version)
+        stage = StorePaths(location).stage(intent.run_id)
+    except (InvalidName, InvalidArgument) as error:
+        # No write of this store: whoever wrote the row decides nothing about files.
+        intents.end(connection, intent.run_id)
+        return f"an intent was dropped: {error.message}"
     what = f"{intent.kind} of {intent.name} version {intent.version}"
     if intent.kind == "create" and not is_group(path):
-        files.remove(path)
+        files.remove(path, below=location)
         result = f"{what}: removed, it had no rows yet"
     elif intent.kind == "delete":
         forget_group(connection, intent.name, intent.version)
-        files.remove(path)
+        files.remove(path, below=location)
         result = f"{what}: finished"
     elif is_group(path):
         register_table(connection, location, path)
         result = f"{what}: registered as the table is"
     else:
         result = f"{what}: nothing to do"
-    files.remove(os.path.join(location, STAGING, intent.run_id))
+    files.remove(stage, below=location)
     intents.end(connection, intent.run_id)
     return result
 

@@ -124,7 +124,7 @@ class StatisticsFiles:
             if match is None or int(match[1]) > delta_version:
                 continue
             if int(match[1]) < delta_version or match[2] is not None:
-                files.remove(self._path(name))
+                files.remove(self._path(name), below=self.directory)
 
     def _path(self, name: str) -> str:
         return str(PurePath(self.directory, name))

@@ -9,13 +9,15 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
+from featurestore.model.paths import is_relative_path
 
 
 def local_directory(location: str | os.PathLike[str]) -> str:
@@ -88,7 +90,8 @@ def write_atomically(path: str, data: bytes) -> None:
             os.replace(temporary, path)
             _sync_directory(directory)
     except StorageError:
-        remove(temporary)
+        with suppress(OSError):
+            os.unlink(temporary)
         raise
 
 
@@ -123,12 +126,74 @@ def list_directory(path: str) -> list[str]:
         return []
 
 
-def remove(path: str) -> None:
-    """Remove a file or a directory with all in it; nothing happens when it is absent."""
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        Path(path).unlink(missing_ok=True)
+def remove(path: str, *, below: str) -> None:
+    """Remove a file, or a directory with all in it, below a directory; nothing happens when it is absent.
+
+    Whatever text a path was made from, nothing outside ``below`` is ever removed, nor ``below`` itself: the path is
+    followed directory by directory, and a symbolic link on the way is refused. A link at the end of the path goes
+    itself, what it points to stays.
+
+    Args:
+        path: What to remove.
+        below: The store's location, or another directory that belongs to the caller.
+
+    Raises:
+        StorageError: The path does not lie below that directory, or the system refuses.
+    """
+    names = _names_below(path, below)
+    with ExitStack() as opened:
+        try:
+            parent = _open_directory(below, None, opened)
+            for name in names[:-1]:
+                parent = _open_directory(name, parent, opened)
+            found = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode):
+                shutil.rmtree(names[-1], ignore_errors=True, dir_fd=parent)
+            else:
+                os.unlink(names[-1], dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StorageError(
+                f"Cannot remove {path!r}: {error.strerror or error}.",
+                hint="directories of a store are no symbolic links; check permissions",
+            ) from error
+
+
+def _names_below(path: str, below: str) -> list[str]:
+    """Return the names that lead from a directory to a path; refused when the path lies elsewhere."""
+    root = os.path.join(below, "")
+    names = path[len(root) :].split("/") if path.startswith(root) else []
+    if not names or any(name in ("", ".", "..") for name in names):
+        raise StorageError(f"Refused to remove {path!r}: it does not lie below {below!r}.")
+    return names
+
+
+def _open_directory(name: str, parent: int | None, opened: ExitStack) -> int:
+    """Open a directory by its name in an open one; a symbolic link is refused."""
+    follow = 0 if parent is None else os.O_NOFOLLOW
+    handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | follow, dir_fd=parent)
+    opened.callback(os.close, handle)
+    return handle
+
+
+def inside(directory: str, relative: str) -> str:
+    """Return the path of a file that a stored text names, relative to a directory.
+
+    Raises:
+        StorageError: The text leads outside, or through a symbolic link.
+    """
+    if not is_relative_path(relative):
+        raise StorageError(f"{relative!r} is not a path below {directory!r}.")
+    path = directory
+    for name in relative.split("/"):
+        path = os.path.join(path, name)
+        if os.path.islink(path):
+            raise StorageError(
+                f"{path!r} is a symbolic link; the files of a store are not.",
+                hint="copy the file to where the link is",
+            )
+    return path
 
 
 def sha256(path: str) -> str:

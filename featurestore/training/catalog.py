@@ -59,11 +59,12 @@ def remove(session: Session, name: str, version: int) -> None:
     """Delete a version: its manifest first, so that what remains after a kill is no dataset."""
     with session.registry.reading() as connection:
         found = training_datasets.get(connection, name, version)
-    files.remove(os.path.join(found.path, MANIFEST_FILE))
+    directory = session.training_dataset_path(found.name, found.version)
+    files.remove(os.path.join(directory, MANIFEST_FILE), below=session.location)
     with session.registry.transaction() as connection:
         manifests.remove(connection, name, version)
         reports.remove(connection, KIND, name, version)
-    files.remove(found.path)
+    files.remove(directory, below=session.location)
 
 
 def clean_all(session: Session) -> list[str]:
@@ -76,4 +77,5 @@ def clean_all(session: Session) -> list[str]:
 
 
 def _open(session: Session, found: RegisteredDataset) -> TrainingDataset:
-    return TrainingDataset(found.path, load_manifest(found.path), session)
+    directory = session.training_dataset_path(found.name, found.version)
+    return TrainingDataset(directory, load_manifest(directory), session)

@@ -22,12 +22,13 @@ class Claim:
     version: int
     directory: str
     handle: int
+    location: str
 
     def release(self, *, keep: bool) -> None:
         """Give the claim back; without ``keep`` everything written goes."""
-        files.remove(os.path.join(self.directory, locks.HOLD))
+        files.remove(os.path.join(self.directory, locks.HOLD), below=self.location)
         if not keep:
-            files.remove(self.directory)
+            files.remove(self.directory, below=self.location)
         os.close(self.handle)
 
 
@@ -55,7 +56,7 @@ def claim_version(parent: str, version: int | None, *, floor: int = 0) -> Claim:
                 hint="leave version= out to make the next one",
             )
         handle = locks.make_held(directory)
-    return Claim(chosen, directory, handle)
+    return Claim(chosen, directory, handle, parent)
 
 
 def versions_in(parent: str) -> list[int]:
@@ -78,7 +79,7 @@ def remove_abandoned(parent: str) -> list[str]:
     for version in versions_in(parent):
         directory = os.path.join(parent, f"v{version}")
         if not is_finished(directory) and not locks.is_held(directory):
-            files.remove(directory)
+            files.remove(directory, below=parent)
             removed.append(directory)
     return removed
 

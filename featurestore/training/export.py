@@ -203,4 +203,4 @@ def _remove_leftovers(directory: str, splits: Sequence[str]) -> None:
     for split in splits:
         for name in files.list_directory(os.path.join(directory, split)):
             if is_temporary(name):
-                files.remove(os.path.join(directory, split, name))
+                files.remove(os.path.join(directory, split, name), below=directory)

@@ -29,7 +29,7 @@ def staging(session: Session) -> Iterator[str]:
     try:
         yield place
     finally:
-        files.remove(place)
+        files.remove(place, below=session.location)
         os.close(handle)
 
 
@@ -52,5 +52,5 @@ def _remove_dead(root: str) -> list[str]:
     ]
     dead = [place for place in places if not locks.is_held(place)]
     for place in dead:
-        files.remove(place)
+        files.remove(place, below=root)
     return dead

@@ -1,0 +1,115 @@
+"""Where things lie in a store: directories by noun, name and number, and what a stored path may be.
+
+Every path of a store is made here from a checked name and a checked number, never from stored text, so that a store
+can be moved or copied and a registry from elsewhere leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.names import check_name
+
+FEATUREGROUPS = "featuregroups"
+TRAININGDATASETS = "trainingdatasets"
+STAGING = "_staging"
+LOGS = "_logs"
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
+_VERSION_DIRECTORY = re.compile(r"v([1-9][0-9]{0,8})")
+
+
+@dataclass(frozen=True)
+class StorePaths:
+    """The directories of one store.
+
+    >>> StorePaths("/data/store").featuregroup("weather", 2)
+    '/data/store/featuregroups/weather/v2'
+    """
+
+    location: str
+
+    @property
+    def featuregroups(self) -> str:
+        """The directory of all feature groups."""
+        return os.path.join(self.location, FEATUREGROUPS)
+
+    @property
+    def training_datasets(self) -> str:
+        """The directory of all training datasets."""
+        return os.path.join(self.location, TRAININGDATASETS)
+
+    @property
+    def staging(self) -> str:
+        """The directory of what runs stage."""
+        return os.path.join(self.location, STAGING)
+
+    @property
+    def logs(self) -> str:
+        """The directory of log files of jobs."""
+        return os.path.join(self.location, LOGS)
+
+    def featuregroup(self, name: str, version: int) -> str:
+        """Return the directory of a group's Delta table."""
+        return os.path.join(self.featuregroups, check_name(name), f"v{check_version(version)}")
+
+    def quarantine(self, name: str, version: int) -> str:
+        """Return the directory of a group's quarantine table."""
+        return f"{self.featuregroup(name, version)}_quarantine"
+
+    def statistics(self, name: str, version: int) -> str:
+        """Return the directory of a group's statistics."""
+        return f"{self.featuregroup(name, version)}_statistics"
+
+    def training_dataset(self, name: str, version: int) -> str:
+        """Return the directory of a version of a training dataset."""
+        return os.path.join(self.training_dataset_versions(name), f"v{check_version(version)}")
+
+    def training_dataset_versions(self, name: str) -> str:
+        """Return the directory that holds all versions of a training dataset."""
+        return os.path.join(self.training_datasets, check_name(name, noun="training dataset"))
+
+    def stage(self, run_id: str) -> str:
+        """Return the directory in which one run stages its rows.
+
+        Raises:
+            InvalidArgument: ``run_id`` is not the id of a run.
+        """
+        if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+            raise InvalidArgument(f"run_id={run_id!r} is not the id of a run.")
+        return os.path.join(self.staging, run_id)
+
+
+def check_version(version: int, *, noun: str = "version") -> int:
+    """Return ``version`` if it is one: 1, 2, ...
+
+    >>> check_version(3)
+    3
+    """
+    if isinstance(version, int) and not isinstance(version, bool) and 1 <= version < 10**9:
+        return version
+    raise InvalidArgument(f"version={version!r} is not a {noun}.", hint="versions are 1, 2, ...")
+
+
+def version_of(directory: str) -> int | None:
+    """Return the version that a directory's name says; None when it is not the directory of a version.
+
+    >>> version_of("v12"), version_of("v1_quarantine"), version_of("v01")
+    (12, None, None)
+    """
+    match = _VERSION_DIRECTORY.fullmatch(directory)
+    return None if match is None else int(match[1])
+
+
+def is_relative_path(text: object) -> bool:
+    """Tell whether a stored text is a path below the directory that holds it: no root, no ``..``, no ``.``.
+
+    >>> is_relative_path("train/parquet-00000-of-00001.parquet"), is_relative_path("../elsewhere")
+    (True, False)
+    """
+    if not isinstance(text, str) or "\0" in text or "\\" in text:
+        return False
+    return all(part not in ("", ".", "..") for part in text.split("/"))

@@ -1,0 +1,111 @@
+"""A registry or a store from elsewhere leads nowhere outside the location, and removes nothing there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+import featurestore
+from featurestore.errors import StorageError
+from featurestore.storage import files
+from featurestore.store import FeatureStore
+
+TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory of somebody else, with a file in it."""
+    directory = tmp_path / "victim"
+    directory.mkdir()
+    (directory / "precious").write_text("kept")
+    return directory
+
+
+def plant(store: FeatureStore, **values: object) -> None:
+    """Write an intent of a dead process as a hostile registry may hold it."""
+    columns = [
+        column["name"]
+        for column in sa.inspect(store.session.registry._engine).get_columns("intents")
+    ]
+    row: dict[str, object] = {
+        "run_id": "r", "kind": "create", "name": "g", "version": 1, "path": "featuregroups/g/v1",
+        "host": "elsewhere", "pid": 1, "process_start": 1, "created": 0, "owner": "elsewhere-1-0",
+    }  # fmt: skip
+    row |= values
+    names = [name for name in columns if name in row]
+    text = f"insert into intents ({', '.join(names)}) values ({', '.join(':' + n for n in names)})"
+    with store.session.registry.transaction() as connection:
+        connection.execute(sa.text(text), row)
+
+
+@pytest.mark.parametrize("kind", ["create", "delete", "write", "export"])
+@pytest.mark.parametrize("where", ["path", "name", "version", "run_id"])
+def test_connecting_to_a_hostile_store_removes_nothing_outside(
+    tmp_path: Path, victim: Path, kind: str, where: str
+) -> None:
+    location = tmp_path / "store"
+    store = featurestore.connect(location)
+    (location / "_staging").mkdir()
+    (location / "featuregroups").mkdir()
+    (location / "trainingdatasets").mkdir()
+    for number, text in enumerate((str(victim), "../../victim", "../victim", "g/../../../victim")):
+        values: dict[str, object] = {"run_id": f"run{number}"}
+        plant(store, kind=kind, **{**values, where: text})
+    store.close()
+    again = featurestore.connect(location)
+    assert (victim / "precious").read_text() == "kept"
+    assert again.create_featuregroup(TABLE, "g").version == 1
+
+
+def test_a_link_in_the_store_is_not_followed_by_deletion(tmp_path: Path, victim: Path) -> None:
+    store = featurestore.connect(tmp_path / "store")
+    store.create_featuregroup(TABLE, "g")
+    folder = tmp_path / "store" / "featuregroups" / "g"
+    shutil.move(folder, victim / "g")
+    folder.symlink_to(victim / "g")
+    with pytest.raises(StorageError, match="Cannot remove"):
+        store.delete_featuregroup("g", version=1)
+    assert (victim / "g" / "v1").is_dir()
+
+
+def test_storage_removes_only_below_its_root(tmp_path: Path, victim: Path) -> None:
+    root = tmp_path / "root"
+    (root / "inner").mkdir(parents=True)
+    (root / "link").symlink_to(victim)
+    outside = (root, victim, root / ".." / "victim", f"{root}/inner/../../victim", f"{root}//", "")
+    for path in outside:
+        with pytest.raises(StorageError, match="Refused to remove"):
+            files.remove(str(path), below=str(root))
+    with pytest.raises(StorageError, match="Cannot remove"):
+        files.remove(str(root / "link" / "precious"), below=str(root))
+    files.remove(str(root / "link"), below=str(root))  # the link goes, not what it points to
+    files.remove(str(root / "absent" / "file"), below=str(root))
+    files.remove(str(root / "inner"), below=str(root))
+    assert os.listdir(root) == []
+    assert (victim / "precious").read_text() == "kept"
+
+
+def test_a_copied_store_is_a_store_of_its_own(tmp_path: Path) -> None:
+    original = featurestore.connect(tmp_path / "one")
+    original.create_featuregroup(TABLE, "g", primary_key="x")
+    made = original.create_training_dataset(original.get_featuregroup("g"), "d", label="y")
+    original.close()
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    copy = featurestore.connect(tmp_path / "two")
+    opened = copy.get_training_dataset("d")
+    assert opened.path == str(tmp_path / "two" / "trainingdatasets" / "d" / "v1")
+    assert opened.verify(recompute=True).ok
+    assert [each.path for each in copy.get_training_datasets()] == [opened.path]
+    copy.delete_training_dataset("d", version=1)
+    copy.delete_featuregroup("g", version=1)
+    assert made.verify().ok
+    shutil.move(tmp_path / "one", tmp_path / "moved")
+    moved = featurestore.connect(tmp_path / "moved")
+    assert moved.get_training_dataset("d").read("train").count() == 2
+    assert moved.get_featuregroup("g").count() == 2

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export PYTHON BENCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint docs bench test-wheel soak clean
+.PHONY: help setup demo check test lint docs bench test-wheel soak clean
 
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo: $(STAMP) ## run the main job on real flights (ENGINE=duckdb or spark)
 
 test: $(STAMP) ## run every test (WORKERS=1 for one process, ARGS="-k name" to choose)
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+check: $(STAMP) ## run the tests of the inner loop: the core on DuckDB, two minutes
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not spark and not soak and not slow and not tensorflow and not petastorm and not postgres' $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""Each command of the command line has a line in docs/cli.md, a help text and an example."""
+"""Each command has a line in docs/cli.md, a help text and an example; each public call is on its reference page."""
 
 from __future__ import annotations
 
@@ -72,3 +72,14 @@ def test_the_words_of_the_command_line_are_all_there() -> None:
 @pytest.mark.parametrize("word", ["--location", "--engine", "--output"])
 def test_the_page_explains_the_global_options(word: str) -> None:
     assert word in PAGE.read_text(encoding="utf-8")
+
+
+def test_every_public_call_is_on_the_reference_page() -> None:
+    import featurestore
+
+    page = (PAGE.parent / "reference" / "store.md").read_text(encoding="utf-8")
+    missing = []
+    for name in featurestore._FUNCTIONS:
+        if f"::: featurestore.store.FeatureStore.{name}\n" not in page + "\n":
+            missing.append(name)
+    assert missing == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from featurestore.errors import InvalidExpectation
+from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
 from featurestore_connectors.great_expectations.library import library, quiet
 
 # Map expectations whose outcome for one row depends on other rows: not to be checked chunk by chunk.
@@ -24,19 +24,34 @@ _NEED_ALL_ROWS = frozenset(
         "expect_column_values_to_be_in_type_list",
     }
 )
-# Names and number of columns and rows: no values needed.
-OUTLINE_ONLY = frozenset(
+# Names and number of columns: no values needed.
+_NAMES_ONLY = frozenset(
     {
         "expect_column_to_exist",
         "expect_table_column_count_to_be_between",
         "expect_table_column_count_to_equal",
         "expect_table_columns_to_match_ordered_list",
         "expect_table_columns_to_match_set",
-        "expect_table_row_count_to_be_between",
-        "expect_table_row_count_to_equal",
     }
 )
-_NEED_SQL = frozenset({"unexpected_rows_expectation", "expect_query_results_to_match_comparison"})
+_NEED_SQL = frozenset(
+    {
+        "expect_query_results_to_match_comparison",
+        "expect_table_row_count_to_equal_other_table",
+        "unexpected_rows_expectation",
+    }
+)
+# How the library runs and reports is decided here, and conditions are compiled here: none of these reaches it.
+_NOT_PASSED_ON = (
+    "batch_id",
+    "catch_exceptions",
+    "condition_parser",
+    "rendered_content",
+    "result_format",
+    "row_condition",
+    "windows",
+)
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
 _KEPT = ("meta", "severity", "description", "notes")
 _DEFAULTS: dict[str, Any] = {"severity": "critical"}
@@ -68,12 +83,22 @@ def plain_expectations(given: object) -> tuple[dict[str, Any], ...]:
 
 def columns_of(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the columns whose values an expectation needs; () when names and number of rows are enough."""
-    if expectation["type"] in OUTLINE_ONLY:
+    if expectation["type"] in _NAMES_ONLY:
         return ()
     kwargs = expectation["kwargs"]
     named = [kwargs[key] for key in _SINGLE_COLUMN if kwargs.get(key)]
     named += kwargs.get("column_list") or ()
-    return tuple(dict.fromkeys([*named, *_condition_columns(kwargs.get("row_condition"))]))
+    condition = condition_of(expectation)
+    if condition is not None:
+        named += condition.columns()
+    return tuple(dict.fromkeys(named))
+
+
+def condition_of(expectation: Mapping[str, Any]) -> Condition | None:
+    """Return the condition that rows meet which an expectation is about; None: it is about all rows."""
+    if expectation["type"] in _NAMES_ONLY:
+        return None
+    return parse_condition(expectation["kwargs"].get("row_condition"))
 
 
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
@@ -83,14 +108,67 @@ def is_row_level(expectation: Mapping[str, Any]) -> bool:
 
 
 def build(expectation: Mapping[str, Any]) -> Any:
-    """Return the expectation object for a plain dict."""
+    """Return the library's object for a plain dict, without its row condition.
+
+    The dict may come from a stored table: it is data. Whatever the library would run, look up or evaluate is refused.
+
+    Raises:
+        InvalidExpectation: There is no such expectation, its arguments are wrong, or it holds SQL, a suite
+            parameter or a reference to another document.
+    """
     library()
+    from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
     from great_expectations.expectations.registry import get_expectation_impl
 
-    implementation = get_expectation_impl(expectation["type"])
+    kind, kwargs = expectation["type"], expectation["kwargs"]
+    _refuse_code(kind, kwargs)
+    passed_on = {key: value for key, value in kwargs.items() if key not in _NOT_PASSED_ON}
     meta = {key: expectation[key] for key in _KEPT if key in expectation}
-    with quiet():
-        return implementation(**expectation["kwargs"], **meta)
+    try:
+        implementation = get_expectation_impl(kind)
+        if kwargs.get("row_condition") and "row_condition" not in implementation.__fields__:
+            raise InvalidExpectation(f"{kind} is about all rows: it has no row_condition.")
+        with quiet():
+            return implementation(**passed_on, **meta)
+    except ExpectationNotFoundError as error:
+        raise InvalidExpectation(
+            f"There is no expectation {kind!r}.", hint=_nearest(kind)
+        ) from error
+    except (GreatExpectationsError, TypeError, ValueError) as error:
+        raise InvalidExpectation(
+            f"{kind}({dict(kwargs)!r}) cannot be read: {_first_line(error)}."
+        ) from error
+
+
+def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
+    if kind in _NEED_SQL:
+        raise InvalidExpectation(
+            f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations"
+        )
+    for key, value in _entries(kwargs):
+        if key == "$PARAMETER":
+            raise InvalidExpectation(
+                f"{kind} has a suite parameter, {value!r}, which is evaluated at each run.",
+                hint="write the value itself",
+            )
+        # A schema's reference to another document is fetched when the schema is used: from the web, from disk.
+        if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
+            raise InvalidExpectation(
+                f"{kind} refers to another document, {value!r}.",
+                hint="put the definitions into the schema's '$defs' and refer to '#/$defs/...'",
+            )
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of mappings at any depth."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            yield from each.items()
+            waiting.extend(each.values())
+        elif isinstance(each, list | tuple):
+            waiting.extend(each)
 
 
 @lru_cache(maxsize=256)
@@ -111,9 +189,6 @@ def _is_map(kind: str) -> bool:
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dict as it is stored, read by Great Expectations once, so that it can be read again."""
-    library()
-    from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
-
     kind = given.get("type") or given.get("expectation_type")
     kwargs = given.get("kwargs", {})
     if not isinstance(kind, str) or not isinstance(kwargs, Mapping):
@@ -121,37 +196,21 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             f"{dict(given)!r} is not an expectation.",
             hint="write {'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
-    if kind in _NEED_SQL:
-        raise InvalidExpectation(
-            f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations"
-        )
-    plain = {
-        "type": kind,
-        "kwargs": dict(kwargs),
-        **{key: given[key] for key in _KEPT if given.get(key)},
-    }
-    try:
-        configuration = build(plain).configuration.to_json_dict()
-    except ExpectationNotFoundError as error:
-        raise InvalidExpectation(
-            f"There is no expectation {kind!r}.", hint=_nearest(kind)
-        ) from error
-    except (GreatExpectationsError, TypeError, ValueError) as error:
-        raise InvalidExpectation(
-            f"{kind}({dict(kwargs)!r}) cannot be read: {_first_line(error)}."
-        ) from error
-    # 3 is read as 3.0: what was written is kept.
-    kept = {
-        key: kwargs[key] if kwargs.get(key) == value else value
-        for key, value in configuration["kwargs"].items()
-    }
-    result: dict[str, Any] = {"type": kind, "kwargs": kept}
-    result |= {
-        k: configuration[k]
-        for k in _KEPT
-        if configuration.get(k) and configuration[k] != _DEFAULTS.get(k)
-    }
-    return result
+    plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
+    for key in _KEPT:
+        if given.get(key):
+            plain[key] = given[key]
+    read = build(plain).configuration.to_json_dict()
+    stored: dict[str, Any] = {"type": kind, "kwargs": {}}
+    for key, value in read["kwargs"].items():
+        # 3 is read as 3.0: what was written is kept.
+        stored["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value
+    if condition_of(plain) is not None:
+        stored["kwargs"]["row_condition"] = kwargs["row_condition"]
+    for key in _KEPT:
+        if read.get(key) and read[key] != _DEFAULTS.get(key):
+            stored[key] = read[key]
+    return stored
 
 
 def _nearest(kind: str) -> str:
@@ -165,52 +224,11 @@ def _nearest(kind: str) -> str:
         if name.startswith("Expect")
     ]
     near = get_close_matches(kind, names, n=1)
-    return (
-        f"did you mean {near[0]!r}?"
-        if near
-        else "types are named like 'expect_column_values_to_not_be_null'"
-    )
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "types are named like 'expect_column_values_to_not_be_null'"
 
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[:3]).rstrip(".")
-
-
-def _condition_columns(condition: Any) -> list[str]:
-    """Return the columns that a row condition names: a dict of conditions, or a text for pandas or GX itself."""
-    if condition is None:
-        return []
-    if isinstance(condition, str):
-        named = re.findall(r"col\(\s*[\"']([^\"']+)[\"']\s*\)", condition)
-        return named or _names_in(condition)
-    found: list[str] = []
-    if isinstance(condition, Mapping):
-        if "pass_through_filter" in condition:
-            return _condition_columns(condition["pass_through_filter"])
-        column = condition.get("column")
-        found += [column["name"]] if isinstance(column, Mapping) else []
-        found += [
-            name
-            for key, value in condition.items()
-            if key != "column"
-            for name in _condition_columns_in(value)
-        ]
-    return found
-
-
-def _condition_columns_in(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [name for each in value for name in _condition_columns_in(each)]
-    return _condition_columns(value) if isinstance(value, Mapping) else []
-
-
-def _names_in(expression: str) -> list[str]:
-    """Return the names in an expression of ``DataFrame.query``."""
-    try:
-        tree = ast.parse(expression.replace("`", ""), mode="eval")
-    except SyntaxError as error:
-        raise InvalidExpectation(
-            f"row_condition={expression!r} cannot be read: {error.msg}."
-        ) from error
-    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]

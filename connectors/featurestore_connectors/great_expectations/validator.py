@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.validator import Measure, Verdict
 from featurestore_connectors.great_expectations import aggregates
+from featurestore_connectors.great_expectations.conditions import Condition
 from featurestore_connectors.great_expectations.forms import (
     build,
     columns_of,
+    condition_of,
     is_row_level,
     plain_expectations,
 )
@@ -58,23 +61,23 @@ class GreatExpectationsValidator:
 
     def check(self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         frame = to_frame(table)
-        about = [with_moments(each, table.schema) for each in expectations]
-        found = _validate(frame, about, {"result_format": "BASIC", "partial_unexpected_count": 0})
-        failing = [
-            index
-            for index, each in enumerate(found)
-            if _unexpected(each) and is_row_level(expectations[index])
-        ]
-        rows = _failing_rows(frame, [about[index] for index in failing])
-        masks = dict(zip(failing, rows, strict=True))
-        return [
-            Verdict(
-                _result(expectation, each, table.num_rows),
-                _checked(each, table.num_rows),
-                masks.get(index),
-            )
-            for index, (expectation, each) in enumerate(zip(expectations, found, strict=True))
-        ]
+        about: dict[Condition | None, list[int]] = {}
+        for index, expectation in enumerate(expectations):
+            about.setdefault(condition_of(expectation), []).append(index)
+        verdicts: dict[int, Verdict] = {}
+        for condition, members in about.items():
+            chosen = [expectations[index] for index in members]
+            if condition is None:
+                found = _check(frame, table.schema, chosen)
+            else:
+                met = np.flatnonzero(condition.rows(frame))
+                part = frame.iloc[met].reset_index(drop=True)
+                found = [
+                    _spread(verdict, met, len(frame))
+                    for verdict in _check(part, table.schema, chosen)
+                ]
+            verdicts |= dict(zip(members, found, strict=True))
+        return [verdicts[index] for index in range(len(expectations))]
 
     def measures(
         self, expectation: Mapping[str, Any], schema: pa.Schema
@@ -93,6 +96,36 @@ class GreatExpectationsValidator:
         from featurestore_connectors.great_expectations.pages import to_html
 
         return to_html(report)
+
+
+def _check(
+    frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
+) -> list[Verdict]:
+    """Return the verdicts of expectations about all rows of a frame."""
+    with_times = [with_moments(each, schema) for each in expectations]
+    found = _validate(frame, with_times, {"result_format": "BASIC", "partial_unexpected_count": 0})
+    failing = [
+        index
+        for index, each in enumerate(found)
+        if _unexpected(each) and is_row_level(expectations[index])
+    ]
+    rows = _failing_rows(frame, [with_times[index] for index in failing])
+    masks = dict(zip(failing, rows, strict=True))
+    verdicts = []
+    for index, (expectation, each) in enumerate(zip(expectations, found, strict=True)):
+        result = _result(expectation, each, len(frame))
+        verdicts.append(Verdict(result, _checked(each, len(frame)), masks.get(index)))
+    return verdicts
+
+
+def _spread(verdict: Verdict, met: npt.NDArray[np.intp], rows: int) -> Verdict:
+    """Return a verdict on the rows that met a condition as one on all rows."""
+    result = replace(verdict.result, rows=rows)
+    if verdict.failing is None:
+        return replace(verdict, result=result)
+    failing = np.zeros(rows, dtype=np.bool_)
+    failing[met] = verdict.failing
+    return replace(verdict, result=result, failing=failing)
 
 
 def _validate(

@@ -1,0 +1,299 @@
+"""Row conditions are data: parsed to a small grammar, compiled here, and never evaluated by a library."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore import FeatureStore
+from featurestore.errors import InvalidExpectation
+from featurestore.plugins.validator import Validator, find_validator
+from featurestore_connectors.great_expectations.conditions import parse_condition
+from featurestore_connectors.great_expectations.frames import to_frame
+
+TABLE = pa.table(
+    {
+        "n": pa.array([1, 2, None, 40]),
+        "m": pa.array([3, 2, 1, None]),
+        "x": [1.5, None, float("nan"), 9.0],
+        "word": ["a", "b", None, "it's"],
+        "flag": [True, None, False, True],
+        "at": pa.array([0, 1, 2, None], pa.timestamp("us", "UTC")),
+        "home town": ["u", "v", "w", "w"],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def validator() -> Validator:
+    return find_validator()
+
+
+def rule(condition: object, **more: Any) -> dict[str, Any]:
+    kwargs = {"column": "n", "max_value": 10, "row_condition": condition, **more}
+    return {"type": "expect_column_values_to_be_between", "kwargs": kwargs}
+
+
+def comparison(name: str, value: object, operator: str = "==") -> dict[str, Any]:
+    return {
+        "type": "comparison", "column": {"name": name}, "operator": operator, "parameter": value
+    }  # fmt: skip
+
+
+def code(marker: Path) -> str:
+    return f"__import__('pathlib').Path('{marker}').touch()"
+
+
+def attacks(marker: Path) -> list[dict[str, Any]]:
+    run = code(marker)
+    texts = [
+        f"@{run}",
+        run,
+        f"n > 0 and {run}",
+        "n.map(print)",
+        "@pd.eval('1')",
+        "n.__class__.__mro__",
+        f"`n`.map(lambda _: {run})",
+        "n in [word]",
+        "n = 3",
+    ]
+    objects = [
+        {"type": "pass_through", "pass_through_filter": f"@{run}"},
+        {"type": "nullity", "column": {"name": "n"}, "is_null": f"@{run}"},
+        comparison("n", {"a": run}),
+        {"type": "and", "conditions": [comparison("n", 1), {"type": "pass_through"}]},
+        {"type": "or", "conditions": "n"},
+        {"type": run},
+        [run],
+    ]
+    return [rule(each, condition_parser="pandas") for each in [*texts, *objects]]
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_a_stored_condition_runs_no_code(validator: Validator, tmp_path: Path, number: int) -> None:
+    stored = attacks(tmp_path / "ran")[number]
+    for refuse in (
+        lambda: validator.normalise(stored),
+        lambda: validator.columns(stored),
+        lambda: validator.check(TABLE, [stored]),
+    ):
+        with pytest.raises(InvalidExpectation):
+            refuse()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_names_in_a_stored_condition_are_names(validator: Validator, tmp_path: Path) -> None:
+    name = f"n` > 0 and @{code(tmp_path / 'ran')} or `n"
+    stored = rule(comparison(name, 1))
+    assert validator.columns(stored) == ("n", name)
+    with pytest.raises(InvalidExpectation, match="names the column"):
+        validator.check(TABLE, [stored])
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"max_value": {"$PARAMETER": "2 ^ 99999999"}}, "suite parameter"),
+        ({"json_schema": {"items": [{"$ref": "file:///etc/hostname"}]}}, "another document"),
+        ({"json_schema": {"$dynamicRef": "https://example.org/s"}}, "another document"),
+    ],
+)
+def test_nothing_else_in_a_stored_expectation_is_evaluated_or_fetched(
+    validator: Validator, kwargs: dict[str, Any], message: str
+) -> None:
+    kind = "expect_column_values_to_be_between"
+    if "json_schema" in kwargs:
+        kind = "expect_column_values_to_match_json_schema"
+    stored = {"type": kind, "kwargs": {"column": "word", **kwargs}}
+    for refuse in (validator.normalise, lambda each: validator.check(TABLE, [each])):
+        with pytest.raises(InvalidExpectation, match=message):
+            refuse(stored)
+
+
+def test_a_definition_that_another_program_wrote_is_read_as_data(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    table = TABLE.drop(["home town"])
+    group = duckdb_store.create_featuregroup(table, "g", validation="warn")
+    engine = duckdb_store.session.engine
+    definition = json.loads(DeltaTable(group.path).metadata().configuration["featurestore.spec"])
+    attack = rule(f"@{code(tmp_path / 'ran')}", condition_parser="pandas")
+    for stored in (attack, {"kwargs": {}}, {"type": "expect_nothing", "kwargs": {}}):
+        changed = json.dumps({**definition, "expectations": [stored]})
+        engine.set_properties(group.path, {"featurestore.spec": changed})
+        with pytest.raises(InvalidExpectation):
+            duckdb_store.validate_featuregroup("g")
+        with pytest.raises(InvalidExpectation):
+            duckdb_store.insert_into_featuregroup(table, "g")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("condition", "met"),
+    [
+        ("n >= 2", [1, 3]),
+        ("n != 2", [0, 2, 3]),
+        ("not n >= 2", [0, 2]),
+        ("2 < n <= 40 or x < 2", [0, 3]),
+        ("n == m", [1]),
+        ("m > n", [0]),
+        ("n in [1, 40] and not (x > 5)", [0]),
+        ("n not in (1, 40)", [1, 2]),
+        ("word == 'it\\'s'", [3]),
+        ("word is null", [2]),
+        ("x is not null", [0, 3]),
+        ("x == None | word != null & n == 2", [1, 2]),
+        ("flag", [0, 3]),
+        ("~flag", [1, 2]),
+        ("flag == true", [0, 3]),
+        ("`home town` == 'w'", [2, 3]),
+        ("at > '1970-01-01T00:00:00.000001Z'", [2]),
+        ("at in ['1970-01-01', '2020-01-01']", [0]),
+        ("n > -1", [0, 1, 3]),
+        ('col("n") > 1.5', [1, 3]),
+        ('col("word").notNull()', [0, 1, 3]),
+        ('col("at") < date("1970-01-01T00:00:00.000001")', [0]),
+        (comparison("word", ["a", "b"], "IN"), [0, 1]),
+        (comparison("word", ["a", "b"], "NOT_IN"), [2, 3]),
+        ({"type": "nullity", "column": {"name": "n"}, "is_null": False}, [0, 1, 3]),
+        ({"type": "or", "conditions": [comparison("n", 1), comparison("m", 1)]}, [0, 2]),
+        ({"type": "pass_through", "pass_through_filter": "n > 1"}, [1, 3]),
+    ],
+)
+def test_conditions_choose_rows(validator: Validator, condition: object, met: list[int]) -> None:
+    (plain,) = validator.normalise(rule(condition))
+    assert plain["kwargs"]["row_condition"] == condition
+    assert validator.normalise(plain) == (plain,)
+    (verdict,) = validator.check(TABLE, [plain])
+    values = TABLE["n"].to_pylist()
+    assert verdict.checked == sum(values[row] is not None for row in met)
+    failing = [row for row in met if values[row] == 40]
+    assert verdict.result.unexpected == len(failing)
+    if failing:
+        assert np.flatnonzero(verdict.failing).tolist() == failing
+
+
+def test_conditions_are_taken_from_objects_of_the_library(validator: Validator) -> None:
+    from great_expectations.expectations.row_conditions import Column
+
+    from featurestore_connectors.great_expectations.library import library
+
+    given = library().expectations.ExpectColumnValuesToBeBetween(
+        column="n",
+        max_value=10,
+        row_condition=((Column("n") > 1) & Column("x").is_not_null())
+        | (Column("at") > datetime(2020, 1, 1, tzinfo=UTC)),
+    )
+    (plain,) = validator.normalise(given)
+    assert validator.columns(plain) == ("n", "x", "at")
+    (verdict,) = validator.check(TABLE, [plain])
+    assert (verdict.checked, verdict.result.unexpected) == (1, 1)
+
+
+def test_rows_that_meet_a_condition_are_counted(validator: Validator) -> None:
+    count = {"type": "expect_table_row_count_to_equal", "kwargs": {"value": 2}}
+    count["kwargs"] |= {"row_condition": "n > 1"}  # type: ignore[operator]
+    (plain,) = validator.normalise(count)
+    assert validator.columns(plain) == ("n",)
+    (verdict,) = validator.check(TABLE, [plain])
+    assert verdict.result.success
+    with pytest.raises(InvalidExpectation, match="is about all rows"):
+        validator.normalise(
+            {
+                "type": "expect_table_column_count_to_equal",
+                "kwargs": {"value": 1, "row_condition": "n > 1"},
+            }
+        )
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("n > 'a'", "cannot be compared with"),
+        ("word > 3", "cannot be compared with"),
+        ("n", "not boolean"),
+        ("at > 'noon'", "is no time"),
+        ("absent > 1", "there are 'n', 'm'"),
+        ("~n > 1", "'~' at character 0"),
+        ("1 < 2", "cannot be read"),
+        ("n > null", "cannot be read"),
+        ("n in [null]", "cannot be read"),
+        ("n > 1 and", "it ends too early"),
+        ("(" * 60 + "n > 1" + ")" * 60, "cannot be read"),
+        ("n == " + "9" * 200, "cannot be read"),
+        ("n == 1 or " * 2000 + "flag", "20,004 characters"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    validator: Validator, condition: str, message: str
+) -> None:
+    with pytest.raises(InvalidExpectation, match=message):
+        validator.check(TABLE, [rule(condition)])
+
+
+_COMPARED = st.builds(
+    "{} {} {}".format,
+    st.sampled_from(["n", "x"]),
+    st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+    st.sampled_from(["1", "2", "9.0", "-3", "m"]),
+)
+_CONDITIONS = st.recursive(
+    _COMPARED | st.sampled_from(["n in [1, 2]", "x not in [9.0]", "word == 'a'"]),
+    lambda inner: (
+        st.builds("({} and {})".format, inner, inner)
+        | st.builds("({} or {})".format, inner, inner)
+        | st.builds("not ({})".format, inner)
+        | st.builds("1 < n <= 40 and {}".format, inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_CONDITIONS)
+def test_conditions_mean_what_pandas_says(text: str) -> None:
+    frame = to_frame(TABLE.select(["n", "m", "x", "word"]))
+    condition = parse_condition(text)
+    assert condition is not None
+    expected = frame.index.isin(frame.query(text, engine="python").index)
+    assert condition.rows(frame).tolist() == expected.tolist()
+
+
+_TEXTS = st.text(max_size=30) | st.lists(
+    st.sampled_from([*"nx()[]@.,'\"`~&|<>=!-", "and", "or", "not", "in", "is", "null", "col", " ", "1"]),
+    max_size=20,
+).map(" ".join)  # fmt: skip
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | _TEXTS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "column", "name", "operator", "parameter", "conditions"]),
+            inner,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_TEXTS | _JSON)
+def test_any_text_is_a_condition_or_refused_as_one(given_condition: object) -> None:
+    frame = pd.DataFrame({"n": [1.0, None], "x": ["a", None]})
+    try:
+        condition = parse_condition(given_condition)
+        if condition is not None:
+            assert len(condition.rows(frame)) == 2
+    except InvalidExpectation:
+        pass

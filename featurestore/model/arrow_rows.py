@@ -27,14 +27,33 @@ def rows_at(batch: pa.RecordBatch, places: Any) -> pa.RecordBatch:
     )
 
 
+def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch in which no struct that holds structs is a slice, as DuckDB requires.
+
+    >>> rows = pa.record_batch([pa.array([{"x": {"y": 1}}, {"x": {"y": 2}}])], ["s"])
+    >>> without_offsets(rows.slice(1)).column(0).offset
+    0
+    """
+    if not any(map(_holds_struct_in_struct, batch.schema.types)):
+        return batch
+    columns = []
+    for column in batch.columns:
+        deep = _holds_struct_in_struct(column.type)
+        columns.append(_copied(column) if deep else column)
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
 def _from_the_start(array: Any) -> Any:
-    """Return an array that is no slice, where that makes a difference: a copy of what the slice holds."""
+    """Return an array that is no slice, where that makes a difference."""
+    if array.offset and _is_deep(array.type):
+        return _copied(array)
+    return array
+
+
+def _copied(array: Any) -> Any:
+    """Return a copy of what an array holds, no part of which is a slice."""
     # Arrays that are joined are copied, unless there is but one.
-    return (
-        pa.concat_arrays([array, array.slice(0, 0)])
-        if array.offset and _is_deep(array.type)
-        else array
-    )
+    return pa.concat_arrays([array, array.slice(0, 0)])
 
 
 def _is_deep(kind: pa.DataType) -> bool:
@@ -42,3 +61,14 @@ def _is_deep(kind: pa.DataType) -> bool:
     if pat.is_fixed_size_list(kind) and pat.is_fixed_size_list(kind.value_type):
         return True
     return any(_is_deep(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _holds_struct_in_struct(kind: pa.DataType, *, inside: bool = False) -> bool:
+    """Tell whether a struct holds structs, directly or in lists."""
+    is_struct = pat.is_struct(kind)
+    if is_struct and inside:
+        return True
+    for index in range(kind.num_fields):
+        if _holds_struct_in_struct(kind.field(index).type, inside=inside or is_struct):
+            return True
+    return False

@@ -117,6 +117,16 @@ class TypeConformance:
         found = engine.stream(engine.read_table(path, schema=table.schema)).read_all()
         assert same(found.sort_by("id").to_pylist(), table.to_pylist())
 
+    def test_slices_of_every_type_come_back_equal(self, engine: Engine) -> None:
+        columns = {"id": pa.array(range(4), pa.int64())}
+        for name, (kind, values) in VALUES.items():
+            columns[name] = pa.array([values[0], values[-1], None, values[0]], kind)
+        inner = [{"x": {"y": number}, "z": [{"q": {"r": "a"}}]} for number in range(3)]
+        columns["structs_in_structs"] = pa.array([*inner, None])
+        table = pa.table(columns).slice(1, 2)
+        found = engine.stream(engine.from_arrow(table.to_reader())).read_all()
+        assert same(found.sort_by("id").to_pylist(), table.to_pylist())
+
     def test_an_empty_stream_keeps_its_schema(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema(
             [("id", pa.int64()), *((name, kind) for name, (kind, _) in VALUES.items())]

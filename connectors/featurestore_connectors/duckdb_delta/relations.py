@@ -17,7 +17,7 @@ from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore_connectors.duckdb_delta import failures, sqltext
+from featurestore_connectors.duckdb_delta import sqltext, streams
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 ENGINE = "duckdb"
@@ -62,9 +62,7 @@ class _ForeignRelation:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         reader = self._frame.to_arrow_reader()
-        return pa.RecordBatchReader.from_batches(
-            self.schema, failures.guarded(iter(reader))
-        ).__arrow_c_stream__()
+        return streams.source(self.schema, iter(reader)).__arrow_c_stream__()
 
 
 def _of_feature_types(
@@ -109,9 +107,9 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
     """Return a relation over a stream, which can be read once."""
     schema = feature_schema(reader.schema)
     batches = reader if reader.schema == schema else (cast_batch(batch, schema) for batch in reader)
-    guarded = pa.RecordBatchReader.from_batches(schema, failures.guarded(iter(batches)))
+    source = streams.source(schema, iter(batches))
     with building():
-        return relation(database.connection.from_arrow(guarded), schema, single_use=True)
+        return relation(database.connection.from_arrow(source), schema, single_use=True)
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.arrow_rows import without_offsets
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.session import (
@@ -45,6 +46,15 @@ def stream(
     return pa.RecordBatchReader.from_batches(relation.schema, batches)
 
 
+def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
+    """Return batches as DuckDB takes them; all Arrow goes into DuckDB by this road.
+
+    Errors on the way are kept for the caller. DuckDB refuses structs of structs that are slices.
+    """
+    whole = (without_offsets(batch) for batch in batches)
+    return pa.RecordBatchReader.from_batches(schema, failures.guarded(whole))
+
+
 class MappedStream:
     """An Arrow source that applies a function to the batches of a relation, anew at every reading."""
 
@@ -58,8 +68,7 @@ class MappedStream:
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return a new stream of the function's results."""
-        batches = failures.guarded(self.batches())
-        return pa.RecordBatchReader.from_batches(self.schema, batches).__arrow_c_stream__()
+        return source(self.schema, self.batches()).__arrow_c_stream__()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the function's results."""

@@ -8,9 +8,8 @@ import socket
 import subprocess
 import sys
 from datetime import UTC, date, datetime
-from html.parser import HTMLParser
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -301,29 +300,3 @@ def test_reports_travel_as_json_of_their_schema() -> None:
     jsonschema.validate(data, schema)
     assert ValidationReport.from_json(data).to_json() == data
     assert ValidationReport.from_json(data).success is False
-
-
-def test_reports_become_pages(validator: Validator) -> None:
-    page = validator.to_html(report())
-    assert page.lstrip().lower().startswith("<!doctype html>")
-    assert "people version 1" in page
-    assert "must be less than or equal to" in page
-    assert "2 unexpected values found. 20% of 10 total rows." in " ".join(page.split())
-
-
-def test_a_page_is_whole_without_a_network(validator: Validator) -> None:
-    class Loads(HTMLParser):
-        found: ClassVar[list[str]] = []
-
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            if tag in ("link", "script", "img", "iframe", "object", "source"):
-                self.found.append(tag)
-            self.found.extend(
-                value or "" for name, value in attrs if "//" in (value or "") or name == "src"
-            )
-
-    page = validator.to_html(report())
-    Loads().feed(page)
-    assert Loads.found == []
-    assert "url(" not in page
-    assert "@import" not in page

@@ -1,4 +1,4 @@
-"""Expectations of Great Expectations 1.x behind the Validator door."""
+"""Expectations of Great Expectations 1.x behind the interface Validator."""
 
 from featurestore_connectors.great_expectations.validator import GreatExpectationsValidator
 

@@ -1,99 +1,134 @@
-"""Reports as HTML by the renderer of Great Expectations, in a page that is whole: it loads nothing from the web."""
+"""Reports as HTML: one page that loads and runs nothing, in which every text of the report is escaped.
+
+Expectations are said in the words of Great Expectations. Its own pages are not used: they load styles and scripts from
+the web and let texts of the data through as markup.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
+from string import Template
 from typing import Any
 
-from featurestore.model.validation import ExpectationResult, ValidationReport, plain_json
+from featurestore.errors import InvalidExpectation
+from featurestore.model.validation import (
+    ExpectationResult,
+    ValidationReport,
+    describe,
+    outcome_text,
+    plain_json,
+)
+from featurestore_connectors.great_expectations.forms import build
 from featurestore_connectors.great_expectations.library import library, quiet
+
+_BUILT_IN = {
+    "no_null_keys": "{columns} must not be null.",
+    "no_duplicate_keys": "{columns} must be unique in a write.",
+    "no_future_event_times": "{columns} must not lie in the future.",
+}
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One line of the page."""
+
+    mark: str
+    statement: str
+    found: str
+    samples: tuple[str, ...]
 
 
 def to_html(report: ValidationReport) -> str:
-    """Return a report as one page; built-in checks come first, as a table of their own."""
-    version = library().__version__
-    from great_expectations.core import ExpectationSuiteValidationResult
-    from great_expectations.render.renderer import ValidationResultsPageRenderer
+    """Return a report as one page."""
+    from jinja2 import Environment
+    from markupsafe import Markup
 
-    results = [_result(each, report.time) for each in report.results]
-    passed = sum(each.success for each in report.results)
-    outcome = ExpectationSuiteValidationResult(
-        success=report.success,
-        results=results,
-        suite_name=f"{report.name} version {report.version}",
-        statistics={
-            "evaluated_expectations": len(results),
-            "successful_expectations": passed,
-            "unsuccessful_expectations": len(results) - passed,
-            "success_percent": 100.0 * passed / len(results) if results else None,
-        },
-        meta={
-            "run_id": {
-                "run_name": report.run_id or report.policy,
-                "run_time": report.time.isoformat(),
-            },
-            "policy": report.policy,
-            "rows": report.rows,
-            "rows_quarantined": report.rows_quarantined,
-            "great_expectations_version": version,
-        },
+    here = files(__package__)
+    style = here.joinpath("page.css").read_text(encoding="utf-8")
+    source = here.joinpath("page.j2").read_text(encoding="utf-8")
+    # A policy that knows the page's own style by its hash, and nothing else: no script, no image, no form.
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        .from_string(source)
+        .render(
+            policy=Markup(policy),
+            style=Markup(style),
+            title=f"{report.name} version {report.version}",
+            summary=_summary(report),
+            report=report,
+            facts=list(_facts(report)),
+            checks=[_check(result) for result in report.results],
+        )
     )
+
+
+def _summary(report: ValidationReport) -> str:
+    if not report.failed:
+        return f"{report.rows:,} rows; all checks hold."
+    return f"{report.rows:,} rows; {len(report.failed)} of {len(report.results)} checks failed."
+
+
+def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
+    yield "validation", report.policy
+    yield "time", report.time.isoformat()
+    if report.delta_version is not None:
+        yield "Delta version", report.delta_version
+    if report.run_id is not None:
+        yield "run", report.run_id
+    if report.rows_quarantined:
+        yield "rows quarantined", f"{report.rows_quarantined:,}"
+    yield "Great Expectations", library().__version__
+
+
+def _check(result: ExpectationResult) -> _Check:
+    mark = "warning" if result.warning else "failed"
+    found = outcome_text(result)
+    if result.success:
+        mark = "passed"
+        found = "" if result.row_level else f"found {plain_json(result.observed)}"
+    samples = tuple(str(plain_json(sample)) for sample in result.samples)
+    return _Check(mark, _statement(result.expectation), found, samples)
+
+
+def _statement(expectation: Mapping[str, Any]) -> str:
+    """Return what is expected in words; as it is written where the library has no words for it."""
+    kwargs = expectation.get("kwargs") or {}
+    built_in = _BUILT_IN.get(str(expectation["type"]))
+    if built_in is not None:
+        columns = kwargs.get("columns") or [kwargs.get("column")]
+        return built_in.format(columns=", ".join(map(str, columns)))
+    words = _words(expectation)
+    if words is None:
+        return describe(expectation)
+    if kwargs.get("row_condition"):
+        return f"Where {kwargs['row_condition']}: {words}"
+    return words
+
+
+def _words(expectation: Mapping[str, Any]) -> str | None:
+    """Return the library's words for an expectation as plain text."""
+    from great_expectations.expectations.registry import get_renderer_impl
+    from great_expectations.render import LegacyRendererType
+
+    try:
+        configuration = build(expectation).configuration
+    except InvalidExpectation:  # a report may be older than the library, or from elsewhere
+        return None
+    found = get_renderer_impl(configuration.type, LegacyRendererType.PRESCRIPTIVE)
+    if found is None:
+        return None
     with quiet():
-        return str(_view().render(ValidationResultsPageRenderer().render(outcome)))
-
-
-def _view() -> Any:
-    """Return the library's view with a page around it that needs neither its styles and scripts nor a network."""
-    from great_expectations.render.view import DefaultJinjaPageView
-    from jinja2 import ChoiceLoader, DictLoader
-
-    view = DefaultJinjaPageView()
-    page = files(__package__).joinpath("page.j2").read_text(encoding="utf-8")
-    view.env.loader = ChoiceLoader([DictLoader({"page.j2": page}), view.env.loader])
-    return view
-
-
-def _result(result: ExpectationResult, now: datetime) -> Any:
-    from great_expectations.core import ExpectationValidationResult
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
-
-    expectation = result.expectation
-    kind, kwargs = str(expectation["type"]), dict(expectation["kwargs"])
-    if not kind.startswith("expect_"):
-        # Built-in checks in the nearest words that the renderer knows.
-        kind, kwargs = _nearest(kind, kwargs, now)
-    details: dict[str, Any] = {
-        "element_count": result.rows,
-        "unexpected_count": result.unexpected,
-        "unexpected_percent": 100.0 * result.unexpected / result.rows if result.rows else 0.0,
-        "partial_unexpected_list": [str(plain_json(sample)) for sample in result.samples],
-        "missing_count": 0,
-        "missing_percent": 0.0,
-    }
-    if not result.row_level:
-        details = {"observed_value": plain_json(result.observed)}
-    return ExpectationValidationResult(
-        success=result.success,
-        expectation_config=ExpectationConfiguration(type=kind, kwargs=kwargs),
-        result=details,
-        exception_info={
-            "raised_exception": False,
-            "exception_message": None,
-            "exception_traceback": None,
-        },
-    )
-
-
-def _nearest(kind: str, kwargs: Mapping[str, Any], now: datetime) -> tuple[str, dict[str, Any]]:
-    if kind == "no_duplicate_keys" and len(kwargs["columns"]) == 1:
-        return "expect_column_values_to_be_unique", {"column": kwargs["columns"][0]}
-    if kind == "no_duplicate_keys":
-        return "expect_compound_columns_to_be_unique", {"column_list": kwargs["columns"]}
-    if kind == "no_future_event_times":
-        return "expect_column_values_to_be_between", {
-            "column": kwargs["column"],
-            "max_value": now.isoformat(),
-        }
-    return "expect_column_values_to_not_be_null", {"column": ", ".join(kwargs["columns"])}
+        blocks = found[1](configuration=configuration)
+    words = []
+    for block in blocks:
+        text = getattr(block, "string_template", None)
+        if not isinstance(text, Mapping):
+            return None
+        words.append(Template(text["template"]).safe_substitute(text.get("params", {})))
+    return " ".join(words) or None

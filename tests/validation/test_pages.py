@@ -1,0 +1,108 @@
+"""Pages of reports: whole without a network, and texts of the data stay texts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.model.validation import ExpectationResult, ValidationReport
+from featurestore.plugins.validator import find_validator
+from tests.validation.test_expectations import report, rule
+
+TAGS = {
+    "html", "head", "meta", "title", "style", "body", "main", "h1", "p", "dl", "dt", "dd", "label", "input", "table",
+    "thead", "tbody", "tr", "th", "td", "details", "summary", "code",
+}  # fmt: skip
+ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "class", "type", "id", "title"}
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_comment(self, data: str) -> None:
+        self.tags.add("!--")
+
+
+def hostile(text: str) -> ValidationReport:
+    """A report with a text wherever data or a definition can put one."""
+    kwargs = {"column": text, "regex": text, "value_set": [text], "row_condition": text}
+    expectations = [
+        rule("column_values_to_match_regex", column=text, regex=text, row_condition=text),
+        rule("column_values_to_be_in_set", column="n", value_set=[text]),
+        rule("column_values_to_match_json_schema", column="n", json_schema={"title": text}),
+        {"type": "no_null_keys", "kwargs": {"columns": [text]}},
+        {"type": text, "kwargs": kwargs},
+    ]
+    results = tuple(
+        ExpectationResult(each, False, 2, 1, samples=({text: text},), message=text)
+        for each in expectations
+    )
+    passed = ExpectationResult(expectations[1], True, 2, row_level=False, observed=[text])
+    now = datetime(2024, 1, 1, tzinfo=UTC)
+    return ValidationReport(text, 1, text, now, 2, (*results, passed), run_id=text)
+
+
+def test_reports_become_pages() -> None:
+    page = Page(find_validator().to_html(report()))
+    text = " ".join(page.text.split())
+    for shown in (
+        "people version 1",
+        "10 rows; 2 of 5 checks failed.",
+        "n values must be less than or equal to 5",
+        "2 of 10 rows (20 %)",
+        "{'n': 6}",
+        "id, at must not be null.",
+    ):
+        assert shown in text
+
+
+def test_a_page_loads_and_runs_nothing() -> None:
+    page = find_validator().to_html(report())
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert "default-src 'none'; style-src 'sha256-" in page
+    for loading in ("url(", "@import", "//", "src=", "href="):
+        assert loading not in page
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>alert(1)</script>",
+        "\"'><img src=x onerror=alert(1)>",
+        "</style></title><svg onload=alert(1)>",
+        "<!--",
+        "{{ 7 * 7 }}$column&lt;b&gt;",
+    ],
+)
+def test_texts_of_the_data_come_out_as_texts(text: str) -> None:
+    page = Page(find_validator().to_html(hostile(text)))
+    assert page.tags <= TAGS
+    assert page.attributes <= ATTRIBUTES
+    assert page.text.count(text) >= 10
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text("<>&\"'/!-=$#a{}%\\ \n\x00", min_size=1, max_size=20))
+def test_no_text_is_markup(text: str) -> None:
+    page = Page(find_validator().to_html(hostile(text)))
+    assert page.tags <= TAGS
+    assert page.attributes <= ATTRIBUTES

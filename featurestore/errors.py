@@ -71,6 +71,10 @@ class StorageError(FeatureStoreError, OSError):
     """A file could not be written or read (disk full, permission, damaged file)."""
 
 
+class PublicationWarning(UserWarning):
+    """A write landed, and something after it went wrong; recovery finishes the rest, nothing is to be repeated."""
+
+
 class TableDamaged(StorageError):
     """A Delta log or data file is missing or unreadable; the message names the file."""
 

@@ -28,6 +28,7 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.plugins.engine import TableWrite, TimeRange
+from featurestore.storage.publication import Publication
 from featurestore.testing.relation_conformance import NOON, numbered, rows
 from featurestore.testing.table_conformance import SCHEMA, ids, new_table, some, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
@@ -284,7 +285,7 @@ def test_vacuum_spares_files_of_writes_under_way(engine: DuckDBEngine, tmp_path:
 _WRITER = """
 import sys
 import pyarrow as pa
-from featurestore.engines import TableWrite, TimeRange
+from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 path, me = sys.argv[1], int(sys.argv[2])
@@ -343,7 +344,7 @@ def test_an_append_does_not_mind_other_appends(engine: DuckDBEngine, tmp_path: P
     path = new_table(engine, tmp_path)
     stale = deltalog.table_state(path)
     write(engine, path, some(1))
-    assert commits.commit(stale, Change("WRITE")) == 2
+    assert commits.commit(stale, Change("WRITE"), Publication()) == 2
 
 
 def test_a_transaction_that_raced_with_itself_lands_once(
@@ -353,7 +354,7 @@ def test_a_transaction_that_raced_with_itself_lands_once(
     stale = deltalog.table_state(path)
     write(engine, path, some(1), TableWrite("append", transaction=("app", 1)))
     with pytest.raises(commits.RepeatedError):
-        commits.commit(stale, Change("WRITE", transaction=("app", 1)))
+        commits.commit(stale, Change("WRITE", transaction=("app", 1)), Publication())
 
 
 # -- full disks and damage ----------------------------------------------------------------------------------------

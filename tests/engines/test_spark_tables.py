@@ -240,7 +240,7 @@ def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: st
 WRITER = """
 import os, sys, time
 import pyarrow as pa
-from featurestore.engines import TableWrite
+from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.spark_delta import SparkEngine
 
 path, me, go = sys.argv[1], int(sys.argv[2]), sys.argv[3]

@@ -13,6 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -21,8 +22,10 @@ import pyarrow as pa
 
 from featurestore.delta import deltalog
 from featurestore.delta.deltalog import DataFile, TableState
-from featurestore.errors import StorageError, UnsupportedLocation, WriteConflict
+from featurestore.errors import StorageError, TableDamaged, UnsupportedLocation, WriteConflict
 from featurestore.model.times import to_micros, utc_now
+from featurestore.model.types import storage_schema
+from featurestore.storage.publication import Publication, after_publication, make_directory
 from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
@@ -53,10 +56,12 @@ class RepeatedError(Exception):
     """The transaction was committed before. Does not leave the engine."""
 
 
-def create(path: str, *, metadata: Mapping[str, Any], note: Mapping[str, Any]) -> None:
+def create(
+    path: str, *, metadata: Mapping[str, Any], note: Mapping[str, Any], durable: bool = True
+) -> None:
     """Write commit 0; FileExistsError when there is a table already."""
     log = os.path.join(path, deltalog.LOG_FOLDER)
-    os.makedirs(log, exist_ok=True)
+    make_directory(log, durable=durable)
     info = _info(
         "CREATE TABLE",
         {"partitionBy": json.dumps(metadata["partitionColumns"])},
@@ -67,12 +72,15 @@ def create(path: str, *, metadata: Mapping[str, Any], note: Mapping[str, Any]) -
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
         {"metaData": dict(metadata)},
     ]
-    if deltalog.exists(path) or not _put(path, 0, actions):
-        raise FileExistsError(f"There is a Delta table at {path} already.")
+    with Publication(durable=durable) as publication:
+        if deltalog.exists(path) or not _put(path, 0, actions, publication):
+            raise FileExistsError(f"There is a Delta table at {path} already.")
 
 
-def commit(state: TableState, change: Change) -> int:
+def commit(state: TableState, change: Change, publication: Publication) -> int:
     """Write a change of a table that was read as ``state``; return its version.
+
+    ``publication`` has the files that the change adds. Once the commit has its name nothing raises any more.
 
     Raises:
         LostRaceError: Commits came in between that this change does not know of.
@@ -82,8 +90,9 @@ def commit(state: TableState, change: Change) -> int:
     actions = list(_actions(state, change))
     while True:
         version += 1
-        if _put(state.path, version, actions):
-            _checkpoint(state, version)
+        if _put(state.path, version, actions, publication):
+            with after_publication(f"Delta version {version} of {state.path}"):
+                _checkpoint(state, version)
             return version
         _check_still_true(change, deltalog.read_commit(deltalog.commit_path(state.path, version)))
 
@@ -96,14 +105,18 @@ def retried(
     The first call may have a ``state`` that was read a moment ago.
     """
     for number in range(ATTEMPTS):
+        latest = state if state is not None and number == 0 else deltalog.table_state(path)
         try:
-            return attempt(
-                state if state is not None and number == 0 else deltalog.table_state(path)
-            )
+            return attempt(latest)
         except RepeatedError:
             return None
         except LostRaceError:
-            time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
+            pass
+        except TableDamaged:
+            # A rewrite misses files that a vacuum took meanwhile: then its version is no longer the latest.
+            if deltalog.latest_version(path) == latest.version:
+                raise
+        time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
     raise WriteConflict(
         f"Other writers changed {path} {ATTEMPTS} times while this write was computed; nothing of it landed.",
         hint="repeat the write, or let the writers take turns",
@@ -144,6 +157,24 @@ def changed_metadata(
         "createdTime": held.created_time,
         "configuration": {**state.properties, **(properties or {})},
     }
+
+
+def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
+    """Return a schema of storage types with the storage types of the columns that it lacks at its end."""
+    if added is None:
+        return schema
+    for column in storage_schema(added):
+        if column.name not in schema.names:
+            schema = schema.append(column)
+    return schema
+
+
+def metadata_with(state: TableState, added: pa.Schema | None) -> dict[str, Any] | None:
+    """Return the metadata that a table needs to hold more columns, None when it has them all."""
+    schema = wider_schema(state.schema, added)
+    if schema.names == state.schema.names:
+        return None
+    return changed_metadata(state, schema=schema)
 
 
 def schema_string(schema: pa.Schema) -> str:
@@ -244,31 +275,36 @@ def _now() -> int:
     return to_micros(utc_now()) // 1000
 
 
-def _put(path: str, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
+def _put(
+    path: str, version: int, actions: Sequence[Mapping[str, Any]], publication: Publication
+) -> bool:
     """Link a commit under its name; False when the name is taken."""
     target = deltalog.commit_path(path, version)
     temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
+    lines = [json.dumps(action, separators=(",", ":")) for action in actions]
     try:
-        try:
+        with _removed(temporary):
             with open(temporary, "x", encoding="utf-8") as file:
-                file.write(
-                    "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
-                    + "\n"
-                )
+                file.write("\n".join(lines) + "\n")
                 file.flush()
-                os.fsync(file.fileno())
-            os.link(temporary, target)
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-    except FileExistsError:
-        return False
+                if publication.durable:
+                    os.fsync(file.fileno())
+            return publication.link(temporary, target)
     except OSError as error:
         raise StorageError(
             f"The commit {target} could not be written: {error}; the table is as it was before.",
             hint="is the disk full, the folder read-only, or the file system without hard links?",
         ) from error
-    return True
+
+
+@contextmanager
+def _removed(path: str) -> Iterator[None]:
+    """Remove a temporary file in the end; one that cannot be removed is only in nobody's way."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> None:
@@ -291,10 +327,8 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
 def _checkpoint(state: TableState, version: int) -> None:
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     if version % max(every, 1) == 0:
-        # Readers would manage without; a checkpoint that fails must not undo the commit that stands.
+        # Readers manage without: one that could not be written is written ten commits later.
         from deltalake.exceptions import DeltaError
 
-        try:
+        with suppress(DeltaError, OSError):
             deltalog.open_table(state.path, version).create_checkpoint()
-        except (DeltaError, OSError, StorageError):
-            return

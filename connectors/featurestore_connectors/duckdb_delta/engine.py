@@ -21,6 +21,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
     files,
     maintenance,
@@ -48,6 +49,8 @@ class DuckDBEngine:
         memory_limit: DuckDB's, such as "4GB"; else ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else DuckDB's default.
         threads: Of DuckDB and of writers; else ``FEATURESTORE_DUCKDB_THREADS``, else all cores.
         temp_directory: Where DuckDB spills; else ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the system's.
+        durability: "full": a commit is on disk, with all files that it names, before the call returns. "fast": when
+            the system writes it, so that a power loss may take or damage the last commits of some seconds.
     """
 
     def __init__(
@@ -56,9 +59,13 @@ class DuckDBEngine:
         memory_limit: str | None = None,
         threads: int | None = None,
         temp_directory: str | None = None,
+        durability: str = "full",
     ) -> None:
         self.database = Database(
-            memory_limit=memory_limit, threads=threads, temp_directory=temp_directory
+            memory_limit=memory_limit,
+            threads=threads,
+            temp_directory=temp_directory,
+            durable=is_durable(durability),
         )
 
     @property
@@ -174,7 +181,12 @@ class DuckDBEngine:
         note: Mapping[str, Any],
     ) -> None:
         tables.create(
-            path, schema=schema, partition_by=partition_by, properties=properties, note=note
+            self.database,
+            path,
+            schema=schema,
+            partition_by=partition_by,
+            properties=properties,
+            note=note,
         )
 
     def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
@@ -184,7 +196,7 @@ class DuckDBEngine:
         return rewrite.delete(self.database, path, predicate, note=note)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        tables.set_properties(path, properties)
+        tables.set_properties(self.database, path, properties)
 
     def compact(self, path: str) -> int | None:
         return rewrite.compact(self.database, path)

@@ -9,7 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.model.types import is_nested
+from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.session import Database
 
@@ -96,7 +97,7 @@ def write(
 
 
 def move_into_table(
-    files: Sequence[NewFile], path: str, *, folder: str | None = None
+    files: Sequence[NewFile], path: str, publication: Publication, *, folder: str | None = None
 ) -> list[NewFile]:
     """Give files their place in a table, by link (the old name stays) or else by copy.
 
@@ -105,28 +106,19 @@ def move_into_table(
     run = uuid.uuid4()
     placed = []
     for number, file in enumerate(files):
-        inner = (
-            os.path.relpath(os.path.dirname(file.path), folder)
-            if folder and file.partition
-            else "."
-        )
-        target = os.path.normpath(
-            os.path.join(path, inner, f"part-{number:05d}-{run}-c000.snappy.parquet")
-        )
+        directory = path
+        if folder is not None and file.partition:
+            inner = os.path.relpath(os.path.dirname(file.path), folder)
+            directory = os.path.join(path, inner)
+        target = os.path.join(directory, f"part-{number:05d}-{run}-c000.snappy.parquet")
+        publication.add(target)
         try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            make_directory(directory, durable=publication.durable)
             _link(file.path, target)
         except OSError as error:
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
-        placed.append(NewFile(target, file.bytes, file.rows, file.statistics, file.partition))
+        placed.append(replace(file, path=target))
     return placed
-
-
-def discard(files: Sequence[NewFile]) -> None:
-    """Remove files that no commit names."""
-    for file in files:
-        with contextlib.suppress(OSError):
-            os.unlink(file.path)
 
 
 def _link(source: str, target: str) -> None:
@@ -134,6 +126,8 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
+    # Vacuum takes unknown files by their age, and rows may have been staged long ago.
+    os.utime(target)
 
 
 def _number(path: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,45 +18,73 @@ _LONGEST_WRITE = timedelta(days=1)
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
-    """Remove the files that neither versions since ``retain`` nor ``keep_versions`` need; return their paths."""
-    needed, known = _needed(path, keep_versions, retain), _ever_added(path)
-    abandoned = min(retain, utc_now() - _LONGEST_WRITE).timestamp()
+    """Remove the files that neither versions since ``retain`` nor ``keep_versions`` need; return their paths.
+
+    Writers and readers may be at work. Everything is decided for the version that is the latest when this begins:
+    what later commits add is not touched.
+    """
+    latest = deltalog.latest_version(path)
+    candidates = _unneeded(path, latest, keep_versions=keep_versions, retain=retain)
+    candidates -= _added_between(path, latest + 1, deltalog.latest_version(path))
     removed = []
-    for file in _data_files(path):
-        if file not in needed and (file in known or os.stat(file).st_mtime < abandoned):
-            try:
-                os.unlink(file)
-            except OSError as error:
-                raise StorageError(f"{file} could not be removed: {error}.") from error
+    for file in sorted(candidates):
+        try:
+            os.unlink(file)
             removed.append(file)
-    _remove_abandoned_writes(path, abandoned)
+        except FileNotFoundError:  # another vacuum took it
+            continue
+        except OSError as error:
+            raise StorageError(f"{file} could not be removed: {error}.") from error
+    _remove_abandoned_writes(path, _abandoned_before(retain))
     return removed
 
 
-def _needed(path: str, keep_versions: Sequence[int], retain: datetime) -> set[str]:
+def _unneeded(
+    path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime
+) -> set[str]:
+    """Return the files that no wanted version up to ``latest`` has, and no writer at work has just made."""
+    needed = _needed(path, latest, keep_versions=keep_versions, retain=retain)
+    known = _added_between(path, 0, latest)
+    abandoned = _abandoned_before(retain)
+    found = set()
+    for file in _data_files(path):
+        if file in needed:
+            continue
+        if file in known or _modified(file) < abandoned:
+            found.add(file)
+    return found
+
+
+def _needed(path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime) -> set[str]:
+    """Return the files of every version since ``retain``, and of those that are kept."""
     try:
         first = deltalog.version_at(path, retain)
     except VersionNotFound:
         first = 0
-    latest = deltalog.latest_version(path)
-    needed = {
-        file.path
-        for version in {first, *keep_versions}
-        for file in deltalog.table_state(path, version).files
-    }
-    for version in range(first, latest + 1):
-        needed.update(deltalog.added_files(path, version))
+    needed = _added_between(path, first, latest)
+    for version in {first, *keep_versions}:
+        needed |= {file.path for file in deltalog.table_state(path, version).files}
     return needed
 
 
-def _ever_added(path: str) -> set[str]:
-    latest = deltalog.latest_version(path)
-    present = (
-        version
-        for version in range(latest + 1)
-        if os.path.exists(deltalog.commit_path(path, version))
-    )
-    return {file for version in present for file in deltalog.added_files(path, version)}
+def _added_between(path: str, first: int, last: int) -> set[str]:
+    """Return the files that the commits of a range of versions added, where the log still has them."""
+    added: set[str] = set()
+    for version in range(first, last + 1):
+        if os.path.exists(deltalog.commit_path(path, version)):
+            added.update(deltalog.added_files(path, version))
+    return added
+
+
+def _abandoned_before(retain: datetime) -> float:
+    return min(retain, utc_now() - _LONGEST_WRITE).timestamp()
+
+
+def _modified(file: str) -> float:
+    try:
+        return os.stat(file).st_mtime
+    except FileNotFoundError:  # another vacuum, or a writer that failed, took it
+        return math.inf
 
 
 def _data_files(path: str) -> Iterator[str]:
@@ -67,8 +95,10 @@ def _data_files(path: str) -> Iterator[str]:
 
 
 def _remove_abandoned_writes(path: str, abandoned: float) -> None:
-    writing = os.path.join(path, WRITING)
-    with contextlib.suppress(FileNotFoundError):
-        for entry in list(os.scandir(writing)):
-            if entry.stat().st_mtime < abandoned:
-                shutil.rmtree(entry.path, ignore_errors=True)
+    try:
+        folders = list(os.scandir(os.path.join(path, WRITING)))
+    except FileNotFoundError:
+        return
+    for folder in folders:
+        if _modified(folder.path) < abandoned:
+            shutil.rmtree(folder.path, ignore_errors=True)

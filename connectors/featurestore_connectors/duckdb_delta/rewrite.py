@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -16,7 +15,8 @@ from featurestore.delta import deltalog
 from featurestore.delta.deltalog import DataFile, TableState
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.plugins.engine import TableWrite, TimeRange
-from featurestore_connectors.duckdb_delta import columns, commits, files, scan, sqltext
+from featurestore.storage.publication import Publication
+from featurestore_connectors.duckdb_delta import commits, files, scan, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import range_condition
@@ -50,10 +50,12 @@ def upsert(
     """Replace the rows whose key occurs in the source, and append the source."""
     if not how.key:
         raise InvalidArgument("An upsert needs the columns of its key.")
-    _check_unique(database, _source(source, columns.wider(state.schema, how.add_columns)), how.key)
+    _check_unique(
+        database, _source(source, commits.wider_schema(state.schema, how.add_columns)), how.key
+    )
 
     def attempt(state: TableState) -> int:
-        rows = _source(source, columns.wider(state.schema, how.add_columns))
+        rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
         match = " AND ".join(
             f"target.{name} = source.{name}" for name in map(sqltext.quote, how.key)
         )
@@ -76,14 +78,16 @@ def replace(
     _check_inside(database, state, source, how, window)
 
     def attempt(state: TableState) -> int:
-        rows = _source(source, columns.wider(state.schema, how.add_columns))
+        rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
         outgoing = range_condition(window)
         bounds = {window.column: (window.start, window.end)}
         touched = _touched(database, state, _overlapping(state, bounds), outgoing)
-        if not touched.mixed and not state.partition_by:
-            # No row of the old files stays, so those of the source need not be written again.
-            return _commit_replaced(state, touched, how, files.move_into_table(source, state.path))
-        return _replaced(database, state, touched, outgoing, how, rows=rows)
+        if touched.mixed or state.partition_by:
+            return _replaced(database, state, touched, outgoing, how, rows=rows)
+        # No row of the old files stays, so those of the source need not be written again.
+        with Publication(durable=database.durable) as publication:
+            new = files.move_into_table(source, state.path, publication)
+            return commits.commit(state, _replacement(state, touched, how, new), publication)
 
     return commits.retried(state.path, attempt, state=state)
 
@@ -96,20 +100,18 @@ def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, 
         touched = _touched(database, state, state.files, f"({predicate})")
         if not touched.files:
             return None
-        with _rewritten(database, state, touched, f"({predicate})") as new:
-            return _commit(
-                state,
-                new,
-                Change(
-                    operation="DELETE",
-                    parameters={"predicate": predicate},
-                    adds=new,
-                    removes=touched.files,
-                    note={"operation": "delete", **note},
-                    copied_rows=touched.staying,
-                    reads=True,
-                ),
+        with Publication(durable=database.durable) as publication:
+            new = _rewritten(database, state, touched, f"({predicate})", publication)
+            change = Change(
+                operation="DELETE",
+                parameters={"predicate": predicate},
+                adds=new,
+                removes=touched.files,
+                note={"operation": "delete", **note},
+                copied_rows=touched.staying,
+                reads=True,
             )
+            return commits.commit(state, change, publication)
 
     return commits.retried(path, attempt)
 
@@ -122,21 +124,19 @@ def compact(database: Database, path: str) -> int | None:
         small = _worth_compacting(state)
         if not small:
             return None
-        with _rewritten(database, state, _Touched(small, 0), "false") as new:
-            return _commit(
-                state,
-                new,
-                Change(
-                    operation="OPTIMIZE",
-                    parameters={"predicate": "[]"},
-                    adds=new,
-                    removes=small,
-                    note={"operation": "compact"},
-                    copied_rows=sum(file.rows for file in small),
-                    data_change=False,
-                    reads=True,
-                ),
+        with Publication(durable=database.durable) as publication:
+            new = _rewritten(database, state, _Touched(small, 0), "false", publication)
+            change = Change(
+                operation="OPTIMIZE",
+                parameters={"predicate": "[]"},
+                adds=new,
+                removes=small,
+                note={"operation": "compact"},
+                copied_rows=sum(file.rows for file in small),
+                data_change=False,
+                reads=True,
             )
+            return commits.commit(state, change, publication)
 
     return commits.retried(path, attempt)
 
@@ -150,72 +150,59 @@ def _replaced(
     *,
     rows: str,
 ) -> int:
-    with _rewritten(
-        database, state, touched, outgoing, incoming=rows, added=how.add_columns
-    ) as new:
-        return _commit_replaced(state, touched, how, new)
+    with Publication(durable=database.durable) as publication:
+        new = _rewritten(
+            database, state, touched, outgoing, publication, incoming=rows, added=how.add_columns
+        )
+        return commits.commit(state, _replacement(state, touched, how, new), publication)
 
 
-def _commit_replaced(
+def _replacement(
     state: TableState, touched: _Touched, how: TableWrite, new: Sequence[NewFile]
-) -> int:
-    operation, parameters = (
-        ("MERGE", {"key": list(how.key)})
-        if how.mode == "upsert"
-        else ("WRITE", {"mode": "Overwrite"})
-    )
-    return _commit(
-        state,
-        new,
-        Change(
-            operation=operation,
-            parameters=parameters,
-            adds=new,
-            removes=touched.files,
-            metadata=columns.metadata_with(state, how.add_columns),
-            note={"operation": how.mode, **how.note},
-            transaction=how.transaction,
-            copied_rows=touched.staying,
-            reads=True,
-        ),
+) -> Change:
+    operation = "WRITE"
+    parameters: dict[str, Any] = {"mode": "Overwrite"}
+    if how.mode == "upsert":
+        operation, parameters = "MERGE", {"key": list(how.key)}
+    return Change(
+        operation=operation,
+        parameters=parameters,
+        adds=new,
+        removes=touched.files,
+        metadata=commits.metadata_with(state, how.add_columns),
+        note={"operation": how.mode, **how.note},
+        transaction=how.transaction,
+        copied_rows=touched.staying,
+        reads=True,
     )
 
 
-def _commit(state: TableState, new: Sequence[NewFile], change: Change) -> int:
-    try:
-        return commits.commit(state, change)
-    except BaseException:
-        files.discard(new)
-        raise
-
-
-@contextmanager
 def _rewritten(
     database: Database,
     state: TableState,
     touched: _Touched,
     outgoing: str,
+    publication: Publication,
     *,
     incoming: str | None = None,
     added: pa.Schema | None = None,
-) -> Iterator[list[NewFile]]:
-    """Give the files that take the place of the touched ones: their other rows, then the incoming ones."""
-    schema = columns.wider(state.schema, added)
+) -> list[NewFile]:
+    """Return the files that take the place of the touched ones: their other rows, then the incoming ones."""
+    schema = commits.wider_schema(state.schema, added)
     parts = []
     if touched.mixed:
         stored = sqltext.casts(schema, sqltext.types_of(state.schema))
-        kept = f"SELECT {stored} FROM {scan.scan_all(state, touched.files)} AS target WHERE ({outgoing}) IS NOT TRUE"
-        parts.append(kept)
+        old = scan.scan_all(state, touched.files)
+        parts.append(f"SELECT {stored} FROM {old} AS target WHERE ({outgoing}) IS NOT TRUE")
     if incoming is not None:
         parts.append(f"SELECT {sqltext.names(schema.names)} FROM {incoming} AS source")
     if not parts:
-        yield []
-        return
+        return []
     with files.scratch(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
         query = " UNION ALL ".join(parts)
         new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
-        yield files.move_into_table(new, state.path, folder=folder)
+        return files.move_into_table(new, state.path, publication, folder=folder)
 
 
 def _touched(
@@ -244,7 +231,7 @@ def _check_inside(
 ) -> None:
     if all(_is_inside(file, window) for file in source):
         return
-    rows = _source(source, columns.wider(state.schema, how.add_columns))
+    rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
     time = sqltext.quote(window.column)
     ((outside, first, last),) = database.rows(
         f"SELECT count(*), min({time}), max({time}) FROM {rows} WHERE {range_condition(window)} IS NOT TRUE"

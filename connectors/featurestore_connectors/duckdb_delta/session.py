@@ -56,7 +56,9 @@ class Database:
         memory_limit: str | None = None,
         threads: int | None = None,
         temp_directory: str | None = None,
+        durable: bool = True,
     ) -> None:
+        self.durable = durable
         given = {"memory_limit": memory_limit, "threads": threads, "temp_directory": temp_directory}
         chosen = {
             setting: value or os.environ.get(_SETTINGS[setting]) for setting, value in given.items()

@@ -15,7 +15,8 @@ from featurestore.delta.deltalog import TableState
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
-from featurestore_connectors.duckdb_delta import columns, commits, files, rewrite, sqltext
+from featurestore.storage.publication import Publication
+from featurestore_connectors.duckdb_delta import commits, files, rewrite, sqltext
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.files import NewFile
 from featurestore_connectors.duckdb_delta.relations import StagedRelation
@@ -23,6 +24,7 @@ from featurestore_connectors.duckdb_delta.session import Database, building, que
 
 
 def create(
+    database: Database,
     path: str,
     *,
     schema: pa.Schema,
@@ -32,9 +34,10 @@ def create(
 ) -> None:
     """Create an empty table; FileExistsError when there is one."""
     for column in partition_by:
-        if pat.is_binary(schema.field(column).type) or pat.is_floating(schema.field(column).type):
+        kind = schema.field(column).type
+        if pat.is_binary(kind) or pat.is_floating(kind):
             raise InvalidArgument(
-                f"Column {column!r} of type {schema.field(column).type} cannot partition a table.",
+                f"Column {column!r} of type {kind} cannot partition a table.",
                 hint="partition by a column of integers, strings, dates or booleans",
             )
     if len(partition_by) >= len(schema.names):
@@ -46,7 +49,7 @@ def create(
         partition_by=partition_by,
         properties={**TABLE_PROPERTIES, **properties},
     )
-    commits.create(path, metadata=metadata, note=note)
+    commits.create(path, metadata=metadata, note=note, durable=database.durable)
 
 
 def write(database: Database, path: str, relation: Relation, how: TableWrite) -> int | None:
@@ -56,52 +59,49 @@ def write(database: Database, path: str, relation: Relation, how: TableWrite) ->
     if _is_repeat(path, how):
         return None
     schema = _table_schema(state, relation, how)
-    with _rows_as_files(
-        database, state, relation, schema, plain=how.mode in ("append", "overwrite")
-    ) as new:
+    if how.mode in ("append", "overwrite"):
+        return _write_plain(database, state, relation, schema, how)
+    with _as_source(database, state, relation, schema) as source:
         if how.mode == "upsert":
-            return rewrite.upsert(database, state, new, how)
-        if how.mode == "replace":
-            return rewrite.replace(database, state, new, how)
-        return _commit_plain(state, new, how)
+            return rewrite.upsert(database, state, source, how)
+        return rewrite.replace(database, state, source, how)
 
 
-def _commit_plain(state: TableState, new: Sequence[NewFile], how: TableWrite) -> int | None:
-    def attempt(state: TableState) -> int:
-        everything = how.mode == "overwrite"
-        return commits.commit(
-            state,
-            Change(
-                operation="WRITE",
-                parameters={
-                    "mode": "Overwrite" if everything else "Append",
-                    "partitionBy": list(state.partition_by),
-                },
-                adds=new,
-                removes=state.files if everything else (),
-                metadata=columns.metadata_with(state, how.add_columns),
-                note={"operation": how.mode, **how.note},
-                transaction=how.transaction,
-                reads=everything,
-            ),
-        )
+def _write_plain(
+    database: Database, state: TableState, relation: Relation, schema: pa.Schema, how: TableWrite
+) -> int | None:
+    with Publication(durable=database.durable) as publication:
+        new = _into_table(database, state, relation, schema, publication)
 
-    version = None
-    try:
-        version = commits.retried(state.path, attempt, state=state)
-        return version
-    finally:
-        if version is None:
-            files.discard(new)
+        def attempt(latest: TableState) -> int:
+            return commits.commit(latest, _plain_change(latest, new, how), publication)
+
+        return commits.retried(state.path, attempt, state=state)
 
 
-def set_properties(path: str, properties: Mapping[str, str]) -> None:
+def _plain_change(state: TableState, new: Sequence[NewFile], how: TableWrite) -> Change:
+    everything = how.mode == "overwrite"
+    mode = "Overwrite" if everything else "Append"
+    return Change(
+        operation="WRITE",
+        parameters={"mode": mode, "partitionBy": list(state.partition_by)},
+        adds=new,
+        removes=state.files if everything else (),
+        metadata=commits.metadata_with(state, how.add_columns),
+        note={"operation": how.mode, **how.note},
+        transaction=how.transaction,
+        reads=everything,
+    )
+
+
+def set_properties(database: Database, path: str, properties: Mapping[str, str]) -> None:
     """Set table properties in a commit of their own."""
 
     def attempt(state: TableState) -> int:
         metadata = commits.changed_metadata(state, properties=properties)
         change = Change("SET TBLPROPERTIES", {"properties": dict(properties)}, metadata=metadata)
-        return commits.commit(state, change)
+        with Publication(durable=database.durable) as publication:
+            return commits.commit(state, change, publication)
 
     commits.retried(path, attempt)
 
@@ -116,41 +116,62 @@ def _is_repeat(path: str, how: TableWrite) -> bool:
 
 def _table_schema(state: TableState, relation: Relation, how: TableWrite) -> pa.Schema:
     """Return the storage types of the table with the columns that this write adds."""
-    schema = columns.wider(state.schema, how.add_columns)
+    schema = commits.wider_schema(state.schema, how.add_columns)
     unknown = [name for name in relation.schema.names if name not in schema.names]
     if unknown:
+        known = listing(state.schema.names, limit=50)
         raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {listing(state.schema.names, limit=50)}.",
+            f"The table has no columns {listing(unknown)}; it has {known}.",
             hint="schema_change='add' lets new nullable columns in",
         )
     return schema
 
 
-@contextmanager
-def _rows_as_files(
-    database: Database, state: TableState, relation: Relation, schema: pa.Schema, *, plain: bool
-) -> Iterator[list[NewFile]]:
-    """Give the rows as Parquet files: in their place for a plain write, else as the source of a rewrite.
+def _into_table(
+    database: Database,
+    state: TableState,
+    relation: Relation,
+    schema: pa.Schema,
+    publication: Publication,
+) -> list[NewFile]:
+    """Return the rows as files in the table's folder, which no commit names yet.
 
     The files of a stage are used as they are where the table would hold them alike.
     """
     if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
-        yield files.move_into_table(relation.files, state.path) if plain else list(relation.files)
+        return files.move_into_table(relation.files, state.path, publication)
+    with files.scratch(state.path) as scratch:
+        folder = os.path.join(scratch, "rows")
+        query = _stored_rows(relation, schema)
+        written = files.write(
+            database, query, folder, schema=schema, partition_by=state.partition_by
+        )
+        return files.move_into_table(written, state.path, publication, folder=folder)
+
+
+@contextmanager
+def _as_source(
+    database: Database, state: TableState, relation: Relation, schema: pa.Schema
+) -> Iterator[list[NewFile]]:
+    """Give the rows as files that a rewrite reads: whole rows, since they are written out again."""
+    if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
+        yield list(relation.files)
         return
     with files.scratch(state.path) as scratch:
-        # A source of a rewrite is written out again: whole rows, no partitions.
-        partition_by = state.partition_by if plain else ()
-        stored = sqltext.casts(schema, sqltext.types_of(relation.schema))
-        with building():
-            query = query_of(relation.native.project(stored))
         folder = os.path.join(scratch, "rows")
-        written = files.write(database, query, folder, schema=schema, partition_by=partition_by)
-        yield files.move_into_table(written, state.path, folder=folder) if plain else written
+        yield files.write(database, _stored_rows(relation, schema), folder, schema=schema)
+
+
+def _stored_rows(relation: Relation, schema: pa.Schema) -> str:
+    """Return the query for the rows in the storage types of a table."""
+    stored = sqltext.casts(schema, sqltext.types_of(relation.schema))
+    with building():
+        return query_of(relation.native.project(stored))
 
 
 def _fits(staged: StagedRelation, schema: pa.Schema, state: TableState) -> bool:
     """Tell whether the files of a stage can become files of the table: the same types, no partitions."""
+    if state.partition_by:
+        return False
     stored = storage_schema(staged.schema)
-    return not state.partition_by and all(
-        field.type == schema.field(field.name).type for field in stored
-    )
+    return all(field.type == schema.field(field.name).type for field in stored)

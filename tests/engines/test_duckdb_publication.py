@@ -1,0 +1,201 @@
+"""The moment of publication: what is synced before it, and that nothing is removed after it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from featurestore.delta import deltalog
+from featurestore.errors import InvalidArgument, PublicationWarning
+from featurestore.plugins.engine import TableWrite
+from featurestore.storage.publication import Publication
+from featurestore.testing.table_conformance import ids, new_table, some, write
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+HERE = ("duckdb_delta", os.path.join("storage", "publication"))
+
+
+@pytest.fixture
+def engine() -> Iterator[DuckDBEngine]:
+    engine = DuckDBEngine(threads=2)
+    yield engine
+    engine.close()
+
+
+def interrupted(call: Callable[[], Any], *, after: Callable[[], bool], step: int) -> bool:
+    """Run a call and interrupt it at the given bytecode of the engine after a condition; False when it ended before.
+
+    A signal is handled between two bytecodes, so this is every moment at which Ctrl-C can arrive.
+    """
+    steps = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal steps
+        if not any(part in frame.f_code.co_filename for part in HERE):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and (steps or after()):
+            steps += 1
+            if steps == step:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+WRITES = {
+    "append": lambda engine, path: write(engine, path, some(7)),
+    "upsert": lambda engine, path: write(
+        engine, path, some(1, 7), TableWrite("upsert", key=("id",))
+    ),
+    "compact": lambda engine, path: engine.compact(path),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_an_interrupt_at_any_step_after_the_commit_removes_nothing(
+    engine: DuckDBEngine, tmp_path: Path, name: str
+) -> None:
+    met, step = 0, 1
+    while True:
+        folder = tmp_path / str(step)
+        path = new_table(engine, folder)
+        write(engine, path, some(0, 1))
+        write(engine, path, some(2))
+        commit = deltalog.commit_path(path, 3)
+        hit = interrupted(
+            lambda path=path: WRITES[name](engine, path),
+            after=lambda commit=commit: os.path.exists(commit),
+            step=step,
+        )
+        deltalog.check_files(deltalog.table_state(path).files)
+        assert deltalog.table_state(path).version == 3
+        assert ids(engine, path)
+        if not hit:
+            break
+        met += 1
+        step += 1 if step < 10 else 29
+    assert met >= 10
+
+
+def test_a_failure_before_the_commit_removes_the_files_of_the_write(tmp_path: Path) -> None:
+    published, lost = tmp_path / "published", tmp_path / "lost"
+    for file in (published, lost):
+        file.write_text("rows")
+    (tmp_path / "commit").write_text("taken")
+    with Publication() as publication:
+        publication.add(str(lost))
+        assert publication.link(str(published), str(tmp_path / "commit")) is False
+    assert not lost.exists()
+    with suppress(KeyboardInterrupt), Publication() as publication:
+        publication.add(str(published))
+        assert publication.link(str(published), str(tmp_path / "next"))
+        raise KeyboardInterrupt
+    assert published.exists()
+
+
+@pytest.mark.parametrize("how", ["append", "rewrite"])
+def test_vacuum_beside_writers_removes_no_committed_file(
+    engine: DuckDBEngine, tmp_path: Path, how: str
+) -> None:
+    path = new_table(engine, tmp_path)
+    write(engine, path, some(0))
+    done = threading.Event()
+
+    def work() -> None:
+        writer = DuckDBEngine(threads=1)
+        try:
+            for number in range(1, 25):
+                if how == "append":
+                    write(writer, path, some(number))
+                else:
+                    write(writer, path, some(number), TableWrite("upsert", key=("id",)))
+                    writer.compact(path)
+        finally:
+            writer.close()
+            done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not done.is_set():
+        engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC))
+    thread.join()
+    assert ids(engine, path) == list(range(25))
+
+
+def test_files_and_folders_are_on_disk_before_the_commit_names_them(
+    engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def synced(handle: int) -> None:
+        events.append(os.readlink(f"/proc/self/fd/{handle}"))
+        sync(handle)
+
+    def linked(source: str, target: str, **how: Any) -> None:
+        link(source, target, **how)
+        events.append(f"link {target}")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "link", linked)
+    path = new_table(engine, tmp_path, partition_by=("zone",))
+    write(engine, path, some(0, 1))
+    files = [file.path for file in deltalog.table_state(path).files]
+    commit = events.index(f"link {deltalog.commit_path(path, 1)}")
+    for file in files:
+        assert file in events[:commit]
+        assert os.path.dirname(file) in events[:commit]
+    assert path in events[:commit]
+    assert os.path.dirname(deltalog.commit_path(path, 1)) in events[commit:]
+
+
+def test_fast_durability_leaves_syncing_to_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(handle: int) -> None:
+        raise AssertionError("nothing is synced")
+
+    fast = DuckDBEngine(durability="fast")
+    monkeypatch.setattr(os, "fsync", refused)
+    path = new_table(fast, tmp_path)
+    write(fast, path, some(1))
+    assert ids(fast, path) == [1]
+    fast.close()
+    with pytest.raises(InvalidArgument, match="durability='slow'"):
+        DuckDBEngine(durability="slow")
+
+
+def test_a_directory_that_cannot_be_synced_after_the_commit_is_a_warning(
+    engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = new_table(engine, tmp_path)
+    commit = deltalog.commit_path(path, 1)
+    sync = os.fsync
+
+    def failing(handle: int) -> None:
+        if os.path.exists(commit):
+            raise OSError(5, "Input/output error")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.warns(PublicationWarning, match="landed, and then"):
+        assert write(engine, path, some(1)) == 1
+    assert ids(engine, path) == [1]

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, Literal, get_args
 
-from featurestore.errors import InvalidSplit, listing
+from featurestore.errors import (
+    DatasetDamaged,
+    InvalidName,
+    InvalidSplit,
+    TrainingDatasetNotFound,
+    listing,
+)
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.names import check_name
+from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
 Role = Literal["feature", "label", "key", "time"]
+
+_CHECKSUM = "checksum"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the content hash covers: the rules that decide the bytes, and the bytes' own hashes.
 _CONTENT = (
@@ -139,19 +155,75 @@ class Manifest:
         return {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """Return the manifest that ``to_json`` wrote."""
-        known = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        return cls(
-            **{
-                **known,
-                "key": tuple(data["key"]),
-                "columns": tuple(_column(each) for each in data["columns"]),
-                "splits": tuple(_split(each) for each in data["splits"]),
-                "files": tuple(ManifestFile(**each) for each in data["files"]),
-                "sources": tuple(data["sources"]),
-            }
-        )
+    def from_json(cls, data: object) -> Manifest:
+        """Return the manifest that ``to_json`` wrote.
+
+        Raises:
+            MalformedJson: A value is missing, out of its bounds, or a path that leads outside the dataset.
+        """
+        return _manifest(JsonObject.of(data))
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the manifest's file: the JSON object, its content hash, and the checksum of all."""
+        data = {**self.to_json(), "content_hash": self.content_hash}
+        return _render({**data, _CHECKSUM: _checksum(data)})
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
+        """Return the manifest that ``to_bytes`` wrote; every other byte than the written ones is found.
+
+        Args:
+            content: The content of the file.
+            path: The path of the file, for messages.
+
+        Raises:
+            DatasetDamaged: The content is not what was written.
+            TrainingDatasetNotFound: A newer release wrote it.
+        """
+        data = _parse(content, path)
+        known = data.get("format")
+        if isinstance(known, int) and known > MANIFEST_FORMAT:
+            raise TrainingDatasetNotFound(
+                f"{path!r} has format {known}; this release reads up to {MANIFEST_FORMAT}.",
+                hint="pip install -U featurestore",
+            )
+        rest = {name: value for name, value in data.items() if name != _CHECKSUM}
+        if _render({**rest, _CHECKSUM: _checksum(rest)}) != content:
+            raise _damaged(path, "its checksum does not fit what it says")
+        try:
+            manifest = cls.from_json(data)
+        except MalformedJson as error:
+            raise _damaged(path, str(error)) from error
+        if data.get("content_hash") != manifest.content_hash:
+            raise _damaged(path, f"its content hash is not {manifest.content_hash}")
+        return manifest
+
+
+def _parse(content: bytes, path: str) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(data, dict):
+        raise _damaged(path, "it is not a JSON object")
+    return data
+
+
+def _render(data: Mapping[str, Any]) -> bytes:
+    # A lone surrogate can be parsed from a damaged file: it must not stop the comparison.
+    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def _checksum(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_render(data)).hexdigest()
+
+
+def _damaged(path: str, reason: str) -> DatasetDamaged:
+    return DatasetDamaged(
+        f"The manifest {path!r} is damaged: {reason}.",
+        hint="restore the file from a copy, or make the dataset again",
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -162,16 +234,155 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _column(data: Mapping[str, Any]) -> ManifestColumn:
-    shape = data["shape"]
-    return ManifestColumn(**{**data, "shape": None if shape is None else tuple(shape)})
-
-
-def _split(data: Mapping[str, Any]) -> ManifestSplit:
-    shards = tuple(
-        ManifestShard(
-            **{**shard, "sidecars": tuple(ManifestFile(**each) for each in shard["sidecars"])}
-        )
-        for shard in data["shards"]
+def _manifest(data: JsonObject) -> Manifest:
+    try:
+        name = check_name(data.text("name"), noun="training dataset")
+    except InvalidName as error:
+        raise MalformedJson(error.message) from error
+    dropped = None if data.data.get("dropped_rows") is None else data.number("dropped_rows")
+    plan = None if data.get("plan") is None else data.object("plan").data
+    return Manifest(
+        name=name,
+        version=data.number("version", least=1),
+        data_format=data.text("data_format"),
+        seed=data.number("seed", most=2**64 - 1),
+        key=data.texts("key"),
+        split_rule=data.object("split_rule").data,
+        block_rows=data.number("block_rows", least=1),
+        compression=data.optional_text("compression"),
+        columns=tuple(_column(each) for each in data.objects("columns")),
+        layout=data.object("layout").data,
+        splits=tuple(_split(each) for each in data.objects("splits")),
+        files=tuple(_file(each) for each in data.objects("files")),
+        plan=plan,
+        plan_hash=data.optional_text("plan_hash"),
+        sources=tuple(_source(each) for each in data.objects("sources")),
+        reproducible=data.flag("reproducible"),
+        reproducible_reason=data.optional_text("reproducible_reason"),
+        description=data.text("description"),
+        tags=data.object("tags").each(JsonObject.text),
+        created=_time(data, "created"),
+        run_id=data.optional_text("run_id"),
+        libraries=data.object("libraries").each(JsonObject.text),
+        statistics=_statistics(data.object("statistics")),
+        uncovered_rows=data.number("uncovered_rows"),
+        dropped_rows=dropped,
+        prefixes=data.object("prefixes").each(_text_list),
     )
-    return ManifestSplit(**{**data, "shards": shards})
+
+
+def _column(data: JsonObject) -> ManifestColumn:
+    from featurestore.model.arrow_json import type_from_json
+
+    kind = data.get("type")
+    try:
+        type_from_json(kind)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise data.wrong("type", "a feature type") from error
+    role = data.text("role")
+    if role not in get_args(Role):
+        raise data.wrong("role", f"one of {', '.join(get_args(Role))}")
+    return ManifestColumn(
+        name=data.text("name"),
+        type=kind,
+        role=role,  # type: ignore[arg-type]
+        tf_type=data.text("tf_type"),
+        shape=None if data.get("shape") is None else data.numbers("shape"),
+        null=data.text("null"),
+        loss=data.optional_text("loss"),
+    )
+
+
+def _split(data: JsonObject) -> ManifestSplit:
+    name = data.text("name")
+    if not is_relative_path(name) or "/" in name:
+        raise data.wrong("name", "the name of a directory")
+    split = ManifestSplit(
+        name=name,
+        rows=data.number("rows"),
+        bytes=data.number("bytes"),
+        shards=tuple(_shard(each) for each in data.objects("shards")),
+        nulls=data.object("nulls").each(JsonObject.number),
+        label_counts=data.object("label_counts").each(_counts),
+        label_weights=data.object("label_weights").each(_weights),
+    )
+    _check_rows(split, data)
+    return split
+
+
+def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
+    """Check that the shards of a split hold its rows, one range after the other."""
+    expected = 0
+    for shard in split.shards:
+        if shard.first_row != expected:
+            raise MalformedJson(f"{shard.path} begins at row {shard.first_row}, not at {expected}")
+        expected += shard.rows
+    if split.rows != expected:
+        raise data.wrong("rows", f"the {expected} of its shards")
+
+
+def _shard(data: JsonObject) -> ManifestShard:
+    file = _file(data)
+    sidecars = tuple(_file(each) for each in data.objects("sidecars"))
+    return ManifestShard(
+        file.path, data.number("first_row"), data.number("rows"), file.bytes, file.sha256, sidecars
+    )
+
+
+def _file(data: JsonObject) -> ManifestFile:
+    return ManifestFile(_path(data), data.number("bytes"), _sha256(data))
+
+
+def _path(data: JsonObject) -> str:
+    path = data.text("path")
+    if not is_relative_path(path):
+        raise data.wrong("path", "a path below the dataset")
+    return path
+
+
+def _sha256(data: JsonObject) -> str:
+    digits = data.text("sha256")
+    if not _SHA256.fullmatch(digits):
+        raise data.wrong("sha256", "a SHA-256")
+    return digits
+
+
+def _source(data: JsonObject) -> Mapping[str, Any]:
+    data.text("featuregroup")
+    data.number("version", least=1)
+    data.number("delta_version")
+    data.optional_text("table_id")
+    return data.data
+
+
+def _statistics(data: JsonObject) -> Mapping[str, Any]:
+    for split in data.data:
+        entry = data.object(split)
+        _path(entry)
+        _sha256(entry)
+        if entry.data.get("sample") is not None:
+            _path(entry.object("sample"))
+            _sha256(entry.object("sample"))
+    return data.data
+
+
+def _time(data: JsonObject, name: str) -> str:
+    text = data.text(name)
+    try:
+        if text:
+            datetime.fromisoformat(text)
+    except ValueError as error:
+        raise data.wrong(name, "a time") from error
+    return text
+
+
+def _text_list(data: JsonObject, name: str) -> list[str]:
+    return list(data.texts(name))
+
+
+def _counts(data: JsonObject, name: str) -> dict[str, int]:
+    return data.object(name).each(JsonObject.number)
+
+
+def _weights(data: JsonObject, name: str) -> dict[str, float]:
+    return data.object(name).each(JsonObject.real)

@@ -19,6 +19,7 @@ from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import Rows
+from featurestore.storage import files
 
 OPEN_READERS = 64
 OPEN_MAPS = 4096
@@ -163,7 +164,7 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
 
 def check_shard(directory: str, shard: ManifestShard) -> None:
     """Raise DatasetDamaged unless a shard exists with its size."""
-    path = os.path.join(directory, shard.path)
+    path = files.inside(directory, shard.path)
     try:
         size = os.stat(path).st_size
     except OSError as error:

@@ -11,12 +11,12 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, RegistryError, RegistryTooNew
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.model.times import utc_now
 from featurestore.registry import heal, manifests
 from featurestore.registry.database import REGISTRY_FILE, Registry, open_registry
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
+from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 FEATUREGROUPS, TRAININGDATASETS = "featuregroups", "trainingdatasets"
 NOT_RESTORED = (
@@ -101,13 +101,12 @@ def _restore_group(
 
 
 def _restore_dataset(connection: Connection, path: str, result: Rebuilt) -> None:
-    file = os.path.join(path, MANIFEST_FILE)
-    if not files.exists(file):
+    if not is_finished(path):
         return
     try:
-        manifest = Manifest.from_json(files.read_json(file))
-    except (FeatureStoreError, KeyError, TypeError) as error:
-        result.unreadable.append((file, str(error)))
+        manifest = read_manifest(path)
+    except FeatureStoreError as error:
+        result.unreadable.append((manifest_path(path), error.message))
         return
     manifests.register(connection, manifest, path=path)
     result.training_datasets.append(f"{manifest.name}@v{manifest.version}")

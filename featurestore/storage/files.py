@@ -70,6 +70,15 @@ def writing(path: str) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Say of what the system refuses in the block that ``path`` cannot be read, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"Cannot read {path!r}: {error.strerror or error}.") from error
+
+
 def make_directory(path: str) -> None:
     """Make a directory and those above it; nothing happens when it is there."""
     with writing(path):
@@ -102,20 +111,27 @@ def write_json(path: str, data: Mapping[str, Any]) -> None:
 
 def read_bytes(path: str) -> bytes:
     """Return the content of a file."""
-    return Path(path).read_bytes()
+    with reading(path):
+        return Path(path).read_bytes()
 
 
 def read_json(path: str) -> Any:
     """Return the JSON value of a file."""
     try:
         return json.loads(read_bytes(path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"The file {path!r} is damaged: {error}.") from error
 
 
 def exists(path: str) -> bool:
     """Tell whether a file or directory exists."""
     return os.path.exists(path)
+
+
+def size(path: str) -> int:
+    """Return the number of bytes of a file."""
+    with reading(path):
+        return os.stat(path).st_size
 
 
 def list_directory(path: str) -> list[str]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
+from contextlib import suppress
 
+from featurestore.errors import DatasetDamaged, FeatureStoreError
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.registry import manifests, reports, training_datasets
 from featurestore.registry.training_datasets import KIND, RegisteredDataset
 from featurestore.session import TRAININGDATASETS, Session
 from featurestore.storage import files
-from featurestore.training.claim import clean, is_finished, versions_in
-from featurestore.training.dataset import TrainingDataset, load_manifest
+from featurestore.storage.manifests import is_finished, read_manifest
+from featurestore.training.claim import clean, versions_in
+from featurestore.training.dataset import TrainingDataset
 from featurestore.training.staging import remove_dead
 
 
@@ -32,10 +36,21 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
 def every(session: Session) -> list[TrainingDataset]:
     """Return every version of every dataset, by name and version."""
     for name in files.list_directory(os.path.join(session.location, TRAININGDATASETS)):
-        heal(session, name)
+        with suppress(FeatureStoreError):
+            heal(session, name)
     with session.registry.reading() as connection:
         found = training_datasets.every(connection)
-    return [_open(session, each) for each in found]
+    opened = []
+    for each in found:
+        try:
+            opened.append(_open(session, each))
+        except FeatureStoreError as error:
+            # One damaged dataset must not hide the others.
+            warnings.warn(
+                f"The training dataset {each.name} version {each.version} is left out: {error.message}",
+                stacklevel=2,
+            )
+    return opened
 
 
 def heal(session: Session, name: str) -> None:
@@ -46,7 +61,7 @@ def heal(session: Session, name: str) -> None:
     for version in versions_in(parent):
         directory = os.path.join(parent, f"v{version}")
         if version not in known and is_finished(directory):
-            register(session, load_manifest(directory), path=directory)
+            register(session, read_manifest(directory), path=directory)
 
 
 def last_version(session: Session, name: str) -> int:
@@ -78,4 +93,10 @@ def clean_all(session: Session) -> list[str]:
 
 def _open(session: Session, found: RegisteredDataset) -> TrainingDataset:
     directory = session.training_dataset_path(found.name, found.version)
-    return TrainingDataset(directory, load_manifest(directory), session)
+    manifest = read_manifest(directory)
+    if (manifest.name, manifest.version) != (found.name, found.version):
+        raise DatasetDamaged(
+            f"{directory!r} holds the manifest of {manifest.name!r} version {manifest.version}.",
+            hint="restore the directory; TrainingDataset.open(path) opens it as what it is",
+        )
+    return TrainingDataset(directory, manifest, session)

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 
 from featurestore.errors import InvalidArgument, TrainingDatasetExists
-from featurestore.model.manifest import MANIFEST_FILE
 from featurestore.storage import files, locks
+from featurestore.storage.manifests import is_finished
 
 
 @dataclass
@@ -66,11 +66,6 @@ def versions_in(parent: str) -> list[int]:
         for name in files.list_directory(parent)
         if name[:1] == "v" and name[1:].isdigit()
     )
-
-
-def is_finished(directory: str) -> bool:
-    """Tell whether a version's directory holds a dataset."""
-    return files.exists(os.path.join(directory, MANIFEST_FILE))
 
 
 def remove_abandoned(parent: str) -> list[str]:

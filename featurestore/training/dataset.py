@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import InvalidArgument, StatisticsNotFound, TrainingDatasetNotFound
-from featurestore.model.manifest import MANIFEST_FILE, MANIFEST_FORMAT, Manifest
+from featurestore.errors import InvalidArgument, StatisticsNotFound
+from featurestore.model.manifest import Manifest
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
+from featurestore.storage.manifests import read_manifest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +40,7 @@ class TrainingDataset:
             TrainingDatasetNotFound: There is no manifest, so no finished dataset.
         """
         directory = files.local_directory(path)
-        return cls(directory, load_manifest(directory))
+        return cls(directory, read_manifest(directory))
 
     @property
     def name(self) -> str:
@@ -113,7 +114,7 @@ class TrainingDataset:
                 f"Training dataset {self.name!r} version {self.version} has no statistics of split {split!r}.",
                 hint="create it with statistics=True",
             )
-        return Statistics.from_json(files.read_json(os.path.join(self.path, entry["path"])))
+        return Statistics.from_json(files.read_json(files.inside(self.path, entry["path"])))
 
     def reader(
         self,
@@ -171,20 +172,3 @@ class TrainingDataset:
         return chosen.native_reader(
             self.path, self.manifest, split=split, worker=worker, workers=workers, **options
         )
-
-
-def load_manifest(directory: str) -> Manifest:
-    """Return the manifest of a dataset's directory."""
-    path = os.path.join(directory, MANIFEST_FILE)
-    if not files.exists(path):
-        raise TrainingDatasetNotFound(
-            f"{directory!r} is not a training dataset: it has no {MANIFEST_FILE}.",
-            hint="give the directory of one version, such as <location>/trainingdatasets/<name>/v1",
-        )
-    data = files.read_json(path)
-    if data.get("format", 0) > MANIFEST_FORMAT:
-        raise TrainingDatasetNotFound(
-            f"{path!r} has format {data['format']}; this release reads up to {MANIFEST_FORMAT}.",
-            hint="pip install -U featurestore",
-        )
-    return Manifest.from_json(data)

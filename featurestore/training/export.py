@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
+from featurestore.model.manifest import Manifest
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.storage import files
+from featurestore.storage.manifests import write_manifest
 from featurestore.storage.shardfile import is_temporary
 from featurestore.training.assemble import build_manifest, manifest_file, prefixes_of
 from featurestore.training.cuts import HASH, SHARD, Cut
@@ -83,10 +84,7 @@ def finish(manifest: Manifest, request: ExportRequest, *, directory: str) -> Man
     manifest = replace(
         manifest, files=tuple(manifest_file(each) for each in written), prefixes=prefixes
     )
-    data = manifest.to_json()
-    files.write_json(
-        os.path.join(directory, MANIFEST_FILE), {**data, "content_hash": manifest.content_hash}
-    )
+    write_manifest(directory, manifest)
     return manifest
 
 

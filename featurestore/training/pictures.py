@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -78,7 +77,7 @@ def clusters(
     if sample is None:
         found = find_clusters(_counted(dataset, name), clusters=number)
     else:
-        kept = files.read_bytes(os.path.join(dataset.path, sample["path"]))
+        kept = files.read_bytes(files.inside(dataset.path, sample["path"]))
         found = find_clusters(rows_from_bytes(kept), clusters=number)
     source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}
     return plots.shown(plots.clusters(found, source=source, figsize=figsize), plot=plot)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestShard
 from featurestore.plugins.format import find_format
+from featurestore.storage import files
 
 READ_ROWS = 65_536
 
@@ -48,7 +48,7 @@ def shard_batches(
     if refused is not None:
         raise InvalidArgument(refused)
     names = list(columns) if columns is not None else [column.name for column in manifest.columns]
-    reader = chosen.open_shard(os.path.join(directory, shard.path), layout=manifest.layout)
+    reader = chosen.open_shard(files.inside(directory, shard.path), layout=manifest.layout)
     try:
         for start in range(0, shard.rows, READ_ROWS):
             yield reader.read(start, min(shard.rows, start + READ_ROWS), names)

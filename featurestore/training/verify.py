@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.hashing import row_hash
 from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files
+from featurestore.storage.manifests import read_manifest
 from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
 from featurestore.training.rows import split_batches
 from featurestore.training.splitting import SplitRule, group_of_rows
@@ -98,7 +99,6 @@ def verify(
     for split in manifest.splits:
         for shard in split.shards:
             problems += _shard_problems(directory, manifest, shard, chosen)
-        problems += _range_problems(split.name, split.rows, split.shards)
     for file in manifest.files:
         problems += _file_problems(directory, manifest, file)
     problems += _statistics_problems(directory, manifest)
@@ -123,11 +123,13 @@ def verify(
 
 
 def _manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    stated = files.read_json(os.path.join(directory, MANIFEST_FILE)).get("content_hash")
-    if stated != manifest.content_hash:
-        yield Problem(
-            MANIFEST_FILE, f"its content hash is {manifest.content_hash}, but it states {stated}"
-        )
+    try:
+        stored = read_manifest(directory)
+    except FeatureStoreError as error:
+        yield Problem(MANIFEST_FILE, error.message)
+        return
+    if stored != manifest:
+        yield Problem(MANIFEST_FILE, "is not the manifest that was opened")
 
 
 def _strangers(directory: str, manifest: Manifest) -> Iterator[Problem]:
@@ -153,18 +155,19 @@ def _shard_problems(
     for sidecar in shard.sidecars:
         yield from _file_problems(directory, manifest, sidecar)
     path = os.path.join(directory, shard.path)
-    if files.exists(path):
+    if _absence(directory, shard.path) is None:
         for each in chosen.verify_shard(path, layout=manifest.layout, rows=shard.rows):
             where = "" if each.row is None else f" (row {each.row})"
             yield Problem(shard.path, f"{each.message}{where}", each.offset)
 
 
 def _file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:
-    path = os.path.join(directory, file.path)
-    if not files.exists(path):
-        yield Problem(file.path, "is missing")
+    absent = _absence(directory, file.path)
+    if absent is not None:
+        yield Problem(file.path, absent)
         return
-    size = os.path.getsize(path)
+    path = os.path.join(directory, file.path)
+    size = files.size(path)
     if size != file.bytes:
         yield Problem(
             file.path,
@@ -199,29 +202,24 @@ def _file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> It
     )
 
 
+def _absence(directory: str, relative: str) -> str | None:
+    """Say why a file cannot be looked at; None when it can."""
+    try:
+        path = files.inside(directory, relative)
+    except StorageError as error:
+        return error.message
+    return None if files.exists(path) else "is missing"
+
+
 def _statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
     for entry in (
         each for kept in manifest.statistics.values() for each in (kept, kept.get("sample")) if each
     ):
-        path = os.path.join(directory, entry["path"])
-        if not files.exists(path):
-            yield Problem(entry["path"], "is missing")
-        elif files.sha256(path) != entry["sha256"]:
+        absent = _absence(directory, entry["path"])
+        if absent is not None:
+            yield Problem(entry["path"], absent)
+        elif files.sha256(os.path.join(directory, entry["path"])) != entry["sha256"]:
             yield Problem(entry["path"], "its SHA-256 differs from the manifest's", 0)
-
-
-def _range_problems(split: str, rows: int, shards: tuple[ManifestShard, ...]) -> Iterator[Problem]:
-    expected = 0
-    for shard in shards:
-        if shard.first_row != expected:
-            yield Problem(
-                shard.path, f"begins at row {shard.first_row} of its split where {expected} was due"
-            )
-        expected = shard.first_row + shard.rows
-    if expected != rows:
-        yield Problem(
-            MANIFEST_FILE, f"split {split!r} has {rows:,} rows but its shards hold {expected:,}"
-        )
 
 
 @dataclass(frozen=True)

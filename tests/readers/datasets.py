@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import pyarrow as pa
 
 from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import (
-    MANIFEST_FILE,
     Manifest,
     ManifestColumn,
     ManifestFile,
@@ -21,7 +19,7 @@ from featurestore.model.manifest import (
     ManifestSplit,
 )
 from featurestore.plugins.format import find_format
-from featurestore.storage import files
+from featurestore.storage.manifests import write_manifest
 from featurestore.training.profile import ProfileAccumulator, finish_profiles
 
 ROW = "row_id"
@@ -77,7 +75,7 @@ def make_dataset(
         for each in chosen.finish(str(directory), manifest)
     )
     manifest = replace(manifest, files=beside)
-    files.write_json(os.path.join(directory, MANIFEST_FILE), manifest.to_json())
+    write_manifest(str(directory), manifest)
     return manifest
 
 

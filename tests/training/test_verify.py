@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from featurestore import FeatureStore, TrainingDataset
+from featurestore.errors import DatasetDamaged
+from featurestore.storage.manifests import write_manifest
 
 Example = Callable[..., pa.Table]
 MEBIBYTE = 2**20
@@ -83,7 +84,9 @@ def test_a_damaged_file_beside_the_shards_is_named(
         path.write_bytes(whole)
     manifest = Path(dataset.path, "manifest.json")
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
-    assert TrainingDataset.open(dataset.path).verify().problems[0].file == "manifest.json"
+    assert dataset.verify().problems[0].file == "manifest.json"
+    with pytest.raises(DatasetDamaged, match="checksum"):
+        TrainingDataset.open(dataset.path)
 
 
 def test_a_truncated_shard_is_named_with_the_place_where_it_ends(dataset: TrainingDataset) -> None:
@@ -158,8 +161,7 @@ def test_rows_in_the_wrong_split_or_order_are_found_though_every_hash_fits(
 def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
     """Return the dataset with another manifest that is sound in itself."""
     manifest = replace(dataset.manifest, **changes)
-    text = json.dumps({**manifest.to_json(), "content_hash": manifest.content_hash})
-    Path(dataset.path, "manifest.json").write_text(text)
+    write_manifest(dataset.path, manifest)
     return TrainingDataset.open(dataset.path)
 
 

@@ -1,0 +1,126 @@
+"""JSON objects from files, read value by value: what has another type than it should have is named, never followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+LARGEST = 2**63 - 1
+
+
+class MalformedJson(ValueError):
+    """A value that is missing, or is not what it has to be; the message names where it stands."""
+
+
+@dataclass(frozen=True)
+class JsonObject:
+    """A JSON object and where it stands in its file, for messages.
+
+    >>> JsonObject({"rows": -1}, "splits[0]").number("rows")
+    Traceback (most recent call last):
+    featurestore.model.json_object.MalformedJson: splits[0].rows is -1, not a whole number from 0 to 9223372036854775807
+    """
+
+    data: Mapping[str, Any]
+    where: str = ""
+
+    @classmethod
+    def of(cls, value: object, where: str = "") -> JsonObject:
+        """Return a value as an object."""
+        if not isinstance(value, Mapping):
+            raise MalformedJson(f"{where or 'the whole'} is {_shown(value)}, not an object")
+        return cls(value, where)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.data
+
+    def get(self, name: str) -> Any:
+        """Return a value of any type, which has to be there."""
+        if name not in self.data:
+            raise MalformedJson(f"{self._place(name)} is missing")
+        return self.data[name]
+
+    def text(self, name: str) -> str:
+        """Return a text."""
+        value = self.get(name)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a text")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """Return a text, or None where there is null or nothing."""
+        return None if self.data.get(name) is None else self.text(name)
+
+    def number(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:
+        """Return a whole number within bounds."""
+        value = self.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self.wrong(name, f"a whole number from {least} to {most}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """Return true or false."""
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def array(self, name: str) -> list[Any]:
+        """Return an array."""
+        value = self.get(name)
+        if not isinstance(value, list | tuple):
+            raise self.wrong(name, "an array")
+        return list(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return an array of texts."""
+        value = self.array(name)
+        if not all(isinstance(each, str) for each in value):
+            raise self.wrong(name, "an array of texts")
+        return tuple(value)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """Return an array of whole numbers from 0."""
+        values = dict(zip(map(str, range(LARGEST)), self.array(name), strict=False))
+        elements = JsonObject(values, self._place(name))
+        return tuple(elements.number(place) for place in values)
+
+    def real(self, name: str) -> float:
+        """Return a number."""
+        value = self.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong(name, "a number")
+        return value
+
+    def each(self, read: Callable[[JsonObject, str], T]) -> dict[str, T]:
+        """Return every value, read by one of the methods above.
+
+        >>> JsonObject({"a": 1}).each(JsonObject.number)
+        {'a': 1}
+        """
+        return {name: read(self, name) for name in self.data}
+
+    def object(self, name: str) -> JsonObject:
+        """Return an object."""
+        return JsonObject.of(self.get(name), self._place(name))
+
+    def objects(self, name: str) -> list[JsonObject]:
+        """Return an array of objects."""
+        place = self._place(name)
+        return [JsonObject.of(each, f"{place}[{at}]") for at, each in enumerate(self.array(name))]
+
+    def wrong(self, name: str, expected: str) -> MalformedJson:
+        """Return the error that says what a value should be."""
+        return MalformedJson(
+            f"{self._place(name)} is {_shown(self.data.get(name))}, not {expected}"
+        )
+
+    def _place(self, name: str) -> str:
+        return f"{self.where}.{name}" if self.where else name
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,185 @@
+"""A manifest is what was written, byte by byte, and leads nowhere outside its dataset."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from featurestore import FeatureStore, TrainingDataset
+from featurestore.errors import DatasetDamaged, FeatureStoreError
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.manifest import Manifest, _checksum, _render
+
+Example = Callable[..., pa.Table]
+
+
+@pytest.fixture
+def dataset(duckdb_store: FeatureStore, example: Example) -> TrainingDataset:
+    duckdb_store.create_featuregroup(example(60), "facts", primary_key=["user", "at"])
+    frame = duckdb_store.get_featuregroup("facts")
+    return duckdb_store.create_training_dataset(
+        frame, "d", label="label", splits={"train": 0.8, "test": 0.2}, tags={"team": "risk"}
+    )
+
+
+def test_every_flipped_byte_of_a_manifest_is_found(dataset: TrainingDataset) -> None:
+    path = Path(dataset.path, "manifest.json")
+    content = path.read_bytes()
+    assert Manifest.from_bytes(content, path=str(path)) == dataset.manifest
+    chosen = random.Random(0)
+    for at in range(len(content)):
+        changed = bytearray(content)
+        changed[at] ^= 1 << chosen.randrange(8)
+        with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
+            Manifest.from_bytes(bytes(changed), path=str(path))
+    for changed_text in (
+        b"",
+        b"[]",
+        b"{}",
+        content[:-1],
+        content + b"\n",
+        content[: len(content) // 2],
+    ):
+        with pytest.raises(DatasetDamaged):
+            Manifest.from_bytes(changed_text, path=str(path))
+
+
+def sealed(data: dict[str, Any]) -> bytes:
+    """Return a manifest with a checksum and a content hash that fit what it says, as a forger would."""
+    rest = {name: value for name, value in data.items() if name not in ("checksum", "content_hash")}
+    try:
+        rest["content_hash"] = Manifest.from_json(rest).content_hash
+    except MalformedJson:
+        rest["content_hash"] = "0" * 64
+    return _render({**rest, "checksum": _checksum(rest)})
+
+
+OUTSIDE = ("/etc/passwd", "../../other/v1/train/x", "train/../../x", "", "train//x", "./x", "a\0b")
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+@pytest.mark.parametrize("where", ["shard", "sidecar", "file", "statistics", "sample", "split"])
+def test_a_manifest_that_leads_outside_is_refused(
+    dataset: TrainingDataset, where: str, outside: str
+) -> None:
+    path = Path(dataset.path, "manifest.json")
+    data = json.loads(path.read_text())
+    split = data["splits"][0]
+    shard, entry = split["shards"][0], {"path": outside, "bytes": 1, "sha256": "0" * 64}
+    if where == "shard":
+        shard["path"] = outside
+    elif where == "sidecar":
+        shard["sidecars"] = [entry]
+    elif where == "file":
+        data["files"].append(entry)
+    elif where == "split":
+        split["name"] = outside
+    elif where == "sample":
+        data["statistics"]["train"]["sample"] = entry
+    else:
+        data["statistics"]["train"]["path"] = outside
+    path.write_bytes(sealed(data))
+    with pytest.raises(DatasetDamaged, match=r"not (a path below|the name of)"):
+        TrainingDataset.open(dataset.path)
+
+
+def test_files_that_are_links_are_not_read(dataset: TrainingDataset, tmp_path: Path) -> None:
+    shard = Path(dataset.path, dataset.manifest.split("train").shards[0].path)
+    statistics = Path(dataset.path, dataset.manifest.statistics["train"]["path"])
+    for file in (shard, statistics):
+        file.rename(tmp_path / file.name)
+        file.symlink_to(tmp_path / file.name)
+    with pytest.raises(FeatureStoreError, match="symbolic link"):
+        dataset.read("train").to_arrow()
+    with pytest.raises(FeatureStoreError, match="symbolic link"):
+        next(dataset.reader("train", global_batch_size=4, nulls="mask").batches())
+    with pytest.raises(FeatureStoreError, match="symbolic link"):
+        dataset.statistics("train")
+    assert "symbolic link" in str(dataset.verify())
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("block_rows", 0),
+        ("version", 0),
+        ("seed", -1),
+        ("created", "yesterday"),
+        ("splits.0.rows", 2**70),
+        ("splits.0.shards.0.rows", 2**70),
+        ("splits.0.shards.0.first_row", 1),
+        ("splits.0.shards.0.bytes", -1),
+        ("splits.0.shards.0.sha256", "x"),
+        ("columns.0.type", "quaternion"),
+        ("columns.0.role", "king"),
+        ("name", "../x"),
+        ("sources.0.delta_version", "1"),
+    ],
+)
+def test_values_out_of_bounds_are_named(dataset: TrainingDataset, part: str, value: object) -> None:
+    data = json.loads(Path(dataset.path, "manifest.json").read_text())
+    replace_in(data, part.split("."), value)
+    with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
+        Manifest.from_bytes(sealed(data), path="manifest.json")
+
+
+def replace_in(data: Any, places: list[str], value: object) -> None:
+    for place in places[:-1]:
+        data = data[int(place) if isinstance(data, list) else place]
+    data[int(places[-1]) if isinstance(data, list) else places[-1]] = value
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_no_manifest_ends_in_a_traceback(dataset: TrainingDataset, data: st.DataObject) -> None:
+    content = json.loads(Path(dataset.path, "manifest.json").read_text())
+    places: list[str] = []
+    inner: Any = content
+    while isinstance(inner, dict | list) and inner and (not places or data.draw(st.booleans())):
+        key = data.draw(
+            st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner)))
+        )  # type: ignore[arg-type]
+        places.append(str(key))
+        inner = inner[key]
+    replace_in(content, places, data.draw(VALUES))
+    try:
+        Manifest.from_bytes(sealed(content), path="manifest.json")
+    except FeatureStoreError:
+        return
+
+
+def test_one_damaged_manifest_stops_nothing_else(
+    duckdb_store: FeatureStore, dataset: TrainingDataset, example: Example
+) -> None:
+    duckdb_store.create_training_dataset(example(20), "other", key=["at"])
+    duckdb_store.create_featuregroup(example(20), "apart", primary_key=["user", "at"])
+    path = Path(dataset.path, "manifest.json")
+    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
+    with pytest.warns(UserWarning, match=r"training dataset d version 1 .*manifest\.json"):
+        listed = duckdb_store.get_training_datasets()
+    assert [each.name for each in listed] == ["other"]
+    duckdb_store.vacuum_featuregroup("apart", retain="0s")
+    duckdb_store.vacuum_featuregroup("facts", retain="0s")  # the registry knows what is pinned
+    with pytest.raises(DatasetDamaged):
+        duckdb_store.get_training_dataset("d")
+    duckdb_store.delete_training_dataset("d", version=1)
+    assert [each.name for each in duckdb_store.get_training_datasets()] == ["other"]

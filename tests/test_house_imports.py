@@ -11,7 +11,6 @@ import pytest
 
 HEAVY = ("pandas", "pyarrow", "numpy", "sqlalchemy", "duckdb", "deltalake", "pyspark", "tensorflow")
 EXTRAS = (
-    "apscheduler",
     "croniter",
     "delta",
     "great_expectations",

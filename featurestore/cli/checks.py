@@ -24,7 +24,7 @@ JAVA_VERSIONS = (17, 21)
 _CORE = ("duckdb", "deltalake", "pyarrow", "numpy", "sqlalchemy", "alembic", "sqlglot")
 _EXTRAS = {
     "pyspark": "spark", "delta-spark": "spark", "tensorflow": "tensorflow", "tf_keras": "keras2",
-    "petastorm": "petastorm", "great-expectations": "validation", "matplotlib": "plots", "apscheduler": "jobs",
+    "petastorm": "petastorm", "great-expectations": "validation", "matplotlib": "plots", "croniter": "jobs",
     "narwhals": "jobs", "pandas": "pandas", "polars": "polars", "psycopg": "postgres",
 }  # fmt: skip
 

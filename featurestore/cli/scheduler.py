@@ -27,10 +27,10 @@ def start(
     ] = False,
 ) -> None:
     """Run due jobs until SIGTERM; runs that have begun are finished first."""
-    from featurestore.jobs.scheduler import Options, Scheduler
+    from featurestore.jobs.scheduler import Options
     from featurestore.model.durations import parse_duration
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
     seconds = parse_duration(every, argument="--every").total_seconds()
-    Scheduler(store(context), Options(every=max(seconds, 0.1), workers=workers, stale=stale)).run()
+    options = Options(every=max(seconds, 0.1), workers=workers, stale=stale)
+    store(context).scheduler(options).run()

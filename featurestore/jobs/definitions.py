@@ -13,7 +13,7 @@ from typing import Any
 
 from featurestore import sql
 from featurestore.errors import InvalidJob, listing
-from featurestore.jobs.windows import Schedule, overlaps
+from featurestore.jobs.schedule import Schedule, overlaps
 from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import MODES, Closed, JobKind, JobMode, JobSpec, OnError
@@ -56,7 +56,7 @@ def job(
     window: Duration | None = None,
     start: datetime | str | None = None,
     lookback: Duration | None = None,
-    settle: Duration = "0s",
+    allowed_lateness: Duration = "0s",
     timezone: str = "UTC",
     closed: Closed = "right",
     mode: JobMode = "replace_window",
@@ -68,7 +68,7 @@ def job(
     tags: Mapping[str, str] | None = None,
     input_times: Mapping[str, str] | None = None,
     retries: int = 2,
-    catch_up: int | None = None,
+    catchup: int | None = None,
     on_error: OnError = "go_on",
     on_failure: str | None = None,
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
@@ -76,17 +76,17 @@ def job(
 
     Args:
         featuregroup: The group that the job fills; it is made by the first run.
-        schedule: Cron expression; windows end at its ticks.
+        schedule: Cron expression; a window ends at each of its times.
         inputs: ``{name of an argument: group reference, or path of a Delta table or Parquet folder}``.
         name: Name of the job; else that of the function.
         primary_key: As for ``create_featuregroup``.
         event_time: Column of the result; when the function gives none, the store writes the window's end.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
-        window: Width of a window; else from tick to tick.
+        window: Width of a window; else the schedule interval, from one schedule time to the next.
         start: Beginning of the first window; None leaves the past alone.
         lookback: How far before the window inputs are cut.
-        settle: How long to wait after a window's end for late data.
+        allowed_lateness: How long to wait after a window's end for late data.
         timezone: Of the schedule.
         closed: "right": rows have start < event time <= end, the time when they became known; "left": [start, end).
         mode: "replace_window", "upsert" or "append".
@@ -98,7 +98,7 @@ def job(
         tags: Of the feature group.
         input_times: ``{input: time column}`` for inputs that are paths; a group's own event time is known.
         retries: How often a failed run is tried again, waiting longer each time.
-        catch_up: At most so many missed windows a tick; None takes all.
+        catchup: At most so many missed windows at once, the oldest first; None takes all.
         on_error: Whether later windows "wait" for a failed one or "go_on".
         on_failure: Command to run when a run failed for good.
     """
@@ -127,7 +127,7 @@ def sql_job(
     window: Duration | None = None,
     start: datetime | str | None = None,
     lookback: Duration | None = None,
-    settle: Duration = "0s",
+    allowed_lateness: Duration = "0s",
     timezone: str = "UTC",
     closed: Closed = "right",
     mode: JobMode = "replace_window",
@@ -139,7 +139,7 @@ def sql_job(
     tags: Mapping[str, str] | None = None,
     input_times: Mapping[str, str] | None = None,
     retries: int = 2,
-    catch_up: int | None = None,
+    catchup: int | None = None,
     on_error: OnError = "go_on",
     on_failure: str | None = None,
 ) -> JobDefinition:
@@ -163,7 +163,7 @@ def training_job(
     inputs: Mapping[str, str] | None = None,
     name: str | None = None,
     start: datetime | str | None = None,
-    settle: Duration = "0s",
+    allowed_lateness: Duration = "0s",
     timezone: str = "UTC",
     description: str = "",
     tags: Mapping[str, str] | None = None,
@@ -182,8 +182,8 @@ def training_job(
         schedule: Cron expression.
         inputs: ``{any name: group reference}`` whose changes call for a new version.
         name: Name of the job; else that of the function.
-        start: The first tick at the earliest.
-        settle: How long to wait after a tick.
+        start: The first schedule time at the earliest.
+        allowed_lateness: How long to wait after a schedule time.
         timezone: Of the schedule.
         description: Of the dataset.
         tags: Of the dataset.
@@ -208,7 +208,7 @@ def training_job(
 
 def schedule_of(spec: JobSpec) -> Schedule:
     """Return the windows that a job's definition describes."""
-    return Schedule(spec.schedule, spec.window, spec.start, spec.settle, spec.timezone)
+    return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
 
 def _made(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
@@ -224,7 +224,7 @@ def _spec(kind: JobKind, code: str, *, target: str, rules: Mapping[str, Any]) ->
     given = {key: value for key, value in rules.items() if value is not None}
     check_name(given["name"], noun="job")
     check_name(target, noun="training dataset" if kind == "training" else "feature group")
-    for key in ("window", "lookback", "settle", "ttl"):
+    for key in ("window", "lookback", "allowed_lateness", "ttl"):
         if key in given:
             given[key] = parse_duration(given[key], argument=key)
     if "start" in given:
@@ -262,7 +262,7 @@ def _check(spec: JobSpec) -> None:
         raise InvalidJob(
             f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule {spec.schedule!r}, "
             "and each would replace rows of the one before.",
-            hint="make the window as wide as a tick, and reach further back with lookback=",
+            hint="make the window as wide as the schedule interval, and reach further back with lookback=",
         )
 
 

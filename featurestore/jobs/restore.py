@@ -10,9 +10,9 @@ from sqlalchemy.engine import Connection
 from featurestore.delta import commits
 from featurestore.delta.deltalog import LogCommit
 from featurestore.jobs.definitions import schedule_of
-from featurestore.jobs.run import settle
+from featurestore.jobs.run import record_computed
+from featurestore.jobs.schedule import windows_between
 from featurestore.jobs.target import job_commits
-from featurestore.jobs.windows import windows_between
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
@@ -39,7 +39,7 @@ def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
             run = _run(path, commit)
             runs.restore(connection, run)
             windows = windows_between(schedule_of(spec), run.window.start, run.window.end)
-            settle(connection, spec, windows, run, version)
+            record_computed(connection, spec, windows, run, version)
 
 
 def _run(path: str, commit: LogCommit) -> Run:

@@ -27,8 +27,8 @@ from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition, schedule_of
 from featurestore.jobs.inputs import PinnedInput, pin
 from featurestore.jobs.logs import LOGGER, logging_to
+from featurestore.jobs.schedule import moved_watermark, windows_between
 from featurestore.jobs.target import commits_of_job, declaration, target, transaction
-from featurestore.jobs.windows import moved_watermark, windows_between
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
@@ -39,6 +39,9 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training import catalog
 
+# Calls the function of a training job with the store and a window; the facade gives it, as the store is its.
+TrainingCall = Callable[[JobDefinition, Window], object]
+
 _log = logging.getLogger(LOGGER)
 # A peak is in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -46,21 +49,18 @@ _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run about to be made: the registered job, its definition, neighbouring windows, and who makes it.
-
-    ``store`` is what functions of training jobs are called with.
-    """
+    """A run about to be made: the registered job, its definition, neighbouring windows, and who makes it."""
 
     job: jobs.RegisteredJob
     definition: JobDefinition
     windows: tuple[Window, ...]
     owner: str
-    store: Any = None
+    call: TrainingCall
 
     @property
     def spec(self) -> JobSpec:
-        """The job's definition."""
-        return self.job.spec
+        """The job's definition, as its file has it."""
+        return self.definition.spec
 
     @property
     def window(self) -> Window:
@@ -126,7 +126,7 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
 
 
 def recover(session: Session, name: str) -> list[Run]:
-    """Settle runs of dead processes, and return them; the caller holds the job's lease.
+    """Recover the runs of dead processes, and return them; the caller holds the job's lease.
 
     What was committed becomes done with its windows and watermark; the rest becomes failed.
     """
@@ -135,7 +135,7 @@ def recover(session: Session, name: str) -> list[Run]:
     if left:
         with session.registry.transaction() as connection:
             heal.heal(connection, session.location)
-    return [_settled(session, run) for run in left]
+    return [_recovered(session, run) for run in left]
 
 
 def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
@@ -231,7 +231,7 @@ def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run
             delta_version=written.delta_version,
             memory=peak,
         )
-        settle(connection, attempt.spec, attempt.windows, run, written.target_version)
+        record_computed(connection, attempt.spec, attempt.windows, run, written.target_version)
         done = runs.get(connection, run.run_id)
     _log.info(
         "done: %d rows, version %s, %.3f s", written.rows, written.delta_version, done.seconds or 0
@@ -239,7 +239,7 @@ def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run
     return done
 
 
-def settle(
+def record_computed(
     connection: Connection,
     spec: JobSpec,
     windows: Sequence[Window],
@@ -280,7 +280,7 @@ def _failed(session: Session, attempt: Attempt, run_id: str, error: Exception) -
         return runs.get(connection, run_id)
 
 
-def _settled(session: Session, run: Run) -> Run:
+def _recovered(session: Session, run: Run) -> Run:
     with session.registry.reading() as connection:
         spec = jobs.definition(connection, run.job, run.job_version)
     found = _committed(session, spec, run)
@@ -297,10 +297,10 @@ def _settled(session: Session, run: Run) -> Run:
                 delta_version=found.delta_version,
             )
             windows = windows_between(schedule_of(spec), run.window.start, run.window.end)
-            settle(connection, spec, windows, run, found.target_version)
-        settled = runs.get(connection, run.run_id)
+            record_computed(connection, spec, windows, run, found.target_version)
+        recovered = runs.get(connection, run.run_id)
     files.remove(session.staging_path(run.run_id), below=session.location)
-    return settled
+    return recovered
 
 
 def _last_dataset(session: Session, name: str) -> int:

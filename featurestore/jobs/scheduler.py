@@ -9,32 +9,35 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime, timedelta
 
-from featurestore.errors import FeatureStoreError, JobLeased, missing_extra
+from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.jobs import service
 from featurestore.jobs.definitions import schedule_of
+from featurestore.jobs.execution import Watch
 from featurestore.jobs.logs import LOGGER
-from featurestore.jobs.tick import before_gap, levels, ready, upstream
-from featurestore.jobs.windows import latest_complete
-from featurestore.jobs.work import Watch
+from featurestore.jobs.run import TrainingCall
+from featurestore.jobs.schedule import latest_complete
 from featurestore.model import times
+from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
 
 _log = logging.getLogger(LOGGER)
+_FIRST_WAIT = timedelta(seconds=30)
+_LONGEST_WAIT = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a scheduler works: seconds between ticks, jobs at once, whether stale windows are computed anew."""
+    """How a scheduler works: seconds between two looks, jobs at once, whether stale windows are computed anew."""
 
     every: float = 10.0
     workers: int = 4
@@ -45,55 +48,53 @@ class Scheduler:
     """Runs what is due, until it is told to stop.
 
     Args:
-        store: The store; functions of training jobs get it.
+        session: The connection.
+        call: Calls the functions of training jobs.
         options: How.
     """
 
-    def __init__(self, store: Any, options: Options | None = None) -> None:
-        self._store = store
-        self._session: Session = store.session
+    def __init__(
+        self, session: Session, *, call: TrainingCall, options: Options | None = None
+    ) -> None:
+        self._session = session
+        self._call = call
         self._options = options or Options()
         self._watch = Watch()
 
     def run(self) -> None:
-        """Tick until SIGTERM, SIGINT or ``stop``; runs that have begun are finished first."""
-        try:
-            from apscheduler.schedulers.background import BackgroundScheduler
-        except ImportError as error:
-            raise missing_extra("apscheduler", "jobs") from error
-        clock = BackgroundScheduler(timezone="UTC")
-        # Its timer runs on the machine's clock, whatever clock the windows are due by.
-        clock.add_job(
-            self.tick, "interval", seconds=self._options.every, max_instances=1, coalesce=True, misfire_grace_time=None,
-            next_run_time=datetime.now(UTC),
-        )  # fmt: skip
-        with _stopped_by_signals(self._watch.stop):
-            clock.start()
+        """Run what is due again and again until SIGTERM, SIGINT or ``stop``; runs that have begun are finished first."""
+        stop = self._watch.stop
+        with _stopped_by_signals(stop):
             _log.info("scheduler started")
-            try:
-                self._watch.stop.wait()
-            finally:
-                clock.shutdown(wait=True)
-                _log.info("scheduler stopped")
+            while not stop.is_set():
+                begun = time.monotonic()
+                try:
+                    self.run_due()
+                except FeatureStoreError as error:  # the registry may answer the next time
+                    _log.error("%s", error)
+                spent = time.monotonic() - begun
+                stop.wait(max(self._options.every - spent, 0))
+            _log.info("scheduler stopped")
 
     def stop(self) -> None:
         """Stop after the runs that have begun."""
         self._watch.stop.set()
 
-    def tick(self) -> None:
+    def run_due(self) -> None:
         """Run everything that is due now, in order; errors of one job are logged and touch no other."""
         with self._session.registry.reading() as connection:
-            found = {job.spec.name: job for job in jobs.every(connection) if not job.paused}
+            active = {job.spec.name: job for job in jobs.every(connection) if not job.paused}
+        specs = [job.spec for job in active.values()]
         with ThreadPoolExecutor(self._options.workers, thread_name_prefix="job") as pool:
-            for group in levels(job.spec for job in found.values()):
+            for names in levels(specs):
                 if self._watch.stop.is_set():
                     return
-                list(pool.map(lambda name: self._run(found[name], found.values()), group))
+                list(pool.map(lambda name: self._run(active[name], specs), names))
 
-    def _run(self, job: RegisteredJob, others: Any) -> None:
+    def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
         name = job.spec.name
         try:
-            waiting = self._waiting(job, [each.spec for each in others])
+            waiting = self._waiting(job, specs)
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))
             if self._options.stale and job.spec.mode != "append":
@@ -106,46 +107,103 @@ class Scheduler:
             _log.exception("%s", name)
 
     def _attempt(self, name: str, choose: service.Choice) -> None:
-        service.attempt(self._session, name, choose, store=self._store, watch=self._watch)
+        service.attempt(self._session, name, choose, call=self._call, watch=self._watch)
 
-    def due(self, job: RegisteredJob, waiting: dict[str, list[Window]]) -> Sequence[Window]:
-        """Return the windows of a job to be tried now."""
-        if job.paused:
-            return []
+    def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
+        """Return the windows of a job to be tried now; ``waiting`` are those of jobs that it reads."""
         now = times.utc_now()
         latest = latest_complete(schedule_of(job.spec), now)
-        if latest is None:
+        if job.paused or latest is None:
             return []
         with self._session.registry.reading() as connection:
             failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
         found = []
         for window in before_gap(service.due_of(self._session, job), waiting):
             state = failed.get(window)
-            is_ready = ready(
-                window,
-                failures=0 if state is None else state.tries,
-                failed_at=None if state is None else state.updated,
+            if state is None or retry_is_due(
+                failures=state.tries,
+                failed_at=state.updated,
                 retries=job.spec.retries,
-                settled_at=latest.end + job.spec.settle,
+                complete_at=latest.end + job.spec.allowed_lateness,
                 now=now,
-            )
-            if is_ready:
+            ):
                 found.append(window)
             elif job.spec.on_error == "wait":
                 break
         return found
 
-    def _waiting(self, job: RegisteredJob, specs: list[Any]) -> dict[str, list[Window]]:
+    def _waiting(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> dict[str, list[Window]]:
         """Return the windows that jobs upstream still have to compute; failed ones hold nobody up."""
-        found = {}
+        waiting = {}
         for name in upstream(job.spec, specs):
             above = service.get_job(self._session, name)
+            if above.paused:
+                continue
             with self._session.registry.reading() as connection:
                 failed = runs.windows_of(connection, name, states=[runs.FAILED])
-            found[name] = [] if above.paused else [
-                window for window in service.due_of(self._session, above) if window not in failed
-            ]  # fmt: skip
-        return found
+            due = service.due_of(self._session, above)
+            waiting[name] = [window for window in due if window not in failed]
+        return waiting
+
+
+def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
+    """Return jobs in groups: each reads only what jobs of earlier groups fill; jobs that read each other come last.
+
+    >>> a = JobSpec(name="a", kind="sql", target="hours", schedule="", inputs={"t": "trips"}, code="")
+    >>> b = JobSpec(name="b", kind="sql", target="days", schedule="", inputs={"h": "hours"}, code="")
+    >>> levels([b, a])
+    [['a'], ['b']]
+    """
+    left = {spec.name: spec for spec in specs}
+    found: list[list[str]] = []
+    while left:
+        free = [name for name, spec in left.items() if not upstream(spec, left.values())]
+        group = sorted(free or left)
+        found.append(group)
+        for name in group:
+            del left[name]
+    return found
+
+
+def upstream(spec: JobSpec, others: Iterable[JobSpec]) -> list[str]:
+    """Return the jobs whose targets a job reads."""
+    read = {place.partition("@")[0] for place in spec.inputs.values()}
+    return [other.name for other in others if other.name != spec.name and other.target in read]
+
+
+def retry_is_due(
+    *, failures: int, failed_at: datetime, retries: int, complete_at: datetime, now: datetime
+) -> bool:
+    """Tell whether a window that failed is to be tried again now.
+
+    That is so after 30 seconds, a minute, two, ... an hour; when its retries are used up, once whenever another window
+    of the job comes due.
+
+    Args:
+        failures: How often it failed since it was last computed.
+        failed_at: When it failed last.
+        retries: How often it is tried again.
+        complete_at: When the job's last window came due.
+        now: The present.
+    """
+    if failed_at > now:  # a clock that was set back must not hold it up
+        return True
+    if failures <= retries:
+        return now >= failed_at + min(_FIRST_WAIT * 2 ** (failures - 1), _LONGEST_WAIT)
+    return complete_at > failed_at
+
+
+def before_gap(
+    windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]
+) -> list[Window]:
+    """Return the windows that end before any window that a job upstream has yet to compute begins."""
+    begins = []
+    for waiting in open_upstream.values():
+        begins += [window.start for window in waiting]
+    if not begins:
+        return list(windows)
+    gap = min(begins)
+    return [window for window in windows if window.end <= gap]
 
 
 @contextmanager
@@ -154,8 +212,13 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def set_stop(*_: object) -> None:
+        # A handler runs between two instructions of this thread, which may hold the event's lock.
+        threading.Thread(target=stop.set, name="stop").start()
+
     wanted = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(each, lambda *_: stop.set()) for each in wanted]
+    before = [signal.signal(each, set_stop) for each in wanted]
     try:
         yield
     finally:

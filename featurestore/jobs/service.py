@@ -7,24 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import ModuleType
-from typing import Any
 
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
 from featurestore.jobs.definitions import JobDefinition, schedule_of
+from featurestore.jobs.execution import Outcome, Watch, compute_windows
 from featurestore.jobs.lease import leased
 from featurestore.jobs.loading import load, load_registered, trust
 from featurestore.jobs.restore import restore
-from featurestore.jobs.run import Attempt, recover
-from featurestore.jobs.stale import stale_windows
-from featurestore.jobs.target import target
-from featurestore.jobs.windows import (
+from featurestore.jobs.run import Attempt, TrainingCall, recover
+from featurestore.jobs.schedule import (
     due_windows,
-    last_tick,
+    last_schedule_time,
     latest_complete,
     window_starting,
     windows_between,
 )
-from featurestore.jobs.work import Outcome, Watch, compute_windows
+from featurestore.jobs.stale import stale_windows
+from featurestore.jobs.target import target
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
@@ -66,7 +65,7 @@ def register_jobs(
         begin = (
             None
             if spec.start is not None
-            else last_tick(schedule_of(spec), times.utc_now() - spec.settle)
+            else last_schedule_time(schedule_of(spec), times.utc_now() - spec.allowed_lateness)
         )
         with session.registry.transaction() as connection:
             known = jobs.find(connection, name)
@@ -121,14 +120,14 @@ def due_of(session: Session, job: RegisteredJob) -> list[Window]:
         )
     ahead = due_windows(schedule_of(spec), watermark=job.watermark, now=times.utc_now(), done=done)
     found = sorted({*ahead, *failed})
-    return found if spec.catch_up is None else found[: spec.catch_up]
+    return found if spec.catchup is None else found[: spec.catchup]
 
 
 def run_job(
     session: Session,
     name: str,
     *,
-    store: Any,
+    call: TrainingCall,
     window: Window | datetime | str | None = None,
     due: bool = False,
     stale: bool = False,
@@ -150,7 +149,7 @@ def run_job(
         choose = all_stale
     else:
         choose = one
-    return _checked(name, attempt(session, name, choose, store=store))
+    return _checked(name, attempt(session, name, choose, call=call))
 
 
 def backfill_job(
@@ -159,7 +158,7 @@ def backfill_job(
     start: datetime | str,
     end: datetime | str,
     *,
-    store: Any,
+    call: TrainingCall,
     resume: bool = True,
     watch: Watch | None = None,
 ) -> list[Run]:
@@ -177,7 +176,7 @@ def backfill_job(
         return [window for window in found if window not in held]
 
     parallel = min(_MOST_AT_ONCE, os.cpu_count() or 1)
-    outcome = attempt(session, name, choose, store=store, watch=watch, parallel=parallel)
+    outcome = attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
     return _checked(name, outcome)
 
 
@@ -186,11 +185,11 @@ def attempt(
     name: str,
     choose: Choice,
     *,
-    store: Any,
+    call: TrainingCall,
     watch: Watch | None = None,
     parallel: int = 1,
 ) -> Outcome:
-    """Hold the lease of a job, settle what dead processes left, and compute the windows that are chosen then.
+    """Hold the lease of a job, recover what dead processes left, and compute the windows that are chosen then.
 
     Raises:
         JobLeased: Another process runs the job.
@@ -204,7 +203,7 @@ def attempt(
         if not windows:
             return Outcome()
         return compute_windows(
-            session, Attempt(job, definition, windows, owner, store), watch=watch, parallel=parallel
+            session, Attempt(job, definition, windows, owner, call), watch=watch, parallel=parallel
         )
 
 
@@ -224,12 +223,12 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
 
 
 def complete_between(spec: JobSpec, start: datetime, end: datetime) -> list[Window]:
-    """Return the windows of a range whose settling is over."""
+    """Return the windows of a range that are complete, allowed lateness included."""
     now = times.utc_now()
     return [
         each
         for each in windows_between(schedule_of(spec), start, end)
-        if each.end + spec.settle <= now
+        if each.end + spec.allowed_lateness <= now
     ]
 
 

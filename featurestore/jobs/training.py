@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
-from featurestore.errors import InvalidJob
+from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import Attempt, Recording, Written, recorded
 from featurestore.jobs.stale import changes
+from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
+from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.registry import runs, training_datasets
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.training import catalog
-from featurestore.training.create import given_data
+from featurestore.training.create import create, given_data
 
 _log = logging.getLogger(LOGGER)
 
@@ -41,7 +45,7 @@ def _write(session: Session, attempt: Attempt, recording: Recording) -> Written:
     latest = catalog.last_version(session, spec.target)
     if latest and spec.inputs and not _inputs_changed(session, attempt, recording.inputs):
         return _unchanged(latest)
-    given = attempt.definition(store=attempt.store, window=attempt.windows[-1])
+    given = attempt.call(attempt.definition, attempt.windows[-1])
     arguments = dict(given) if isinstance(given, Mapping) else {"data": given}
     if "data" not in arguments:
         raise InvalidJob(
@@ -49,12 +53,25 @@ def _write(session: Session, attempt: Attempt, recording: Recording) -> Written:
             hint="return {'data': frame, 'label': ...}, or the frame alone",
         )
     data = arguments.pop("data")
+    request = _request(spec, arguments)
     if latest and not spec.inputs and _same_sources(session, spec.target, data):
         return _unchanged(latest)
-    arguments = {"description": spec.description, "tags": dict(spec.tags)} | arguments
-    dataset = attempt.store.create_training_dataset(data, spec.target, progress=False, **arguments)
+    dataset = create(session, data, request, progress=False)
     rows = sum(dataset.num_rows(split) for split in dataset.splits)
     return Written(rows, dataset.version, dataset.version)
+
+
+def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
+    """Return the request for the next version, as a job's function asks for it."""
+    known = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
+    unknown = [key for key in arguments if key not in known]
+    if unknown:
+        raise InvalidJob(
+            f"Job {spec.name!r} returned {listing(unknown)}, which create_training_dataset does not take.",
+            hint=f"it takes {listing(sorted(known))}",
+        )
+    defaults = {"description": spec.description, "tags": dict(spec.tags)}
+    return TrainingDatasetRequest(name=spec.target, **{**defaults, **arguments})
 
 
 def _unchanged(latest: int) -> Written:

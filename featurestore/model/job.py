@@ -36,7 +36,7 @@ class JobSpec:
     window: timedelta | None = None
     start: datetime | None = None
     lookback: timedelta = timedelta(0)
-    settle: timedelta = timedelta(0)
+    allowed_lateness: timedelta = timedelta(0)
     timezone: str = "UTC"
     closed: Closed = "right"
     mode: JobMode = "replace_window"
@@ -52,7 +52,7 @@ class JobSpec:
     tags: Mapping[str, str] = field(default_factory=dict)
     input_times: Mapping[str, str] = field(default_factory=dict)
     retries: int = 2
-    catch_up: int | None = None
+    catchup: int | None = None
     on_error: OnError = "go_on"
     on_failure: str | None = None
     keep: int | None = None
@@ -69,7 +69,7 @@ class JobSpec:
             "window": _text(self.window),
             "start": None if self.start is None else self.start.isoformat(),
             "lookback": _text(self.lookback),
-            "settle": _text(self.settle),
+            "allowed_lateness": _text(self.allowed_lateness),
             "timezone": self.timezone,
             "closed": self.closed,
             "mode": self.mode,
@@ -85,7 +85,7 @@ class JobSpec:
             "tags": dict(self.tags),
             "input_times": dict(self.input_times),
             "retries": self.retries,
-            "catch_up": self.catch_up,
+            "catchup": self.catchup,
             "on_error": self.on_error,
             "on_failure": self.on_failure,
             "keep": self.keep,
@@ -100,7 +100,7 @@ class JobSpec:
                 "window": _duration(data["window"]),
                 "start": None if data["start"] is None else datetime.fromisoformat(data["start"]),
                 "lookback": _duration(data["lookback"]) or timedelta(0),
-                "settle": _duration(data["settle"]) or timedelta(0),
+                "allowed_lateness": _duration(data["allowed_lateness"]) or timedelta(0),
                 "ttl": _duration(data["ttl"]),
                 "primary_key": tuple(data["primary_key"]),
                 "partition_by": tuple(data["partition_by"]),

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import ModuleType
 
+    from featurestore.jobs.definitions import JobDefinition
     from featurestore.jobs.plan import JobPlan
+    from featurestore.jobs.scheduler import Options, Scheduler
     from featurestore.jobs.service import JobStatus
     from featurestore.model.window import Window
     from featurestore.registry.jobs import RegisteredJob
@@ -76,7 +78,14 @@ class JobCalls(Connected):
         """
         from featurestore.jobs import service
 
-        return service.run_job(self._session, name, store=self, window=window, due=due, stale=stale)
+        return service.run_job(
+            self._session,
+            name,
+            call=self._call_training_job,
+            window=window,
+            due=due,
+            stale=stale,
+        )
 
     def backfill_job(
         self,
@@ -101,12 +110,27 @@ class JobCalls(Connected):
             JobLeased: Another process runs the job.
         """
         from featurestore.jobs import service
-        from featurestore.jobs.work import Watch
+        from featurestore.jobs.execution import Watch
 
         watch = Watch(progress)
         return service.backfill_job(
-            self._session, name, start, end, store=self, resume=resume, watch=watch
+            self._session,
+            name,
+            start,
+            end,
+            call=self._call_training_job,
+            resume=resume,
+            watch=watch,
         )
+
+    def scheduler(self, options: Options | None = None) -> Scheduler:
+        """Return a scheduler of this store's jobs; ``run()`` runs them until SIGTERM."""
+        from featurestore.jobs.scheduler import Scheduler
+
+        return Scheduler(self._session, call=self._call_training_job, options=options)
+
+    def _call_training_job(self, definition: JobDefinition, window: Window) -> object:
+        return definition(store=self, window=window)
 
     def get_runs(self, name: str) -> list[Run]:
         """Return the runs of a job, oldest first."""

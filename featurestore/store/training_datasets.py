@@ -70,12 +70,11 @@ class TrainingDatasetCalls(Connected):
             UnsupportedType: The format cannot hold some columns; all are listed.
             ValidationFailed: The rows broke their expectations; nothing was written.
         """
+        from featurestore.model.requests import TrainingDatasetRequest
         from featurestore.training.create import create
 
-        return create(
-            self._session,
-            data,
-            name,
+        request = TrainingDatasetRequest(
+            name=name,
             label=label,
             data_format=data_format,
             splits=splits,
@@ -93,8 +92,8 @@ class TrainingDatasetCalls(Connected):
             expectations=expectations,
             validation=validation,
             statistics=statistics,
-            progress=progress,
         )
+        return create(self._session, data, request, progress=progress)
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
         """Return a training dataset; ``version=None`` takes the latest."""

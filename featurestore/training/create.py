@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from featurestore.ingest import to_relation
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
-from featurestore.model.splits import TimeSplit
+from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -52,54 +52,23 @@ class Given:
 def create(
     session: Session,
     data: object,
-    name: str,
+    asked: TrainingDatasetRequest,
     *,
-    label: str | Sequence[str] | None,
-    data_format: str,
-    splits: Mapping[str, float] | TimeSplit | None,
-    split_by: str | Sequence[str] | None,
-    stratify: str | Sequence[str] | None,
-    seed: int,
-    key: str | Sequence[str] | None,
-    shards: int | None,
-    rows_per_shard: int | None,
-    block_rows: int | None,
-    version: int | None,
-    compression: str | None,
-    description: str,
-    tags: Mapping[str, str] | None,
-    expectations: object,
-    validation: str,
-    statistics: bool,
-    progress: bool | Report | None,
+    progress: bool | Report | None = None,
 ) -> TrainingDataset:
-    """Create a version of a training dataset; arguments as ``FeatureStore.create_training_dataset`` describes them."""
-    check_name(name, noun="training dataset")
+    """Create a version of a training dataset; ``FeatureStore.create_training_dataset`` describes the request."""
+    name = check_name(asked.name, noun="training dataset")
     given = given_data(session, data)
-    request = check_request(
-        name=name,
-        schema=given.schema,
-        label=label,
-        data_format=data_format,
-        splits=splits,
-        split_by=split_by,
-        stratify=stratify,
-        seed=seed,
-        key=key,
-        default_key=given.key,
-        time=given.time,
-        shards=shards,
-        rows_per_shard=rows_per_shard,
-        block_rows=block_rows,
-        compression=compression,
-        description=description,
-        tags=tags,
-    )
+    request = check_request(asked, schema=given.schema, default_key=given.key, time=given.time)
     gate = Gate(
-        session, request, expectations=expectations, policy=validation, statistics=statistics
+        session,
+        request,
+        expectations=asked.expectations,
+        policy=asked.validation,
+        statistics=asked.statistics,
     )
     parent = os.path.dirname(session.training_dataset_path(name, 1))
-    claim = claim_version(parent, version, floor=last_version(session, name))
+    claim = claim_version(parent, asked.version, floor=last_version(session, name))
     finished = False
     try:
         with staging(session) as place, open_progress(progress) as reports:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import Role
 from featurestore.model.names import check_feature_names, check_name
-from featurestore.model.splits import TimeSplit
+from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.splitting import SplitRule, as_columns, check_columns, make_rule
 
@@ -58,70 +58,68 @@ class ExportRequest:
 
 
 def check_request(
+    asked: TrainingDatasetRequest,
     *,
-    name: str,
     schema: pa.Schema,
-    label: str | Sequence[str] | None,
-    data_format: str,
-    splits: Mapping[str, float] | TimeSplit | None,
-    split_by: str | Sequence[str] | None,
-    stratify: str | Sequence[str] | None,
-    seed: int,
-    key: str | Sequence[str] | None,
-    default_key: Sequence[str],
-    time: str | None,
-    shards: int | None,
-    rows_per_shard: int | None,
-    block_rows: int | None,
-    compression: str | None,
-    description: str,
-    tags: Mapping[str, str] | None,
+    default_key: Sequence[str] = (),
+    time: str | None = None,
 ) -> ExportRequest:
-    """Return the request, or raise for the first thing that is wrong with it."""
-    check_name(name, noun="training dataset")
+    """Return a request as it can be served, or raise for the first thing that is wrong with it.
+
+    Args:
+        asked: What the caller asked for.
+        schema: Of the data.
+        default_key: What identifies a row where the caller does not say.
+        time: The column that is the labels' time.
+    """
+    check_name(asked.name, noun="training dataset")
     check_feature_names(schema.names)
-    labels = as_columns(label)
+    labels = as_columns(asked.label)
     check_columns(labels, schema=schema, argument="label")
-    keys = as_columns(key) or tuple(default_key)
+    keys = as_columns(asked.key) or tuple(default_key)
     check_columns(keys, schema=schema, argument="key")
     if not schema.names:
         raise InvalidArgument("The data has no columns.")
-    chosen = find_format(data_format)
-    chosen.check(schema, compression=compression)
-    rule = make_rule(splits, split_by=split_by, stratify=stratify, schema=schema)
-    for argument, value in (
-        ("shards", shards),
-        ("rows_per_shard", rows_per_shard),
-        ("block_rows", block_rows),
-    ):
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < 1
-        ):
-            raise InvalidArgument(f"{argument}={value!r} is not a positive whole number.")
-    if shards is not None and rows_per_shard is not None:
-        raise InvalidArgument(
-            "shards and rows_per_shard exclude one another.", hint="give one of them"
-        )
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-        raise InvalidArgument(
-            f"seed={seed!r} is not a seed.", hint="seeds are whole numbers from 0 to 2**64 - 1"
-        )
+    chosen = find_format(asked.data_format)
+    chosen.check(schema, compression=asked.compression)
+    rule = make_rule(asked.splits, split_by=asked.split_by, stratify=asked.stratify, schema=schema)
+    _check_numbers(asked)
     return ExportRequest(
-        name=name,
+        name=asked.name,
         schema=schema,
         labels=labels,
         key=keys or tuple(schema.names),
         roles=_roles(schema, labels=labels, keys=keys, time=time),
         rule=rule,
-        seed=seed,
+        seed=asked.seed,
         format=chosen,
-        compression=compression,
-        shards=shards,
-        rows_per_shard=rows_per_shard,
-        block_rows=block_rows or DEFAULT_BLOCK_ROWS,
-        description=description,
-        tags=dict(tags or {}),
+        compression=asked.compression,
+        shards=asked.shards,
+        rows_per_shard=asked.rows_per_shard,
+        block_rows=asked.block_rows or DEFAULT_BLOCK_ROWS,
+        description=asked.description,
+        tags=dict(asked.tags or {}),
     )
+
+
+def _check_numbers(asked: TrainingDatasetRequest) -> None:
+    for argument in ("shards", "rows_per_shard", "block_rows"):
+        value = getattr(asked, argument)
+        if value is not None and not (_is_whole(value) and value >= 1):
+            raise InvalidArgument(f"{argument}={value!r} is not a positive whole number.")
+    if asked.shards is not None and asked.rows_per_shard is not None:
+        raise InvalidArgument(
+            "shards and rows_per_shard exclude one another.", hint="give one of them"
+        )
+    if not (_is_whole(asked.seed) and 0 <= asked.seed < 2**64):
+        raise InvalidArgument(
+            f"seed={asked.seed!r} is not a seed.",
+            hint="seeds are whole numbers from 0 to 2**64 - 1",
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _roles(

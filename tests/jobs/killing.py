@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import featurestore
-from featurestore.jobs import lease, service, work
-from featurestore.jobs.scheduler import Options, Scheduler
+from featurestore.jobs import execution, lease, service
+from featurestore.jobs.scheduler import Options
 from featurestore.model import times
 from tests.jobs.conftest import HOURS, START, Clock
 
@@ -63,7 +63,7 @@ def backfill(
     """
     _prepare(places, START + HOURS * timedelta(hours=1))
     if size:
-        work.CHUNKS.update(sql=size, python=size)
+        execution.CHUNKS.update(sql=size, python=size)
     os.cpu_count = lambda: at_once  # type: ignore[assignment]
     store = featurestore.connect(location)
     Path(location, "ready").touch()
@@ -90,4 +90,4 @@ def schedule(location: str, began: float, speed: float, now: datetime) -> None:
     faulthandler.enable()
     times.utc_now = lambda: now + timedelta(seconds=(time.time() - began) * speed)
     service.leased = partial(lease.leased, lasting=lease.LASTING * max(speed, 1))
-    Scheduler(featurestore.connect(location), Options(every=0.1)).run()
+    featurestore.connect(location).scheduler(Options(every=0.1)).run()

@@ -71,7 +71,7 @@ def test_wrong_definitions_are_refused_when_they_are_made(wrong: dict[str, objec
         made(**wrong)
 
 
-def test_windows_wider_than_a_tick_are_allowed_where_they_replace_nothing() -> None:
+def test_windows_wider_than_the_schedule_interval_are_allowed_where_they_replace_nothing() -> None:
     assert made(window="3h", mode="append").window is not None
 
 

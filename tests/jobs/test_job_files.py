@@ -14,7 +14,6 @@ import pytest
 import featurestore
 from featurestore.errors import InvalidJob
 from featurestore.jobs.loading import load, load_registered
-from featurestore.jobs.scheduler import Scheduler
 from featurestore.registry import tables
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, expected, python_job, rows, sql_job
@@ -37,7 +36,7 @@ def test_a_registry_from_elsewhere_runs_no_file_that_it_names(
         connection.execute(tables.job_definitions.update().values(origin=str(evil)))
     with pytest.raises(InvalidJob, match="not registered on this machine"):
         city.run_job("demand", window=START)
-    Scheduler(city).tick()
+    city.scheduler().run_due()
     assert not mark.exists()
 
 
@@ -118,7 +117,7 @@ def test_jobs_of_one_file_that_are_due_together_all_run(city: FeatureStore, defi
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda n: load_registered(city.location, n, str(file)), names))
     assert [each.spec.name for each in found] == names
-    Scheduler(city).tick()
+    city.scheduler().run_due()
     for name in names:
         assert rows(city, name) == expected()
 

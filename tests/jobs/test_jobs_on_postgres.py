@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import featurestore
-from featurestore.jobs import work
-from featurestore.jobs.scheduler import Scheduler
+from featurestore.jobs import execution
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, rows, sql_job, trips
@@ -34,7 +33,7 @@ def hosts(tmp_path: Path, clock: Clock, postgres_url: str) -> list[FeatureStore]
 def test_a_parallel_backfill_moves_the_watermark_to_its_end(
     hosts: list[FeatureStore], define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "CHUNKS", {**work.CHUNKS, "sql": 2})
+    monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": 2})
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     hosts[0].register_jobs(define(sql_job()))
     hosts[0].backfill_job("demand", START, END)
@@ -48,13 +47,13 @@ def test_two_schedulers_on_a_server_compute_each_window_once(
     hosts: list[FeatureStore], define: Define
 ) -> None:
     names = [f"demand{number}" for number in range(3)]
-    hosts[0].register_jobs(define(*(sql_job(name, rules="catch_up=5") for name in names)))
+    hosts[0].register_jobs(define(*(sql_job(name, rules="catchup=5") for name in names)))
     together = threading.Barrier(2)
 
     def work(store: FeatureStore) -> None:
         together.wait(60)
         while any(status.due for status in store.get_jobs()):
-            Scheduler(store).tick()
+            store.scheduler().run_due()
 
     threads = [threading.Thread(target=work, args=(each,)) for each in hosts]
     for each in threads:

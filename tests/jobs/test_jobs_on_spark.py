@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import featurestore
 from featurestore.cli import app
-from featurestore.jobs import work
+from featurestore.jobs import execution
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, expected, rows, sql_job, trips
 
@@ -92,7 +92,7 @@ def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
 
 def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define: Define) -> None:
     store = cities[1]
-    store.register_jobs(define(sql_job(rules="catch_up=6")))
+    store.register_jobs(define(sql_job(rules="catchup=6")))
     words = [
         "--engine",
         "spark",
@@ -121,7 +121,7 @@ def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define:
 def test_chunks_side_by_side_land_once_on_spark(
     cities: list[FeatureStore], define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "CHUNKS", {**work.CHUNKS, "sql": 2})
+    monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": 2})
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     store = cities[1]
     store.register_jobs(define(sql_job()))

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
-from featurestore.jobs.scheduler import Options, Scheduler
+from featurestore.jobs.scheduler import Options
 from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
@@ -299,7 +299,7 @@ def test_a_window_that_was_appended_is_not_appended_again(
     city.delete_from_featuregroup("trips", "zone = 'b'")
     with pytest.raises(InvalidArgument, match="appends"):
         city.run_job("demand", stale=True)
-    Scheduler(city, Options(stale=True)).tick()
+    city.scheduler(Options(stale=True)).run_due()
     only_a = [row for row in expected(first=12) if row["zone"] == "a"]
     assert rows(city) == [*expected(12), *only_a]
     with pytest.raises(InvalidArgument, match="appends"):
@@ -397,8 +397,8 @@ def test_a_paused_job_runs_only_when_a_window_is_named(city: FeatureStore, defin
     assert sum(run.windows for run in city.run_job("demand", due=True)) == HOURS - 1
 
 
-def test_catch_up_takes_the_oldest_windows_first(city: FeatureStore, define: Define) -> None:
-    city.register_jobs(define(sql_job(rules="catch_up=10")))
+def test_catchup_takes_the_oldest_windows_first(city: FeatureStore, define: Define) -> None:
+    city.register_jobs(define(sql_job(rules="catchup=10")))
     city.run_job("demand", due=True)
     assert rows(city) == expected(10)
 

@@ -13,8 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import featurestore
-from featurestore.jobs.scheduler import Options, Scheduler
-from featurestore.jobs.tick import before_gap, levels, ready
+from featurestore.jobs.scheduler import Options, before_gap, levels, retry_is_due
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import jobs
@@ -42,16 +41,21 @@ def test_jobs_come_after_those_that_they_read() -> None:
 
 
 def test_failed_windows_wait_longer_each_time() -> None:
-    window = Window(START, START + HOUR)
     for failures, wait in ((1, 30), (2, 60), (3, 120)):
-        asked = {"failures": failures, "failed_at": START, "retries": 3, "settled_at": START - HOUR}
-        assert not ready(window, now=START + timedelta(seconds=wait - 1), **asked)  # type: ignore[arg-type]
-        assert ready(window, now=START + timedelta(seconds=wait), **asked)  # type: ignore[arg-type]
-        asked["failed_at"] = START + 9 * HOUR  # the clock was set back since
-        assert ready(window, now=START, **asked)  # type: ignore[arg-type]
-    used_up = {"failures": 4, "failed_at": START, "retries": 3}
-    assert not ready(window, now=START + 9 * HOUR, settled_at=START - HOUR, **used_up)  # type: ignore[arg-type]
-    assert ready(window, now=START + 9 * HOUR, settled_at=START + HOUR, **used_up)  # type: ignore[arg-type]
+
+        def due(now: datetime, *, failed_at: datetime = START, failures: int = failures) -> bool:
+            return retry_is_due(
+                failures=failures, failed_at=failed_at, retries=3, complete_at=START - HOUR, now=now
+            )
+
+        assert not due(START + timedelta(seconds=wait - 1))
+        assert due(START + timedelta(seconds=wait))
+        assert due(START, failed_at=START + 9 * HOUR)  # the clock was set back since
+
+    for complete_at, tried in ((START - HOUR, False), (START + HOUR, True)):
+        assert tried == retry_is_due(
+            failures=4, failed_at=START, retries=3, complete_at=complete_at, now=START + 9 * HOUR
+        )
 
 
 def test_windows_wait_for_those_upstream() -> None:
@@ -60,7 +64,7 @@ def test_windows_wait_for_those_upstream() -> None:
     assert before_gap(hours, {"above": []}) == hours
 
 
-def test_one_tick_runs_everything_in_order(
+def test_one_look_runs_everything_in_order(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     above = sql_job(
@@ -71,13 +75,13 @@ def test_one_tick_runs_everything_in_order(
     # The rows of an hour are stamped with its end, where the next hour's input begins.
     above = above.replace("select zone, hour,", "select zone, hour + interval 1 hour as hour,")
     city.register_jobs(define(above, sql_job()))
-    Scheduler(city).tick()
+    city.scheduler().run_due()
     assert rows(city) == expected()
     assert len(rows(city, "a_busy")) == len(
         [row for row in expected() if row["hour"] < START + HOURS * HOUR]
     )
     clock.now += 2 * HOUR
-    Scheduler(city).tick()
+    city.scheduler().run_due()
     assert sum(run.windows for run in city.get_runs("demand")) == HOURS + 2
 
 
@@ -87,16 +91,16 @@ def test_a_failing_job_blocks_no_other_and_is_tried_again(
     switch = tmp_path / "broken"
     switch.touch()
     body = f"import os\n    if os.path.exists({str(switch)!r}): raise ValueError('no')"
-    city.register_jobs(define(python_job("bad", rules="catch_up=3", body=body), sql_job()))
-    Scheduler(city).tick()
+    city.register_jobs(define(python_job("bad", rules="catchup=3", body=body), sql_job()))
+    city.scheduler().run_due()
     assert rows(city) == expected()
     assert {job.name: job.failed for job in city.get_jobs()} == {"bad": 3, "demand": 0}
     runs = len(city.get_runs("bad"))
-    Scheduler(city).tick()
+    city.scheduler().run_due()
     assert len(city.get_runs("bad")) == runs  # it waits
     switch.unlink()
     clock.now += timedelta(seconds=31)
-    Scheduler(city).tick()
+    city.scheduler().run_due()
     assert rows(city, "bad") == expected(3)
 
 
@@ -106,7 +110,7 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
     names = [f"demand{number}" for number in range(4)]
     city.delete_featuregroup("trips", version=1)
     city.create_featuregroup(trips(100), "trips", primary_key=["id"], event_time="left_at")
-    city.register_jobs(define(*(sql_job(name, rules="catch_up=7") for name in names)))
+    city.register_jobs(define(*(sql_job(name, rules="catchup=7") for name in names)))
     # Twelve hours pass in a second: windows come due while both are at work.
     begin = (time.time(), 43_200.0, START + 40 * HOUR)
     schedulers = [killing.start(killing.schedule, city.location, *begin) for _ in range(2)]
@@ -142,7 +146,7 @@ def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
 ) -> None:
     begun = tmp_path / "begun"
     body = f"import time\n    open({str(begun)!r}, 'a').close(); time.sleep(0.6)"
-    city.register_jobs(define(python_job(body=body, rules="catch_up=2")))
+    city.register_jobs(define(python_job(body=body, rules="catchup=2")))
     process = killing.start(killing.schedule, city.location, time.time(), 0.0, START + HOURS * HOUR)
     try:
         deadline = time.monotonic() + 60
@@ -169,7 +173,7 @@ def test_a_job_whose_file_is_broken_or_gone_blocks_no_other(
         city.register_jobs(file)
     gone.unlink()
     broken.write_text("raise RuntimeError('no such thing')")
-    Scheduler(city, Options(workers=1)).tick()
+    city.scheduler(Options(workers=1)).run_due()
     assert rows(city) == expected()
     assert {job.name: job.due for job in city.get_jobs()} == {
         "a_gone": HOURS,
@@ -183,12 +187,12 @@ def test_a_scheduler_runs_the_command_of_a_job_that_failed_for_good(
 ) -> None:
     told = tmp_path / "told"
     command = f"echo $FEATURESTORE_JOB $FEATURESTORE_WINDOW_START $FEATURESTORE_ERROR >> {told}"
-    rules = f'catch_up=1, retries=1, on_failure="{command}"'
+    rules = f'catchup=1, retries=1, on_failure="{command}"'
     city.register_jobs(
         define(python_job("bad", rules=rules, body="raise ValueError('no')"), sql_job())
     )
     for _ in range(3):
-        Scheduler(city).tick()
+        city.scheduler().run_due()
         clock.now += timedelta(seconds=61)
     assert told.read_text() == "bad 2024-01-01T00:00:00+00:00 ValueError: no\n"
     assert rows(city) == expected()
@@ -196,10 +200,10 @@ def test_a_scheduler_runs_the_command_of_a_job_that_failed_for_good(
 
 def test_stale_windows_are_computed_anew_where_asked(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job()))
-    scheduler = Scheduler(city, Options(stale=True))
-    scheduler.tick()
+    scheduler = city.scheduler(Options(stale=True))
+    scheduler.run_due()
     city.delete_from_featuregroup("trips", "zone = 'b'")
-    scheduler.tick()
+    scheduler.run_due()
     assert rows(city) == [row for row in expected() if row["zone"] == "a"]
 
 

@@ -101,3 +101,17 @@ def test_a_training_run_that_was_killed_leaves_one_version_for_what_changed(
     assert sum(run.windows for run in city.get_runs("make") if run.state == "done") == 4
     with city.session.registry.reading() as connection:
         assert jobs.watermark(connection, "make") == START + HOURS * timedelta(hours=1) + 2 * DAY
+
+
+def test_a_function_that_asks_for_what_does_not_exist_is_told_what_does(
+    city: FeatureStore, define: Define
+) -> None:
+    source = """
+import featurestore
+@featurestore.training_job(training_dataset="set", schedule="0 * * * *", start="2024-01-01T00:00Z")
+def made(store, window):
+    return {"data": store.get_featuregroup("trips"), "lable": "fare"}
+"""
+    city.register_jobs(define(source))
+    with pytest.raises(JobFailed, match=r"'lable'(.|\n)*'label'"):
+        city.run_job("made")

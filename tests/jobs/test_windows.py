@@ -1,4 +1,4 @@
-"""Windows: ticks, widths, settling, daylight saving, catch-up; all of it pure."""
+"""Windows: schedule times, widths, allowed lateness, daylight saving, catchup; all of it pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidJob
-from featurestore.jobs import windows as w
+from featurestore.jobs import schedule as w
 from featurestore.model.window import Window
 
 HOUR = timedelta(hours=1)
@@ -64,19 +64,19 @@ def test_hourly_windows_meet_every_hour_once_when_clocks_go_back() -> None:
     ),
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
 )
-def test_ticks_are_those_of_croniter(cron: str, moment: datetime) -> None:
+def test_schedule_times_are_those_of_croniter(cron: str, moment: datetime) -> None:
     reference = croniter(cron, moment)
     ends = [each.end for each in islice(w.windows_after(w.Schedule(cron), moment), 20)]
     assert ends == [reference.get_next(datetime) for _ in range(20)]
 
 
-def test_a_window_is_due_when_it_has_settled() -> None:
-    settling = w.Schedule("0 * * * *", start=T0, settle=timedelta(minutes=15))
-    assert w.due_windows(settling, watermark=None, now=T0 + HOUR + timedelta(minutes=14)) == []
-    assert w.due_windows(settling, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [
+def test_a_window_is_due_once_its_allowed_lateness_is_over() -> None:
+    patient = w.Schedule("0 * * * *", start=T0, allowed_lateness=timedelta(minutes=15))
+    assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=14)) == []
+    assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [
         Window(T0, T0 + HOUR)
     ]
-    assert w.latest_complete(settling, T0 + HOUR + timedelta(minutes=14)) is None
+    assert w.latest_complete(patient, T0 + HOUR + timedelta(minutes=14)) is None
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))

@@ -28,6 +28,7 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.hashing import canonical_bytes, row_hash
+from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.training.export import write
 from featurestore.training.prepare import Prepared, prepare
 from featurestore.training.request import check_request
@@ -226,11 +227,11 @@ def test_splits_other_than_those_counted_are_no_dataset(
 ) -> None:
     """Whatever an engine did wrong between counting and writing, also where every shard got its number of rows."""
     rows, engine = example(200), duckdb_store.session.engine
-    request = check_request(
-        name="d", schema=rows.schema, label=None, data_format="parquet", splits={"train": 0.5, "test": 0.5},
-        split_by="user", stratify=None, seed=0, key="at", default_key=(), time=None, shards=2, rows_per_shard=None,
-        block_rows=None, compression=None, description="", tags=None,
-    )  # fmt: skip
+    splits = {"train": 0.5, "test": 0.5}
+    asked = TrainingDatasetRequest(
+        name="d", data_format="parquet", splits=splits, split_by="user", key="at", shards=2
+    )
+    request = check_request(asked, schema=rows.schema)
     relation = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     directory = str(Path(duckdb_store.location, "made"))
     staged = prepare(
@@ -280,11 +281,8 @@ def test_what_killed_attempts_of_a_task_left_is_removed(
 def test_shards_have_about_128_mib_and_come_by_eights_where_rows_suffice(
     duckdb_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
 ) -> None:
-    request = check_request(
-        name="d", schema=pa.schema([("x", pa.int64())]), label=None, data_format="parquet", splits=None, split_by=None,
-        stratify=None, seed=0, key=None, default_key=(), time=None, shards=None, rows_per_shard=None, block_rows=None,
-        compression=None, description="", tags=None,
-    )  # fmt: skip
+    asked = TrainingDatasetRequest(name="d", data_format="parquet")
+    request = check_request(asked, schema=pa.schema([("x", pa.int64())]))
     assert request.shards_of(rows, bytes_per_row=bytes_per_row) == expected
     assert replace(request, rows_per_shard=7).shards_of(50, bytes_per_row=1) == 8
 

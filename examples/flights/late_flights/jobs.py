@@ -18,7 +18,7 @@ RULES: dict[str, Any] = {
     "event_time": "known_at",
     "schedule": "0 * * * *",
     "start": "2013-01-01T00:00Z",
-    "settle": "15min",
+    "allowed_lateness": "15min",
     "inputs": {"departures": "departures"},
     "ttl": "3h",
     "description": "Departures of the hour that ended at known_at",

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from featurestore.jobs.definitions import schedule_of
 from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import Attempt, run_windows
+from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.target import target
 from featurestore.jobs.training import run_training
-from featurestore.jobs.windows import windows_after
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import find_engine

@@ -98,6 +98,14 @@ def commit_of(path: str, version: int) -> Commit:
     return _commit(path, found)
 
 
+def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
+    """Return the version that a run committed after another version, None when it committed none."""
+    for version in range(deltalog.latest_version(path), after, -1):
+        if _note(_actions(path, version)).get("run") == run_id:
+            return version
+    return None
+
+
 def latest_data_version(path: str, version: int) -> int:
     """Return the last commit at or before ``version`` that changed rows (0 when none did)."""
     for number in range(version, 0, -1):

@@ -21,7 +21,7 @@ _NULL_KEYS = "no_null_keys"
 
 
 @dataclass(frozen=True)
-class Gated:
+class AuditedRows:
     """Rows that may land. ``unique``: no key occurs twice among them and none has nulls; None: not known."""
 
     relation: Relation
@@ -39,20 +39,20 @@ class Gated:
         return "passed" if self.report.success else "warned"
 
 
-def gate(
+def audit_staged(
     session: Session,
     relation: Relation,
     spec: FeatureGroupSpec,
     *,
-    policy: str,
+    validation: str,
     run: Underway,
     mode: str,
-) -> Gated:
+) -> AuditedRows:
     """Audit staged rows; ValidationFailed when they may not land."""
     found = audit(
         relation,
         spec=spec,
-        policy=policy,
+        policy=validation,
         engine=session.engine,
         expectations=spec.expectations,
         mode=mode,
@@ -64,26 +64,26 @@ def gate(
         each.success for each in found.report.results if each.expectation["type"] == _NULL_KEYS
     )
     unique = found.unique if whole or found.quarantined is not None else None
-    return Gated(found.good, found.report, found.quarantined, unique)
+    return AuditedRows(found.good, found.report, found.quarantined, unique)
 
 
 def transaction_of(
-    gated: Gated, given: tuple[str, int] | None, run: Underway
+    audited: AuditedRows, given: tuple[str, int] | None, run: Underway
 ) -> tuple[str, int] | None:
     """Return the transaction of a write: the caller's; one of its own where two tables are written."""
-    if given is not None or gated.quarantined is None:
+    if given is not None or audited.quarantined is None:
         return given
     return f"write/{run.run_id}", 0
 
 
-def keep_quarantined(
-    session: Session, gated: Gated, spec: FeatureGroupSpec, how: TableWrite
+def quarantine(
+    session: Session, audited: AuditedRows, spec: FeatureGroupSpec, how: TableWrite
 ) -> None:
     """Append rows that did not pass to the group's quarantine table, before the good ones land.
 
     Both commits carry the same transaction, so a repeat of the write repeats neither.
     """
-    if gated.quarantined is None:
+    if audited.quarantined is None:
         return
     path = session.quarantine_path(spec.name, spec.version)
     if not deltalog.exists(path):
@@ -97,12 +97,12 @@ def keep_quarantined(
     stored = set(deltalog.table_state(path).schema.names)
     import pyarrow as pa
 
-    new = pa.schema([field for field in gated.quarantined.schema if field.name not in stored])
+    new = pa.schema([field for field in audited.quarantined.schema if field.name not in stored])
     note = {"operation": "quarantine", "run": how.note["run"]}
     landing = TableWrite(
         mode="append", add_columns=new or None, note=note, transaction=how.transaction
     )
-    session.engine.write(path, gated.quarantined, landing)
+    session.engine.write(path, audited.quarantined, landing)
 
 
 def with_delta_version(report: ValidationReport, delta_version: int) -> ValidationReport:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureGroupExists, InvalidArgument
 from featurestore.featuregroups import keys
-from featurestore.featuregroups.audit import Gated, keep_quarantined, transaction_of
+from featurestore.featuregroups.audit import quarantine, transaction_of
 from featurestore.featuregroups.conform import Conformed
 from featurestore.featuregroups.definition import Declaration, check_same, define
-from featurestore.featuregroups.registration import record
+from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.underway import Underway, underway, wait_for_creator
 from featurestore.featuregroups.write import Write, note, prepare
@@ -21,7 +20,7 @@ from featurestore.ingest import handed_over, schema_of
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.plugins.engine import Relation, TableWrite
-from featurestore.registry import featuregroups, heal, intents, tags
+from featurestore.registry import featuregroups, heal, intents
 from featurestore.session import FEATUREGROUPS, Session
 from featurestore.storage import files
 
@@ -125,7 +124,7 @@ def _create(
     write: Write,
     run: Underway,
 ) -> Commit:
-    gated = prepare(session, Conformed(rows, spec), write, run, group=None)
+    audited = prepare(session, Conformed(rows, spec), write, run)
     path = session.featuregroup_path(spec.name, spec.version)
     meta = commits.Meta(declared.description, dict(declared.tags))
     session.engine.create_table(
@@ -136,29 +135,23 @@ def _create(
         note={"operation": "define", "run": run.run_id},
     )
     group = OpenGroup(spec, path, deltalog.table_state(path))
-    transaction = transaction_of(gated, write.transaction, run)
-    how = TableWrite(
-        mode="append", note=_first_note(session, group, write, run, gated), transaction=transaction
+    claim = keys.claim(
+        session.engine, audited.relation, group, "append", unique_batch=audited.unique
     )
-    keep_quarantined(session, gated, spec, how)
-    written = session.engine.write(path, gated.relation, how)
-    delta_version = deltalog.latest_version(path) if written is None else written
-    with session.registry.transaction() as connection:
-        featuregroups.add(
-            connection,
-            spec,
-            path=os.path.relpath(path, session.location),
-            table_id=group.state.table_id,
-            delta_version=delta_version,
-            description=declared.description,
-            created=commits.commit_of(path, delta_version).timestamp,
-        )
-        tags.replace(connection, featuregroups.KIND, spec.name, spec.version, declared.tags)
-    return record(session, group, spec, delta_version, run=run, gated=gated, mode="create")
-
-
-def _first_note(
-    session: Session, group: OpenGroup, write: Write, run: Underway, gated: Gated
-) -> dict[str, Any]:
-    claim = keys.claim(session.engine, gated.relation, group, "append", unique_batch=gated.unique)
-    return note(write, run, group.spec, validation=gated.outcome, claim=claim, operation="create")
+    how = TableWrite(
+        mode="append",
+        note=note(write, run, spec, validation=audited.outcome, claim=claim, operation="create"),
+        transaction=transaction_of(audited, write.transaction, run),
+    )
+    quarantine(session, audited, spec, how)
+    written = write_rows(session, group, audited.relation, how, run)
+    return register(
+        session,
+        group,
+        spec,
+        deltalog.latest_version(path) if written is None else written,
+        run=run,
+        audited=audited,
+        mode="create",
+        declared=declared,
+    )

@@ -7,10 +7,11 @@ import os
 from featurestore.delta import commits, deltalog
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
 from featurestore.featuregroups.pins import pinned_by
+from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group, resolve
 from featurestore.featuregroups.underway import underway
 from featurestore.model.featuregroup import Commit
-from featurestore.registry import featuregroups, heal
+from featurestore.registry import heal
 from featurestore.session import Session
 from featurestore.sql import predicate
 from featurestore.storage import files
@@ -38,9 +39,7 @@ def delete_rows(
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
         written = session.engine.delete(group.path, condition, note=note)
         delta_version = group.delta_version if written is None else written
-        with session.registry.transaction() as connection:
-            featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
-        run.registered = True
+        advance(session, spec, delta_version, run=run)
     return commits.commit_of(group.path, delta_version)
 
 

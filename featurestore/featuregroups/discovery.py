@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_tags
+from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.featuregroups.underway import underway
 from featurestore.model.featuregroup import Commit
@@ -153,12 +154,4 @@ def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -
     meta = commits.Meta(commits.meta_of(group.state).description, values)
     with underway(session, kind="write", name=spec.name, version=spec.version) as run:
         session.engine.set_properties(group.path, {commits.META: meta.to_text()})
-        with session.registry.transaction() as connection:
-            tags.replace(connection, featuregroups.KIND, spec.name, spec.version, values)
-            featuregroups.advance(
-                connection,
-                spec.name,
-                spec.version,
-                delta_version=deltalog.latest_version(group.path),
-            )
-        run.registered = True
+        advance(session, spec, deltalog.latest_version(group.path), run=run, tags=values)

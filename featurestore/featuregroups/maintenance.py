@@ -7,12 +7,12 @@ from datetime import timedelta
 
 from featurestore.delta import commits, deltalog
 from featurestore.featuregroups.pins import pinned_by
+from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group
 from featurestore.featuregroups.underway import underway
 from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
-from featurestore.registry import featuregroups
 from featurestore.session import Session
 
 
@@ -23,9 +23,7 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
     with underway(session, kind="write", name=spec.name, version=spec.version) as run:
         written = session.engine.compact(group.path)
         latest = group.delta_version if written is None else written
-        with session.registry.transaction() as connection:
-            featuregroups.advance(connection, spec.name, spec.version, delta_version=latest)
-        run.registered = True
+        advance(session, spec, latest, run=run)
     return commits.commit_of(group.path, latest)
 
 
@@ -44,12 +42,5 @@ def vacuum(
     spec = group.spec
     with underway(session, kind="write", name=spec.name, version=spec.version) as run:
         removed = session.engine.vacuum(group.path, keep_versions=sorted(pinned), retain=oldest)
-        with session.registry.transaction() as connection:
-            featuregroups.advance(
-                connection,
-                spec.name,
-                spec.version,
-                delta_version=deltalog.latest_version(group.path),
-            )
-        run.registered = True
+        advance(session, spec, deltalog.latest_version(group.path), run=run)
     return removed

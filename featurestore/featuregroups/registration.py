@@ -1,51 +1,154 @@
-"""After the commit: registry row, lineage, report and statistics of the new Delta version."""
+"""Registration: what follows a commit. The registry's row, lineage, report and statistics of the new Delta version.
+
+The rows are visible by then, so nothing here raises: what cannot be done is a warning, and recovery does it later.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
+from sqlalchemy.engine import Connection
+
 from featurestore.delta import commits, deltalog
-from featurestore.featuregroups import statistics
-from featurestore.featuregroups.audit import Gated, with_delta_version
+from featurestore.errors import FeatureStoreError
+from featurestore.featuregroups.audit import AuditedRows, with_delta_version
+from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.statistics import count_commit
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.underway import Underway
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
+from featurestore.model.times import utc_now
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.registry import featuregroups, heal, reports
+from featurestore.registry import tags as registered_tags
 from featurestore.session import Session
+from featurestore.storage.publication import after_publication, warn_published
+
+# What ``Commit.rows`` is where the log could not be read after the commit.
+UNKNOWN = -1
 
 
-def record(
+def write_rows(
+    session: Session, group: OpenGroup, relation: Relation, how: TableWrite, run: Underway
+) -> int | None:
+    """Write one commit and return its Delta version; None when its transaction is a repeat.
+
+    An error that came when the commit was there already is a warning: the log says whether the write landed.
+    """
+    try:
+        run.landed = session.engine.write(group.path, relation, how)
+    except BaseException as error:
+        run.landed = commits.version_of_run(group.path, run.run_id, after=group.delta_version)
+        if run.landed is None or not isinstance(error, Exception):
+            raise
+        warn_published(_what(group.spec, run.landed), error)
+    return run.landed
+
+
+def register(
     session: Session,
     group: OpenGroup,
     spec: FeatureGroupSpec,
     delta_version: int,
     *,
     run: Underway,
-    gated: Gated,
+    audited: AuditedRows,
     mode: str,
+    declared: Declaration | None = None,
 ) -> Commit:
-    """Bring the registry up to a commit that has just landed, and return it."""
-    commit = commits.commit_of(group.path, delta_version)
+    """Bring registry and statistics up to a commit that has just landed, and return it.
+
+    ``declared`` is what the creation of a group declares beside its definition.
+    """
+    what = _what(spec, delta_version)
+    try:
+        commit = commits.commit_of(group.path, delta_version)
+    except (FeatureStoreError, OSError, ValueError) as error:
+        warn_published(what, error)
+        return Commit(delta_version, UNKNOWN, utc_now(), mode, run_id=run.run_id)
+    with after_publication(what):
+        _register(session, group, spec, commit, audited, declared)
+        run.registered = True
     if spec.statistics:
-        statistics.count_commit(
-            session,
-            group,
-            spec,
-            delta_version,
-            relation=gated.relation,
-            mode=mode,
-            rows=commit.rows_in,
-        )
-    latest, gained = delta_version, None
+        with after_publication(what):
+            count_commit(
+                session,
+                group,
+                spec,
+                delta_version,
+                relation=audited.relation,
+                mode=mode,
+                rows=commit.rows_in,
+            )
+    return commit
+
+
+def advance(
+    session: Session,
+    spec: FeatureGroupSpec,
+    delta_version: int,
+    *,
+    run: Underway,
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    """Register the Delta version of a commit that brought no rows, and the tags that it set."""
+    run.landed = delta_version
+    with after_publication(_what(spec, delta_version)):
+        with session.registry.transaction() as connection:
+            featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
+            if tags is not None:
+                registered_tags.replace(
+                    connection, featuregroups.KIND, spec.name, spec.version, tags
+                )
+        run.registered = True
+
+
+def _register(
+    session: Session,
+    group: OpenGroup,
+    spec: FeatureGroupSpec,
+    commit: Commit,
+    audited: AuditedRows,
+    declared: Declaration | None,
+) -> None:
+    latest, gained = commit.delta_version, None
     if spec.schema.names != group.spec.schema.names:
-        # Others may have added columns at the same time: what the table has now is what is recorded.
+        # Others may have added columns at the same time: what the table has now is what is registered.
         state = deltalog.table_state(group.path)
         latest, gained = state.version, commits.spec_of(state)
     with session.registry.transaction() as connection:
-        featuregroups.advance(
-            connection, spec.name, spec.version, delta_version=latest, spec=gained
-        )
+        if declared is None:
+            featuregroups.advance(
+                connection, spec.name, spec.version, delta_version=latest, spec=gained
+            )
+        else:
+            _add_definition(connection, session, group, commit, declared)
         heal.add_lineage(connection, spec, commit)
-        if gated.report is not None:
-            report = with_delta_version(gated.report, delta_version)
+        if audited.report is not None:
+            report = with_delta_version(audited.report, commit.delta_version)
             reports.add_validation(connection, featuregroups.KIND, report.to_json())
-    run.registered = True
-    return commit
+
+
+def _add_definition(
+    connection: Connection,
+    session: Session,
+    group: OpenGroup,
+    commit: Commit,
+    declared: Declaration,
+) -> None:
+    spec = group.spec
+    featuregroups.add(
+        connection,
+        spec,
+        path=os.path.relpath(group.path, session.location),
+        table_id=group.state.table_id,
+        delta_version=commit.delta_version,
+        description=declared.description,
+        created=commit.timestamp,
+    )
+    registered_tags.replace(connection, featuregroups.KIND, spec.name, spec.version, declared.tags)
+
+
+def _what(spec: FeatureGroupSpec, delta_version: int) -> str:
+    return f"Delta version {delta_version} of feature group {spec.name!r} version {spec.version}"

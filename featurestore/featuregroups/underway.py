@@ -6,29 +6,35 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from sqlalchemy import func, select
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from featurestore.delta import deltalog
-from featurestore.errors import FeatureGroupExists
+from featurestore.errors import FeatureGroupExists, FeatureStoreError
 from featurestore.registry import featuregroups, heal, intents
 from featurestore.session import Session
 from featurestore.storage import files
 
-if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection
-
 _POLL_SECONDS = 0.05
+# Writes of this process, by registry, that are announced although they have ended.
+_LEFT: set[tuple[str, str]] = set()
 
 
 @dataclass
 class Underway:
-    """One write between its announcement and its registration."""
+    """One write between its announcement and its registration.
+
+    ``landed`` is the Delta version of its commit, as soon as it is known that there is one.
+    """
 
     run_id: str
     staging: str
     registered: bool = False
+    landed: int | None = None
 
 
 def new_run_id() -> str:
@@ -40,10 +46,30 @@ def new_run_id() -> str:
 def underway(
     session: Session, *, kind: str, name: str, version: int, run_id: str | None = None
 ) -> Iterator[Underway]:
-    """Announce a write; afterwards remove its stage and settle what it left if it did not register itself."""
-    path = session.featuregroup_path(name, version)
+    """Announce a write; afterwards remove its stage and settle what it left if it did not register itself.
+
+    What cannot be settled (the registry is locked, the disk is full) stays announced, and is settled before the next
+    write of this process, or at a connect after its end.
+    """
     # The id of a run may come from a job that writes more than once; the announcement has its own.
     own = new_run_id()
+    _announce(session, own, kind=kind, name=name, version=version)
+    write = Underway(run_id or own, session.staging_path(own))
+    try:
+        yield write
+    except BaseException as error:
+        if write.landed is not None:
+            error.add_note(
+                f"The rows of this write had landed as Delta version {write.landed}: do not write them again."
+            )
+        _finish(session, own, write, settle=True)
+        raise
+    _finish(session, own, write, settle=write.landed is None)
+
+
+def _announce(session: Session, own: str, *, kind: str, name: str, version: int) -> None:
+    _settle_left(session)
+    path = session.featuregroup_path(name, version)
     with session.registry.transaction() as connection:
         if kind == "create":
             _claim(session, connection, name, version)
@@ -55,16 +81,38 @@ def underway(
             version=version,
             path=os.path.relpath(path, session.location),
         )
-    write = Underway(run_id or own, session.staging_path(own))
+
+
+def _finish(session: Session, own: str, write: Underway, *, settle: bool) -> None:
+    """End an announcement; no error leaves, since the write has its result, or its error, already.
+
+    Without ``settle`` an unregistered write stays announced: the registry has just refused it.
+    """
+    left = session.registry.url, own
+    _LEFT.add(left)
     try:
-        yield write
-    finally:
         files.remove(write.staging, below=session.location)
+        if not write.registered and not settle:
+            return
         with session.registry.transaction() as connection:
             if write.registered:
                 intents.end(connection, own)
             else:
                 _settle(session, connection, own)
+    except (FeatureStoreError, OSError, SQLAlchemyError):
+        return
+    _LEFT.discard(left)
+
+
+def _settle_left(session: Session) -> None:
+    """Settle the writes of this process that could not be settled when they ended."""
+    for url, own in list(_LEFT):
+        if url != session.registry.url:
+            continue
+        with suppress(FeatureStoreError, OSError):
+            with session.registry.transaction() as connection:
+                _settle(session, connection, own)
+            _LEFT.discard((url, own))
 
 
 def wait_for_creator(session: Session, name: str, version: int) -> bool:
@@ -103,8 +151,6 @@ def lock_group(session: Session, connection: Connection, name: str, version: int
     A transaction of SQLite excludes every other one by itself.
     """
     if session.registry.dialect == "postgresql":
-        from sqlalchemy import func, select
-
         connection.execute(
             select(func.pg_advisory_xact_lock(func.hashtext(f"featuregroup/{name}/{version}")))
         )

@@ -15,10 +15,10 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups import keys, partitions
-from featurestore.featuregroups.audit import Gated, gate, keep_quarantined, transaction_of
+from featurestore.featuregroups.audit import AuditedRows, audit_staged, quarantine, transaction_of
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
-from featurestore.featuregroups.registration import record
+from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.underway import Underway, lock_group, underway
 from featurestore.ingest import handed_over
@@ -90,51 +90,51 @@ def commit(
     session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: Underway
 ) -> Commit:
     """Stage, audit, commit and register conformed rows; the group's table exists."""
-    gated = prepare(session, conformed, write, run, group=group)
+    audited = prepare(session, conformed, write, run)
     if conformed.added:
         _announce_columns(session, group, conformed)
     unique = keys.claim(
-        session.engine, gated.relation, group, write.mode, unique_batch=gated.unique
+        session.engine, audited.relation, group, write.mode, unique_batch=audited.unique
     )
     how = TableWrite(
         mode=write.mode,  # type: ignore[arg-type]
         key=conformed.spec.upsert_key if write.mode == "upsert" else (),
         replace=write.replace,
         add_columns=_added(conformed),
-        note=note(write, run, group.spec, validation=gated.outcome, claim=unique),
-        transaction=transaction_of(gated, write.transaction, run),
+        note=note(write, run, group.spec, validation=audited.outcome, claim=unique),
+        transaction=transaction_of(audited, write.transaction, run),
     )
-    keep_quarantined(session, gated, conformed.spec, how)
-    written = session.engine.write(group.path, gated.relation, how)
+    quarantine(session, audited, conformed.spec, how)
+    written = write_rows(session, group, audited.relation, how, run)
     if written is None:
         state = deltalog.table_state(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
-    return record(session, group, conformed.spec, written, run=run, gated=gated, mode=write.mode)
+    return register(
+        session, group, conformed.spec, written, run=run, audited=audited, mode=write.mode
+    )
 
 
-def prepare(
-    session: Session, conformed: Conformed, write: Write, run: Underway, *, group: OpenGroup | None
-) -> Gated:
+def prepare(session: Session, conformed: Conformed, write: Write, run: Underway) -> AuditedRows:
     """Return the rows that may be committed: staged and audited where there is something to check."""
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
-    policy = write.validation or spec.validation
-    by_key = write.mode == "upsert" or write.on_duplicates == "last"
-    checked = policy != "off" and bool(spec.primary_key or spec.event_time or spec.expectations)
-    if not by_key and not checked:
-        return Gated(partitions.refuse_empty(relation, spec, engine=engine))
+    validation = write.validation or spec.validation
+    has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
+    checked = validation != "off" and has_rules
+    if not checked and write.mode != "upsert" and write.on_duplicates != "last":
+        return AuditedRows(partitions.refuse_empty(relation, spec, engine=engine))
     if write.on_duplicates == "last":
         # Before the rows are staged: files come back in another order on a cluster.
         relation = engine.last_per_key(relation, spec.upsert_key)
     if not write.staged or write.on_duplicates == "last":
         relation = engine.stage(relation, run.staging)
     partitions.check_staged(relation, spec, engine=engine)
-    if write.mode == "upsert" and not checked:
+    if checked:
+        return audit_staged(
+            session, relation, spec, validation=validation, run=run, mode=write.mode
+        )
+    if write.mode == "upsert":
         keys.refuse_duplicates(relation, spec, engine=engine)
-    return (
-        gate(session, relation, spec, policy=policy, run=run, mode=write.mode)
-        if checked
-        else Gated(relation)
-    )
+    return AuditedRows(relation)
 
 
 def note(

@@ -114,7 +114,7 @@ def warn_published(what: str, error: BaseException, *, stacklevel: int = 4) -> N
     text = str(error).splitlines()
     reason = text[0] if text else type(error).__name__
     warnings.warn(
-        f"{what} landed, and then: {reason} What is left to do is done at the next connect; do not repeat the write.",
+        f"{what} landed, and then: {reason} Recovery does what is left; do not repeat the write.",
         PublicationWarning,
         stacklevel=stacklevel,
     )

@@ -1,0 +1,137 @@
+"""What happens after a commit landed: it is never reported as a failed write, and the rest is done later."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import PublicationWarning, SchemaMismatch
+from featurestore.registry import database, featuregroups, intents
+from featurestore.store import FeatureStore
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
+    """A store that waits for a locked registry a moment only."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    with featurestore.connect(tmp_path / "store") as store:
+        yield store
+
+
+def numbers(store: FeatureStore) -> list[int]:
+    return sorted(store.get_featuregroup("g").to_arrow()["n"].to_pylist())
+
+
+def open_intents(store: FeatureStore) -> list[str]:
+    with store.session.registry.reading() as connection:
+        return [each.run_id for each in intents.every(connection)]
+
+
+def registered(store: FeatureStore) -> int:
+    with store.session.registry.reading() as connection:
+        return featuregroups.get(connection, "g").delta_version
+
+
+class LockedRegistry:
+    """Rows that lock the registry as they are read: its row of the write is there by then."""
+
+    def __init__(self, store: FeatureStore, *values: int) -> None:
+        self._file = Path(store.location, "registry.db")
+        self._values = values
+        self._lock: sqlite3.Connection | None = None
+
+    def rows(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(SCHEMA, self._batches())
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        self._lock = sqlite3.connect(self._file, isolation_level=None, check_same_thread=False)
+        self._lock.execute("begin immediate")
+        yield pa.record_batch([pa.array(self._values)], schema=SCHEMA)
+
+    def release(self) -> None:
+        assert self._lock is not None
+        self._lock.close()
+
+
+def test_an_insert_whose_registration_fails_has_landed(store: FeatureStore) -> None:
+    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
+    locked = LockedRegistry(store, 2)
+    with pytest.warns(PublicationWarning, match="Delta version 2 .* landed, and then"):
+        commit = group.insert(locked.rows())
+    locked.release()
+    assert (commit.delta_version, commit.rows, commit.rows_in) == (2, 2, 1)
+    assert numbers(store) == [1, 2]
+    assert registered(store) == 1
+    assert len(open_intents(store)) == 1
+    group.insert(pa.table({"n": [3]}))
+    assert registered(store) == 3
+    assert open_intents(store) == []
+
+
+def test_a_creation_whose_registration_fails_is_finished_by_the_next_write(
+    store: FeatureStore,
+) -> None:
+    locked = LockedRegistry(store, 1)
+    with pytest.warns(PublicationWarning, match="landed, and then"):
+        store.create_featuregroup(locked.rows(), "g")
+    locked.release()
+    made = store.create_featuregroup(pa.table({"n": [5]}), "g")
+    assert made.version == 2
+    assert store.featuregroup("g", version=1).read().to_arrow()["n"].to_pylist() == [1]
+    assert open_intents(store) == []
+
+
+def test_a_failing_statistics_file_does_not_fail_the_insert(store: FeatureStore) -> None:
+    group = store.create_featuregroup(pa.table({"n": [1]}), "g", statistics=False)
+    made = store.create_featuregroup(pa.table({"n": [1]}), "h")
+    folder = Path(f"{made.path}_statistics")
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    folder.write_text("no folder")
+    with pytest.warns(PublicationWarning, match="landed, and then"):
+        commit = made.insert(pa.table({"n": [2]}), mode="overwrite")
+    assert commit.delta_version == made.delta_version == 2
+    assert group.delta_version == 1
+
+
+def test_an_error_before_the_commit_is_an_error(store: FeatureStore) -> None:
+    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
+    with pytest.raises(SchemaMismatch):
+        group.insert(pa.table({"other": [1]}))
+    assert open_intents(store) == []
+
+
+@pytest.mark.parametrize("function", ["_checkpoint", "register", "commit_of", "count_commit"])
+def test_an_interrupt_after_the_commit_says_that_the_rows_landed(
+    store: FeatureStore, function: str
+) -> None:
+    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "call" and frame.f_code.co_name == function:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            group.insert(pa.table({"n": [2]}))
+    finally:
+        sys.settrace(before)
+    assert "landed as Delta version 2" in str(caught.value.__notes__)
+    assert numbers(store) == [1, 2]
+    assert registered(store) == 2
+    assert open_intents(store) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -158,7 +159,8 @@ def test_workers_get_equal_parts_that_make_the_whole(workers: int, tmp_path: Pat
 def test_the_reader_that_we_open_loses_no_row_group(tmp_path: Path) -> None:
     table = pa.table({"n": range(24 * 40)})
     _, layout = dataset(tmp_path, table, shards=2)
-    shards = [WrittenShard(WrittenFile(f"train/{n}", 0, ""), 480) for n in range(2)]
+    names = [f"train/petastorm-{n:05d}-of-00002.parquet" for n in range(2)]
+    shards = [WrittenShard(WrittenFile(name, 0, ""), 480) for name in names]
     manifest = manifest_of(FORMAT, table, layout, shards)
     for _ in range(5):
         found: Counter[int] = Counter()
@@ -298,3 +300,75 @@ def test_an_exported_dataset_has_the_row_groups_that_its_layout_says(
     assert sorted(value for part in found for value in part) == list(range(4000))
     with pytest.raises(ReaderConfigError, match="48 row groups"):
         made.petastorm_reader("train", worker=0, workers=5)
+
+
+class _Runs:
+    """An object whose pickle runs code that petastorm's own restrictions let through."""
+
+    def __init__(self, marker: Path) -> None:
+        self.code = f"__import__('pathlib').Path({str(marker)!r}).touch()"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return eval, (self.code,)
+
+
+def test_metadata_from_elsewhere_is_not_unpickled(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
+
+    made = duckdb_store.create_training_dataset(
+        pa.table({"n": range(100), "x": range(100)}), "d", data_format="petastorm", key="n"
+    )
+    split = Path(made.path, "train")
+    metadata = pq.read_metadata(split / "_common_metadata")
+    attack = {
+        UNISCHEMA_KEY: pickle.dumps(_Runs(tmp_path / "ran")),
+        ROW_GROUPS_PER_FILE_KEY: metadata.metadata[ROW_GROUPS_PER_FILE_KEY],
+    }
+    schema = metadata.schema.to_arrow_schema()
+    pq.write_metadata(schema.with_metadata(attack), split / "_common_metadata")
+    pq.write_table(pa.table({"n": [-1]}), split / "stray.parquet")
+    with made.petastorm_reader("train") as reader:
+        found = [value for batch in reader for value in batch.n.tolist()]
+    assert sorted(found) == list(range(100))
+    assert not (tmp_path / "ran").exists()
+    assert not made.verify().ok
+
+
+def test_what_the_batch_reader_cannot_give_back_is_refused_before_it_reads(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    rows = range(200)
+    table = pa.table(
+        {
+            "n": rows,
+            "some": pa.array([[float(n)] * (n % 4) for n in rows], pa.list_(pa.float32())),
+            "gaps": pa.array([None if n % 5 == 0 else [n] * 3 for n in rows], pa.list_(pa.int16(), 3)),
+            "v": pa.array([[n, n] for n in rows], pa.list_(pa.int64(), 2)),
+        }
+    )  # fmt: skip
+    made = duckdb_store.create_training_dataset(table, "d", data_format="petastorm", key="n")
+    with pytest.raises(ReaderConfigError) as caught:
+        made.petastorm_reader("train")
+    assert "some (lists of any size), gaps (lists, some of them null)" in caught.value.message
+    with made.petastorm_reader("train", schema_fields=["n", "v"]) as reader:
+        found = {n: v.tolist() for batch in reader for n, v in zip(batch.n, batch.v, strict=True)}
+    assert found == {n: [n, n] for n in rows}
+    rows_of_petastorm = read_rows(f"file://{made.path}/train", schema_fields=["n", "some"])
+    by_row = {row.n: row.some.tolist() for row in rows_of_petastorm}
+    assert by_row == {n: [float(n)] * (n % 4) for n in rows}
+    assert (
+        made.read("train").to_arrow().sort_by("n")["some"].to_pylist() == table["some"].to_pylist()
+    )
+
+
+def test_a_dataset_is_read_wherever_it_lies(tmp_path: Path) -> None:
+    table = pa.table({"n": range(24)})
+    place = tmp_path / "a b%20c"
+    _, layout = dataset(place, table, shards=1)
+    shards = [WrittenShard(WrittenFile("train/petastorm-00000-of-00001.parquet", 0, ""), 24)]
+    manifest = manifest_of(FORMAT, table, layout, shards)
+    with FORMAT.native_reader(str(place), manifest, split="train", worker=0, workers=1) as reader:
+        found = [n for batch in reader for n in batch.n.tolist()]
+    assert sorted(found) == list(range(24))

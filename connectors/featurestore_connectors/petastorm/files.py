@@ -1,0 +1,50 @@
+"""The files of a split as petastorm sees them: the manifest's shards, and metadata made here.
+
+petastorm unpickles the schema in ``_common_metadata``, so that whoever writes that file runs code in the reader. It is
+therefore never read: petastorm gets the metadata that this process makes of the manifest, which is JSON.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyarrow.filesystem import FileSystem
+
+from featurestore_connectors.petastorm.metadata import METADATA_FILE
+
+
+class SplitFiles(FileSystem):  # type: ignore[misc]
+    """One directory with the shards of a split, read only. Picklable, for petastorm's worker processes."""
+
+    def __init__(self, shards: dict[str, str], metadata: bytes) -> None:
+        super().__init__()
+        self._shards = shards
+        self._metadata = metadata
+
+    @property
+    def pathsep(self) -> str:
+        return "/"
+
+    def isdir(self, path: str) -> bool:
+        return not self.isfile(path)
+
+    def isfile(self, path: str) -> bool:
+        return os.path.basename(path) in self._names()
+
+    def exists(self, path: str) -> bool:
+        return True
+
+    def walk(self, path: str) -> Iterator[tuple[str, list[str], list[str]]]:
+        yield path, [], self._names()
+
+    def open(self, path: str, mode: str = "rb") -> Any:
+        name = os.path.basename(path)
+        if name == METADATA_FILE:
+            return pa.BufferReader(self._metadata)
+        return pa.OSFile(self._shards[name], "rb")
+
+    def _names(self) -> list[str]:
+        return [*self._shards, METADATA_FILE]

@@ -1,0 +1,84 @@
+"""What petastorm knows a split by: its schema, which petastorm pickles, and the row groups of each file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import warnings
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import missing_extra
+from featurestore.model.arrow_json import schema_from_json
+from featurestore.model.manifest import Manifest, ManifestSplit
+from featurestore_connectors.petastorm.shapes import shape_of, stored_schema
+
+METADATA_FILE = "_common_metadata"
+_UNISCHEMA = "features"
+
+
+def petastorm() -> Any:
+    """Return petastorm's modules ``unischema`` and ``etl.dataset_metadata``; MissingExtra without a working one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from petastorm import unischema
+            from petastorm.etl import dataset_metadata
+    except ImportError as error:
+        raise missing_extra("petastorm", "petastorm") from error
+    return unischema, dataset_metadata
+
+
+def described_schema(manifest: Manifest, split: ManifestSplit) -> pa.Schema:
+    """Return the schema of a split's files with petastorm's own metadata, made of the manifest alone."""
+    _, dataset_metadata = petastorm()
+    schema = schema_from_json(manifest.layout["schema"])
+    nullable = frozenset(name for each in manifest.splits for name in each.nulls)
+    most = manifest.layout["parquet"]["row_groups"]
+    groups = {os.path.basename(shard.path): min(most, shard.rows) for shard in split.shards}
+    return stored_schema(schema).with_metadata(
+        {
+            dataset_metadata.UNISCHEMA_KEY: pickle.dumps(
+                unischema_of(schema, nullable=nullable), protocol=4
+            ),
+            dataset_metadata.ROW_GROUPS_PER_FILE_KEY: json.dumps(groups).encode(),
+        }
+    )
+
+
+def unischema_of(schema: pa.Schema, *, nullable: frozenset[str] = frozenset()) -> Any:
+    """Return petastorm's schema of feature types; ``nullable`` are the columns that have nulls."""
+    unischema, _ = petastorm()
+    fields = []
+    for field in schema:
+        sizes, leaf = shape_of(field.type)
+        shape: tuple[int | None, ...] = (prod(sizes),) if sizes else ()
+        if pat.is_list(leaf):
+            shape, leaf = (None,), leaf.value_type
+        kind = _numpy_type(leaf)
+        if kind is np.datetime64 and field.name in nullable:
+            kind = np.object_  # petastorm calls the type with each value, and numpy makes no datetime64 of pandas' NaT
+        # Interned, because a pickle tells equal texts from the same text, and its bytes are in the manifest's hash.
+        name = sys.intern(field.name)
+        fields.append(unischema.UnischemaField(name, kind, shape, None, name in nullable))
+    return unischema.Unischema(_UNISCHEMA, fields)
+
+
+def _numpy_type(kind: pa.DataType) -> Any:
+    from decimal import Decimal
+
+    if pat.is_decimal(kind):
+        return Decimal
+    if pat.is_string(kind):
+        return np.str_
+    if pat.is_binary(kind):
+        return np.bytes_
+    if pat.is_date(kind) or pat.is_timestamp(kind):
+        return np.datetime64
+    return np.dtype(kind.to_pandas_dtype()).type

@@ -1,0 +1,87 @@
+"""Shapes: petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size lie flat in the files."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.model.arrow_cast import cast_array
+
+
+def shape_of(kind: pa.DataType) -> tuple[list[int], pa.DataType]:
+    """Return the sizes of nested lists of fixed size, outermost first, and the type of their items.
+
+    >>> shape_of(pa.list_(pa.list_(pa.uint8(), 3), 2))
+    ([2, 3], DataType(uint8))
+    """
+    sizes = []
+    while pat.is_fixed_size_list(kind):
+        sizes.append(kind.list_size)
+        kind = kind.value_type
+    return sizes, kind
+
+
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of the files: nested lists of fixed size lie flat.
+
+    >>> stored_schema(pa.schema([("image", pa.list_(pa.list_(pa.uint8(), 3), 2))])).field("image").type
+    FixedSizeListType(fixed_size_list<item: uint8>[6])
+    """
+    return pa.schema([(field.name, _flat_type(field.type)) for field in schema])
+
+
+def _flat_type(kind: pa.DataType) -> pa.DataType:
+    sizes, leaf = shape_of(kind)
+    if not sizes:
+        return kind
+    return pa.list_(pa.field("item", leaf), prod(sizes))
+
+
+def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch as it is stored."""
+    schema = stored_schema(batch.schema)
+    arrays = []
+    for array, field in zip(batch.columns, schema, strict=True):
+        sizes, _ = shape_of(array.type)
+        values = array
+        for size in sizes:
+            values = values.values.slice(values.offset * size, len(values) * size)
+        arrays.append(_lists_of(values, array, field.type) if sizes else array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a stored column as its feature type."""
+    sizes, _ = shape_of(kind)
+    if len(sizes) < 2:
+        return cast_array(array, kind)
+    values = array.values.slice(array.offset * prod(sizes), len(array) * prod(sizes))
+    kinds = [kind]
+    while pat.is_fixed_size_list(kinds[-1].value_type):
+        kinds.append(kinds[-1].value_type)
+    for each in reversed(kinds[1:]):
+        values = pa.FixedSizeListArray.from_arrays(values, type=each)
+    return _lists_of(values, array, kind)
+
+
+def _lists_of(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values as lists of fixed size with the nulls of another array."""
+    valid = None
+    if like.null_count:
+        present = like.is_valid().to_numpy(zero_copy_only=False)
+        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(like), [valid], like.null_count, children=[values])
+
+
+def fits(kind: pa.DataType) -> bool:
+    """Tell whether petastorm's readers give values of a type back: scalars and lists of booleans and numbers."""
+    sizes, leaf = shape_of(kind)
+    is_list = bool(sizes)
+    if pat.is_list(leaf) and not sizes:
+        is_list, leaf = True, leaf.value_type
+    if is_list:
+        return bool(pat.is_boolean(leaf) or pat.is_integer(leaf) or pat.is_floating(leaf))
+    return not pat.is_nested(leaf)

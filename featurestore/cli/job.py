@@ -12,6 +12,7 @@ import typer
 
 from featurestore.cli.output import show_rows, show_text
 from featurestore.cli.state import Output, settings, store
+from featurestore.cli.terminal import raw_errors
 from featurestore.errors import InvalidArgument
 
 app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
@@ -228,6 +229,6 @@ def _bar(context: typer.Context, title: str) -> Iterator[Callable[[int, int], No
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(file=raw_errors())) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from featurestore import __version__
 from featurestore.cli.output import show_error
 from featurestore.cli.state import Output, Settings
+from featurestore.cli.terminal import escaping
 from featurestore.errors import FeatureStoreError
 
 # Options that mean the same for every command and may stand anywhere on the line.
@@ -50,11 +51,12 @@ _NOUNS = {
 
 def main() -> None:
     """Run the command line."""
-    try:
-        app()
-    except FeatureStoreError as error:
-        show_error(error, output=_output())
-        sys.exit(1)
+    with escaping():
+        try:
+            app()
+        except FeatureStoreError as error:
+            show_error(error, output=_output())
+            sys.exit(1)
 
 
 def _show_version(asked: bool) -> None:

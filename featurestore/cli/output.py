@@ -14,6 +14,7 @@ import typer
 from featurestore.cli.state import Output, settings
 from featurestore.errors import FeatureStoreError
 from featurestore.model.durations import format_duration
+from featurestore.model.printable import printable_line
 
 
 def show_rows(
@@ -98,12 +99,10 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         )
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
-    # A pipe has no width: nothing may be cut there.
+    # A pipe has no width: nothing may be cut there. Colours and bold are escape sequences, which nothing here writes.
+    width = None if sys.stdout.isatty() else 10_000
     console = Console(
-        file=sys.stdout,
-        markup=False,
-        highlight=False,
-        width=None if sys.stdout.isatty() else 10_000,
+        file=sys.stdout, markup=False, highlight=False, color_system=None, width=width
     )
     console.print(table)
 
@@ -122,7 +121,7 @@ def _text(value: Any) -> str:
     if isinstance(value, timedelta):
         return format_duration(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_text(each)}" for key, each in value.items()) or "-"
+        return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "-"
-    return str(value)
+    return printable_line(str(value))

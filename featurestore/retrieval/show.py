@@ -8,6 +8,8 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from featurestore.model.printable import printable_line
+
 
 def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False) -> str:
     """Return a table as Spark's ``show`` draws it: right-aligned, long cells cut to ``width``.
@@ -72,7 +74,7 @@ def cell(value: object) -> str:
         return "[" + ", ".join(map(cell, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(cell(each) for each in value.values()) + "}"
-    return str(value)
+    return printable_line(str(value))
 
 
 def _rows(table: pa.Table) -> list[tuple[object, ...]]:

@@ -1,0 +1,62 @@
+"""The way to the terminal: whatever the command line writes passes one place, which escapes control characters."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from featurestore.model.printable import printable
+
+
+class EscapingStream(io.TextIOBase):
+    """Writes text to another stream, control characters escaped; ``raw`` is that stream.
+
+    Results, errors, warnings and logs go through it, so no text that a store holds can reach a terminal as a command.
+    Only what is made of the program's own text may be written to ``raw``: a progress bar moves the cursor.
+    """
+
+    def __init__(self, raw: TextIO) -> None:
+        super().__init__()
+        self.raw = raw
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.raw.encoding
+
+    def write(self, text: str) -> int:
+        self.raw.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.raw.flush()
+
+    def isatty(self) -> bool:
+        return self.raw.isatty()
+
+    def fileno(self) -> int:
+        return self.raw.fileno()
+
+    def writable(self) -> bool:
+        return True
+
+
+@contextmanager
+def escaping() -> Iterator[None]:
+    """Escape control characters in everything that is written to standard output and standard error."""
+    output, errors = sys.stdout, sys.stderr
+    sys.stdout = EscapingStream(output)
+    sys.stderr = EscapingStream(errors)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = output, errors
+
+
+def raw_errors() -> TextIO:
+    """Return standard error as it is, for a progress bar."""
+    if isinstance(sys.stderr, EscapingStream):
+        return sys.stderr.raw
+    return sys.stderr

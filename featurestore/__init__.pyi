@@ -1,4 +1,4 @@
-"""A feature store for people who train deep-learning models. Written by tests/store/stub.py."""
+"""A feature store for people who train deep-learning models. Written by scripts/write_stub.py."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

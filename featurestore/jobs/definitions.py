@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from featurestore import sql
 from featurestore.errors import InvalidJob, listing
-from featurestore.jobs.schedule import Schedule, overlaps
-from featurestore.model.durations import parse_duration
-from featurestore.model.featuregroup import VALIDATION_POLICIES
-from featurestore.model.job import MODES, Closed, JobKind, JobMode, JobSpec, OnError
-from featurestore.model.names import check_name
-from featurestore.model.references import parse_group_reference
-from featurestore.model.times import parse_moment
+from featurestore.jobs import specs
+from featurestore.model.job import Closed, JobMode, JobSpec, OnError
+from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
 
 # The global of a module that holds the jobs made in it, in case it gives them no name.
 MADE_HERE = "__featurestore_jobs__"
@@ -102,11 +96,11 @@ def job(
         on_error: Whether later windows "wait" for a failed one or "go_on".
         on_failure: Command to run when a run failed for good.
     """
-    rules = dict(locals())
+    given = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
-        rules["name"] = name or function.__name__
-        spec = _spec("python", _source(function), target=rules.pop("featuregroup"), rules=rules)
+        asked = FeatureJobRequest(**{**given, "name": name or function.__name__})
+        spec = specs.feature_job(asked, kind="python", code=_source(function))
         _check_arguments(function, ("window", *spec.inputs), spec)
         return _made(JobDefinition(spec, function), function.__globals__)
 
@@ -149,10 +143,10 @@ def sql_job(
     where that gives the same rows (see ``docs/how-to/jobs.md``). The other arguments are those of ``job``;
     ``featuregroup`` is the name of the job unless it says otherwise.
     """
-    rules = dict(locals())
-    text = textwrap.dedent(rules.pop("sql")).strip()
-    spec = _spec("sql", text, target=rules.pop("featuregroup") or name, rules=rules)
-    _check_query(spec)
+    given = dict(locals())
+    del given["sql"]
+    asked = FeatureJobRequest(**{**given, "featuregroup": featuregroup or name})
+    spec = specs.feature_job(asked, kind="sql", code=textwrap.dedent(sql).strip())
     return _made(JobDefinition(spec), sys._getframe(1).f_globals)
 
 
@@ -191,24 +185,15 @@ def training_job(
         on_failure: Command to run when a run failed for good.
         keep: How many versions to keep; older ones are deleted. None keeps all.
     """
-    rules = dict(locals())
-    if keep is not None and keep < 1:
-        raise InvalidJob(f"keep={keep!r} keeps no version.", hint="keep=3")
+    given = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
-        rules["name"] = name or function.__name__
-        spec = _spec(
-            "training", _source(function), target=rules.pop("training_dataset"), rules=rules
-        )
+        asked = TrainingJobRequest(**{**given, "name": name or function.__name__})
+        spec = specs.training_job(asked, code=_source(function))
         _check_arguments(function, ("store", "window"), spec)
         return _made(JobDefinition(spec, function), function.__globals__)
 
     return decorate
-
-
-def schedule_of(spec: JobSpec) -> Schedule:
-    """Return the windows that a job's definition describes."""
-    return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
 
 def _made(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
@@ -218,89 +203,6 @@ def _made(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
         known[:] = [each for each in known if each.spec.name != definition.spec.name]
     known.append(definition)
     return definition
-
-
-def _spec(kind: JobKind, code: str, *, target: str, rules: Mapping[str, Any]) -> JobSpec:
-    given = {key: value for key, value in rules.items() if value is not None}
-    check_name(given["name"], noun="job")
-    check_name(target, noun="training dataset" if kind == "training" else "feature group")
-    for key in ("window", "lookback", "allowed_lateness", "ttl"):
-        if key in given:
-            given[key] = parse_duration(given[key], argument=key)
-    if "start" in given:
-        given["start"] = parse_moment(given["start"], argument="start")
-    for key in ("primary_key", "partition_by"):
-        if key in given:
-            given[key] = (given[key],) if isinstance(given[key], str) else tuple(given[key])
-    given["expectations"] = tuple(dict(each) for each in given.get("expectations", ()))
-    given.setdefault("inputs", {})
-    spec = JobSpec(kind=kind, code=code, target=target, **given)
-    _check(spec)
-    return spec
-
-
-def _check(spec: JobSpec) -> None:
-    for key, allowed in (
-        ("mode", MODES),
-        ("closed", ("right", "left")),
-        ("on_error", ("wait", "go_on")),
-    ):
-        if getattr(spec, key) not in allowed:
-            raise InvalidJob(
-                f"Job {spec.name!r}: {key}={getattr(spec, key)!r}.",
-                hint=f"one of {', '.join(allowed)}",
-            )
-    if spec.validation not in VALIDATION_POLICIES:
-        raise InvalidJob(
-            f"Job {spec.name!r}: validation={spec.validation!r}.",
-            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
-        )
-    if spec.kind != "training":
-        _check_feature_job(spec)
-    schedule = schedule_of(spec)
-    if spec.mode == "replace_window" and spec.window is not None and overlaps(schedule):
-        raise InvalidJob(
-            f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule {spec.schedule!r}, "
-            "and each would replace rows of the one before.",
-            hint="make the window as wide as the schedule interval, and reach further back with lookback=",
-        )
-
-
-def _check_feature_job(spec: JobSpec) -> None:
-    if spec.event_time is None:
-        raise InvalidJob(
-            f"Job {spec.name!r} has no event_time=.",
-            hint="name the column that says when rows were true",
-        )
-    if spec.mode == "upsert" and not spec.primary_key:
-        raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
-    if not spec.inputs:
-        raise InvalidJob(f"Job {spec.name!r} has no inputs.", hint="inputs={'trips': 'taxi_trips'}")
-    for name, place in spec.inputs.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name == "window":
-            raise InvalidJob(
-                f"Job {spec.name!r}: an input cannot be called {name!r}.", hint="use a plain name"
-            )
-        if "/" not in place:
-            parse_group_reference(place)
-    unknown = [name for name in spec.input_times if name not in spec.inputs]
-    if unknown:
-        raise InvalidJob(f"Job {spec.name!r}: input_times names no inputs: {listing(unknown)}.")
-
-
-def _check_query(spec: JobSpec) -> None:
-    """Refuse SQL that cannot be parsed, reads other tables, or has no form on Spark."""
-    for dialect in ("duckdb", "spark"):
-        sql.query(spec.code, tables=list(spec.inputs), dialect=dialect)
-    parameters = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", spec.code)) - {
-        "window_start",
-        "window_end",
-    }
-    if parameters:
-        raise InvalidJob(
-            f"Job {spec.name!r}: unknown parameters {listing(sorted(parameters))}.",
-            hint="$window_start and $window_end are bound",
-        )
 
 
 def _check_arguments(function: Callable[..., Any], names: Sequence[str], spec: JobSpec) -> None:

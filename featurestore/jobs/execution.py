@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from featurestore.jobs.definitions import schedule_of
 from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
+from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import target
 from featurestore.jobs.training import run_training
 from featurestore.model.job import JobSpec

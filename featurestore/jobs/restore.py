@@ -9,9 +9,9 @@ from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits
 from featurestore.delta.deltalog import LogCommit
-from featurestore.jobs.definitions import schedule_of
 from featurestore.jobs.run import record_computed
 from featurestore.jobs.schedule import windows_between
+from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec

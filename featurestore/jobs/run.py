@@ -24,10 +24,11 @@ from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.jobs.compute import Computation, compute
-from featurestore.jobs.definitions import JobDefinition, schedule_of
+from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin
 from featurestore.jobs.logs import LOGGER, logging_to
 from featurestore.jobs.schedule import moved_watermark, windows_between
+from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import commits_of_job, declaration, target, transaction
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window

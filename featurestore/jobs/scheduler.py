@@ -18,11 +18,11 @@ from datetime import datetime, timedelta
 
 from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.jobs import service
-from featurestore.jobs.definitions import schedule_of
 from featurestore.jobs.execution import Watch
 from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
+from featurestore.jobs.specs import schedule_of
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window

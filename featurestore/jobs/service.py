@@ -9,7 +9,7 @@ from datetime import datetime
 from types import ModuleType
 
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
-from featurestore.jobs.definitions import JobDefinition, schedule_of
+from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.execution import Outcome, Watch, compute_windows
 from featurestore.jobs.lease import leased
 from featurestore.jobs.loading import load, load_registered, trust
@@ -22,6 +22,7 @@ from featurestore.jobs.schedule import (
     window_starting,
     windows_between,
 )
+from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.target import target
 from featurestore.model import times

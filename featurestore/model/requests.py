@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
+from featurestore.model.job import Closed, JobMode, OnError
 from featurestore.model.splits import TimeSplit
 
 
@@ -34,3 +37,53 @@ class TrainingDatasetRequest:
     expectations: object = None
     validation: str = "strict"
     statistics: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureJobRequest:
+    """The arguments of ``featurestore.job`` and ``featurestore.sql_job``, which describes them."""
+
+    featuregroup: str
+    schedule: str
+    inputs: Mapping[str, str]
+    name: str
+    primary_key: str | Sequence[str] = ()
+    event_time: str | None = None
+    created_time: str | None = None
+    partition_by: str | Sequence[str] = ()
+    window: timedelta | str | None = None
+    start: datetime | str | None = None
+    lookback: timedelta | str | None = None
+    allowed_lateness: timedelta | str = "0s"
+    timezone: str = "UTC"
+    closed: Closed = "right"
+    mode: JobMode = "replace_window"
+    validation: str = "strict"
+    ttl: timedelta | str | None = None
+    expectations: Sequence[Mapping[str, Any]] = ()
+    statistics: bool = True
+    description: str = ""
+    tags: Mapping[str, str] | None = None
+    input_times: Mapping[str, str] | None = None
+    retries: int = 2
+    catchup: int | None = None
+    on_error: OnError = "go_on"
+    on_failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJobRequest:
+    """The arguments of ``featurestore.training_job``, which describes them."""
+
+    training_dataset: str
+    schedule: str
+    name: str
+    inputs: Mapping[str, str] | None = None
+    start: datetime | str | None = None
+    allowed_lateness: timedelta | str = "0s"
+    timezone: str = "UTC"
+    description: str = ""
+    tags: Mapping[str, str] | None = None
+    retries: int = 2
+    on_failure: str | None = None
+    keep: int | None = None

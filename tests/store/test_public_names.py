@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import subprocess
@@ -13,6 +14,11 @@ from typing import Any
 import pytest
 
 import featurestore
+from featurestore.model.requests import (
+    FeatureJobRequest,
+    TrainingDatasetRequest,
+    TrainingJobRequest,
+)
 from featurestore.store import FeatureStore, connect
 
 PARAMETERS = {
@@ -97,8 +103,8 @@ def test_the_module_lists_all_of_its_names() -> None:
 
 
 def test_the_stub_has_the_signatures_of_the_store() -> None:
-    """Written anew by ``python tests/store/stub.py``."""
-    path = Path(__file__).with_name("stub.py")
+    """Written anew by ``python scripts/write_stub.py``."""
+    path = Path(__file__).parents[2] / "scripts" / "write_stub.py"
     spec = importlib.util.spec_from_file_location("featurestore_stub", path)
     assert spec is not None
     assert spec.loader is not None
@@ -167,3 +173,26 @@ featurestore.visualize_featuregroup_correlations("eit_school")
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "col_9" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("call", "request_type", "besides"),
+    [
+        (featurestore.job, FeatureJobRequest, set()),
+        (featurestore.sql_job, FeatureJobRequest, {"sql"}),
+        (featurestore.training_job, TrainingJobRequest, set()),
+        (FeatureStore.create_training_dataset, TrainingDatasetRequest, {"data", "progress"}),
+    ],
+    ids=["job", "sql_job", "training_job", "create_training_dataset"],
+)
+def test_a_request_holds_the_arguments_of_its_call(
+    call: Any, request_type: type[Any], besides: set[str]
+) -> None:
+    parameters = inspect.signature(call).parameters
+    fields = {each.name: each for each in dataclasses.fields(request_type)}
+    assert set(parameters) - {"self", *besides} == set(fields)
+    filled_in = {"name", "featuregroup"}  # by the function's name, or by the job's
+    for name in set(fields) - filled_in:
+        default = fields[name].default
+        missing = default is dataclasses.MISSING
+        assert parameters[name].default == (inspect.Parameter.empty if missing else default), name

@@ -1,4 +1,4 @@
-"""Writes ``featurestore/__init__.pyi`` from the signatures of FeatureStore: ``python tests/store/stub.py``.
+"""Writes ``featurestore/__init__.pyi`` from the signatures of FeatureStore: ``python scripts/write_stub.py``.
 
 Type checkers and editors read that file; the module itself makes its functions when they are first used.
 """
@@ -14,7 +14,7 @@ import featurestore
 
 PACKAGE = Path(featurestore.__file__).parent
 STUB = PACKAGE / "__init__.pyi"
-HEADER = '''"""A feature store for people who train deep-learning models. Written by tests/store/stub.py."""
+HEADER = '''"""A feature store for people who train deep-learning models. Written by scripts/write_stub.py."""
 
 '''
 # What each dataframe_type= gives back.

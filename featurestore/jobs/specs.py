@@ -1,0 +1,170 @@
+"""From what a job's definition says to its specification: durations and times read, and everything checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from featurestore import sql
+from featurestore.errors import InvalidJob, listing
+from featurestore.jobs.schedule import Schedule, overlaps
+from featurestore.model.durations import parse_duration
+from featurestore.model.featuregroup import VALIDATION_POLICIES
+from featurestore.model.job import MODES, JobKind, JobSpec
+from featurestore.model.names import check_name
+from featurestore.model.references import parse_group_reference
+from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
+from featurestore.model.times import parse_moment
+
+_INPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+_BOUND = {"window_start", "window_end"}
+
+
+def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpec:
+    """Return the specification of a job that fills a feature group.
+
+    Args:
+        asked: What its definition says.
+        kind: "python" or "sql".
+        code: The source of the function, or the query.
+    """
+    spec = JobSpec(
+        name=check_name(asked.name, noun="job"),
+        kind=kind,
+        target=check_name(asked.featuregroup, noun="feature group"),
+        schedule=asked.schedule,
+        inputs=asked.inputs,
+        code=code,
+        window=_duration(asked.window, "window"),
+        start=_start(asked.start),
+        lookback=_duration(asked.lookback, "lookback") or timedelta(0),
+        allowed_lateness=parse_duration(asked.allowed_lateness, argument="allowed_lateness"),
+        timezone=asked.timezone,
+        closed=asked.closed,
+        mode=asked.mode,
+        validation=asked.validation,
+        primary_key=_columns(asked.primary_key),
+        event_time=asked.event_time,
+        created_time=asked.created_time,
+        partition_by=_columns(asked.partition_by),
+        ttl=_duration(asked.ttl, "ttl"),
+        expectations=tuple(dict(each) for each in asked.expectations),
+        statistics=asked.statistics,
+        description=asked.description,
+        tags=dict(asked.tags or {}),
+        input_times=dict(asked.input_times or {}),
+        retries=asked.retries,
+        catchup=asked.catchup,
+        on_error=asked.on_error,
+        on_failure=asked.on_failure,
+    )
+    _check_choices(spec)
+    _check_rows(spec)
+    _check_inputs(spec)
+    _check_overlap(spec)
+    if kind == "sql":
+        _check_query(spec)
+    return spec
+
+
+def training_job(asked: TrainingJobRequest, *, code: str) -> JobSpec:
+    """Return the specification of a job that makes versions of a training dataset; ``code`` is its function's source."""
+    if asked.keep is not None and asked.keep < 1:
+        raise InvalidJob(f"keep={asked.keep!r} keeps no version.", hint="keep=3")
+    spec = JobSpec(
+        name=check_name(asked.name, noun="job"),
+        kind="training",
+        target=check_name(asked.training_dataset, noun="training dataset"),
+        schedule=asked.schedule,
+        inputs=asked.inputs or {},
+        code=code,
+        start=_start(asked.start),
+        allowed_lateness=parse_duration(asked.allowed_lateness, argument="allowed_lateness"),
+        timezone=asked.timezone,
+        description=asked.description,
+        tags=dict(asked.tags or {}),
+        retries=asked.retries,
+        on_failure=asked.on_failure,
+        keep=asked.keep,
+    )
+    schedule_of(spec)  # a schedule checks itself
+    return spec
+
+
+def schedule_of(spec: JobSpec) -> Schedule:
+    """Return the windows that a job's definition describes."""
+    return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
+
+
+def _duration(value: timedelta | str | None, argument: str) -> timedelta | None:
+    return None if value is None else parse_duration(value, argument=argument)
+
+
+def _start(value: datetime | str | None) -> datetime | None:
+    return None if value is None else parse_moment(value, argument="start")
+
+
+def _columns(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _check_choices(spec: JobSpec) -> None:
+    for argument, value, allowed in (
+        ("mode", spec.mode, MODES),
+        ("closed", spec.closed, ("right", "left")),
+        ("on_error", spec.on_error, ("wait", "go_on")),
+        ("validation", spec.validation, VALIDATION_POLICIES),
+    ):
+        if value not in allowed:
+            raise InvalidJob(
+                f"Job {spec.name!r}: {argument}={value!r}.", hint=f"one of {', '.join(allowed)}"
+            )
+
+
+def _check_rows(spec: JobSpec) -> None:
+    if spec.event_time is None:
+        raise InvalidJob(
+            f"Job {spec.name!r} has no event_time=.",
+            hint="name the column that says when rows were true",
+        )
+    if spec.mode == "upsert" and not spec.primary_key:
+        raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
+
+
+def _check_inputs(spec: JobSpec) -> None:
+    if not spec.inputs:
+        raise InvalidJob(f"Job {spec.name!r} has no inputs.", hint="inputs={'trips': 'taxi_trips'}")
+    for name, source in spec.inputs.items():
+        if not _INPUT_NAME.fullmatch(name) or name == "window":
+            raise InvalidJob(
+                f"Job {spec.name!r}: an input cannot be called {name!r}.", hint="use a plain name"
+            )
+        if "/" not in source:
+            parse_group_reference(source)
+    unknown = [name for name in spec.input_times if name not in spec.inputs]
+    if unknown:
+        raise InvalidJob(f"Job {spec.name!r}: input_times names no inputs: {listing(unknown)}.")
+
+
+def _check_overlap(spec: JobSpec) -> None:
+    schedule = schedule_of(spec)
+    if spec.mode == "replace_window" and overlaps(schedule):
+        raise InvalidJob(
+            f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule {spec.schedule!r}, "
+            "and each would replace rows of the one before.",
+            hint="make the window as wide as the schedule interval, and reach further back with lookback=",
+        )
+
+
+def _check_query(spec: JobSpec) -> None:
+    """Refuse SQL that cannot be parsed, reads other tables, or has no form on Spark."""
+    for dialect in ("duckdb", "spark"):
+        sql.query(spec.code, tables=list(spec.inputs), dialect=dialect)
+    unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
+    if unknown:
+        raise InvalidJob(
+            f"Job {spec.name!r}: unknown parameters {listing(sorted(unknown))}.",
+            hint="$window_start and $window_end are bound",
+        )

@@ -208,8 +208,9 @@ def command_line(
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one local Spark session of the run, with Delta."""
     require_spark()
-    from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
+
+    from featurestore_connectors.spark_delta import configure_session
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # A session started inside Python reads this variable and not spark.pyspark.python; else workers are PATH's python3.
@@ -222,18 +223,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.showConsoleProgress": "false",
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "1",
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
     builder = SparkSession.builder.master("local[2]").appName("featurestore-tests")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    session = configure_session(builder).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

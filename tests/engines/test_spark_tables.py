@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -130,40 +129,6 @@ def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) ->
     assert failures == []
     assert [each["k"] for each in content(engine, path)] == [0, 1, 2, 3]
     assert sorted(commit.note["run"] for commit in deltalog.history(path)[2:]) == ["1", "2", "3"]
-
-
-def test_a_commit_that_another_process_overwrote_is_written_again(
-    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Delta's commits on a local file system are renames, of which the last one stays."""
-    engine.write(path, given(engine, [row(0)]), TableWrite("append"))
-    rival = str(Path(path).with_name("rival"))
-    shutil.copytree(path, rival)
-    engine.write(rival, given(engine, [row(9)]), TableWrite("append"))
-    save = tables._save
-
-    def overwritten(place: str, *arguments: Any, **options: Any) -> None:
-        save(place, *arguments, **options)
-        monkeypatch.setattr(tables, "_save", save)
-        (added,) = deltalog.added_files(rival, 2)
-        shutil.copy(added, place)
-        shutil.copy(deltalog.commit_path(rival, 2), deltalog.commit_path(place, 2))
-
-    monkeypatch.setattr(tables, "_save", overwritten)
-    assert (
-        engine.write(path, given(engine, [row(1)]), TableWrite("append", transaction=("app", 1)))
-        == 3
-    )
-    assert content(engine, path) == [row(0), row(1), row(9)]
-    assert (
-        engine.write(path, given(engine, [row(1)]), TableWrite("append", transaction=("app", 1)))
-        is None
-    )
-    assert (
-        engine.session.read.format("delta").load(path).count()
-        == deltalog.table_state(path).rows
-        == 3
-    )
 
 
 def test_a_writer_that_keeps_losing_says_so(

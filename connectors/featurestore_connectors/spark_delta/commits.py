@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 from featurestore.delta import deltalog
+from featurestore.storage.publication import warn_published
+from featurestore_connectors.spark_delta.failures import as_store_error
+from featurestore_connectors.spark_delta.session import check_log_store
 
 _LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-
-
-class OverwrittenError(Exception):
-    """Another process put its commit in the place of ours, which therefore never was."""
 
 
 class CommitSession:
@@ -32,11 +29,12 @@ class CommitSession:
     def __init__(self, session: Any, path: str, note: Mapping[str, Any]) -> None:
         self._parent = session
         self._path = path
-        # The id tells this commit from any other with the same note.
+        # The id tells this commit from any other with the same note, should it fail after it landed.
         self.note = json.dumps({**note, "id": uuid.uuid4().hex}, sort_keys=True)
         self.session: Any = None
 
     def __enter__(self) -> CommitSession:
+        check_log_store(self._parent)
         self.session = self._parent.newSession()
         own = self.session.conf.getAll
         for key, value in (self._parent.conf.getAll | _SETTINGS).items():
@@ -71,40 +69,30 @@ class CommitSession:
     def run(self, command: Callable[[], object]) -> int | None:
         """Run a command and return the Delta version that it committed, None when it committed nothing.
 
-        Raises:
-            OverwrittenError: Another process committed the same version at the same instant, and its commit stayed.
+        A failure after the commit is a ``PublicationWarning``: the commit stands, and repeating it would double it.
         """
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
         before = deltalog.latest_version(self._path)
-        command()
+        try:
+            command()
+        except (PySparkException, Py4JError) as error:
+            landed = self._find_own(before + 1)
+            if landed is None:
+                raise
+            warn_published(f"Version {landed} of {self._path}", as_store_error(error))
+            return landed
         found = self.session.conf.get(_LAST_VERSION, None)
         if found is None or int(found) <= before:
             return None
-        version = int(found)
-        if not self._is_ours(version):
-            self._forget(version)
-            raise OverwrittenError(f"version {version} of {self._path}")
-        return version
+        return int(found)
 
-    def _is_ours(self, version: int) -> bool:
-        """Tell whether the log holds our commit.
-
-        On a local file system Delta looks whether a commit is there and then renames its own into place: of two
-        processes that look at once both believe that they won.
-        """
-        actions = deltalog.read_commit(deltalog.commit_path(self._path, version))
-        return any(
-            (each.get("commitInfo") or {}).get("userMetadata") == self.note for each in actions
-        )
-
-    def _forget(self, version: int) -> None:
-        """Make Spark read the log anew: what it remembers of the version, also in files, is not what is there."""
-        folder, name = os.path.split(deltalog.commit_path(self._path, version))
-        # Delta's summary of the version, and Hadoop's checksum of the commit's bytes; both may be missing.
-        for ours in (name.replace(".json", ".crc"), f".{name}.crc"):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(os.path.join(folder, ours))
-        machine = self.session._jvm
-        log = machine.org.apache.spark.sql.delta.DeltaLog
-        log.invalidateCache(
-            self.session._jsparkSession, machine.org.apache.hadoop.fs.Path(self._path)
-        )
+    def _find_own(self, first: int) -> int | None:
+        """Return the version of the commit that carries our note, at or after ``first``."""
+        for version in range(first, deltalog.latest_version(self._path) + 1):
+            for action in deltalog.read_commit(deltalog.commit_path(self._path, version)):
+                info = action.get("commitInfo") or {}
+                if info.get("userMetadata") == self.note:
+                    return version
+        return None

@@ -1,4 +1,8 @@
-"""The SparkSession behind the engine: the active one when there is one, else a new one that knows Delta."""
+"""The SparkSession behind the engine: the active one where there is one, else a new one that knows Delta.
+
+A session may be used by any thread. One that somebody else started is checked and left as it is; one that the engine
+started is stopped by the engine.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,17 @@ MASTER = "FEATURESTORE_SPARK_MASTER"
 DRIVER_MEMORY = "FEATURESTORE_SPARK_DRIVER_MEMORY"
 STAGING = "FEATURESTORE_SPARK_STAGING"
 
+# Delta's log store of each scheme that the store's own writes to: commits never replace those of other writers.
+LOG_STORES = {"file": "featurestore.delta.PosixLogStore"}
+LOG_STORE_JAR = Path(__file__).parent / "logstore" / "featurestore-logstore.jar"
+
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
-_JAR_FOLDER = os.path.join(
-    ".ivy2.5.2", "jars"
-)  # where Spark keeps the packages that it fetched, below the home
+_LOG_STORE_OF_ALL = "spark.delta.logStore.class"
+_UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
+# Where Spark keeps the packages that it fetched, below the home.
+_JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
 _LOG_SETTINGS = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
 
@@ -36,8 +45,10 @@ def find_session() -> Any:
     if SparkContext._active_spark_context is None:
         return None
     active = SparkSession.getActiveSession()
-    # Other threads than the one that started Spark have no active session: the builder answers with the default one.
-    return active if active is not None else SparkSession.builder.getOrCreate()
+    if active is not None:
+        return active
+    # Other threads than the one that started Spark have no active session: the builder gives the default one.
+    return SparkSession.builder.getOrCreate()
 
 
 def check_session(session: Any) -> None:
@@ -56,12 +67,34 @@ def check_session(session: Any) -> None:
         )
     _check_delta_classes(session)
     zone = session.conf.get("spark.sql.session.timeZone", "")
-    if zone not in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
+    if zone not in _UTC_NAMES:
         raise ConfigurationError(
             f"The active SparkSession works in the time zone {zone!r}; the times of the store are UTC.",
             hint='spark.conf.set("spark.sql.session.timeZone", "UTC")',
         )
     _use_own_interpreter(session)
+
+
+def check_log_store(session: Any) -> None:
+    """Make sure that commits of a session do not replace those of other writers of the location.
+
+    Delta's own log store renames a commit into its place, over one that another process put there a moment before.
+
+    Raises:
+        ConfigurationError: The session commits by another log store; the hint is what to build it with.
+    """
+    configuration = session.sparkContext.getConf()
+    if all(
+        _log_store_of(configuration, scheme) == name and _has_class(session, name)
+        for scheme, name in LOG_STORES.items()
+    ):
+        return
+    settings = [f"{_log_store_setting(scheme)}={name}" for scheme, name in LOG_STORES.items()]
+    raise ConfigurationError(
+        "The active SparkSession would write Delta commits over those of other processes, which then lose rows.",
+        hint=f"build it with {', '.join(settings)} and spark.jars={LOG_STORE_JAR}, or by "
+        "featurestore_connectors.spark_delta.configure_session(SparkSession.builder).getOrCreate()",
+    )
 
 
 def start_session() -> Any:
@@ -81,23 +114,47 @@ def start_session() -> Any:
 
     # A session started inside Python reads this variable, not spark.pyspark.python; else workers are PATH's python3.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("featurestore")
-    for key, value in (session_settings() | ({} if submitted else _launch_settings())).items():
-        builder = builder.config(key, value)
+    builder = SparkSession.builder.appName("featurestore").config(map=session_settings())
+    if not submitted:
+        builder = configure_session(builder.config(map=_launch_settings()))
     try:
-        session = (builder if submitted else _with_delta(builder)).getOrCreate()
+        session = builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
         raise EngineError(f"Spark did not start: {error}", hint="featurestore doctor") from error
-    if not submitted:
+    if submitted:
+        _add_jar_to_driver(session)
+    else:
         session.sparkContext.setLogLevel("ERROR")
     _check_delta_classes(session)
     return session
 
 
+def configure_session(builder: Any) -> Any:
+    """Return a ``SparkSession.builder`` with the settings and jars that the store needs, for a session of your own.
+
+    >>> from pyspark.sql import SparkSession  # doctest: +SKIP
+    >>> spark = configure_session(SparkSession.builder.master("local[2]")).getOrCreate()  # doctest: +SKIP
+    """
+    from delta import configure_spark_with_delta_pip
+
+    given = builder._options.get("spark.jars")
+    jars = [given] if given else []
+    jars.append(str(LOG_STORE_JAR))
+    fetched = delta_jars()
+    builder = builder.config(map=session_settings())
+    # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every start.
+    if all(jar.is_file() for jar in fetched):
+        jars.extend(map(str, fetched))
+        return builder.config("spark.jars", ",".join(jars))
+    return configure_spark_with_delta_pip(builder.config("spark.jars", ",".join(jars)))
+
+
 def session_settings() -> dict[str, str]:
     """Return what every session of ours is built with, wherever its JVM came from."""
+    log_stores = {_log_store_setting(scheme): name for scheme, name in LOG_STORES.items()}
     return {
         **_DELTA,
+        **log_stores,
         "spark.sql.session.timeZone": "UTC",
         # Not INT96, whose statistics no reader uses.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -145,6 +202,13 @@ def delta_package() -> str:
         raise missing_extra("delta-spark", "spark") from None
 
 
+def delta_jars() -> list[Path]:
+    """Return Delta's jars where Spark keeps what it fetched once; they may be absent."""
+    folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
+    names = ("delta-spark_2.13", "delta-storage")
+    return [folder / f"io.delta_{name}-{version('delta-spark')}.jar" for name in names]
+
+
 def _launch_settings() -> dict[str, str]:
     """Return what is decided when the JVM starts: where it runs, with how much memory, and that it is quiet."""
     master = os.environ.get(MASTER) or "local[*]"
@@ -170,38 +234,54 @@ def _launch_settings() -> dict[str, str]:
     return settings
 
 
-def _with_delta(builder: Any) -> Any:
-    from delta import configure_spark_with_delta_pip
-
-    # Once fetched, the jars are used as files: no network, no report of a resolver on every start.
-    folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
-    jars = [
-        folder / f"io.delta_{name}-{version('delta-spark')}.jar"
-        for name in ("delta-spark_2.13", "delta-storage")
-    ]
-    if all(jar.is_file() for jar in jars):
-        return builder.config("spark.jars", ",".join(map(str, jars)))
-    return configure_spark_with_delta_pip(builder)
-
-
 def _default_memory() -> str:
     """Return a quarter of the machine's memory, between one and eight GiB."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min(8192, max(1024, total // 4 // 2**20))}m"
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{min(8192, max(1024, installed // 4 // 2**20))}m"
+
+
+def _log_store_setting(scheme: str) -> str:
+    return f"spark.delta.logStore.{scheme}.impl"
+
+
+def _log_store_of(configuration: Any, scheme: str) -> str | None:
+    """Return the log store that Delta was told to use: for all schemes, else for one, with and without "spark."."""
+    for setting in (_LOG_STORE_OF_ALL, _log_store_setting(scheme)):
+        for key in (setting, setting.removeprefix("spark.")):
+            name: str | None = configuration.get(key)
+            if name:
+                return name
+    return None
 
 
 def _check_delta_classes(session: Any) -> None:
-    """Raise when the settings name Delta but its jars are not there (spark-submit without --packages)."""
-    from py4j.protocol import Py4JJavaError
-
-    try:
-        loader = session._jvm.Thread.currentThread().getContextClassLoader()
-        session._jvm.java.lang.Class.forName(_CATALOG, True, loader)
-    except Py4JJavaError as error:
+    """Raise ConfigurationError when the JVM has no Delta, as after spark-submit without --packages."""
+    if not _has_class(session, _CATALOG):
         raise ConfigurationError(
             "The Spark session has no Delta jars.",
             hint=f"spark-submit --packages {delta_package()} ...; where Python started Spark, start Python anew",
-        ) from error
+        )
+
+
+def _has_class(session: Any, name: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+
+    machine = session._jvm
+    loader = machine.Thread.currentThread().getContextClassLoader()
+    try:
+        machine.java.lang.Class.forName(name, True, loader)
+    except Py4JJavaError:
+        return False
+    return True
+
+
+def _add_jar_to_driver(session: Any) -> None:
+    """Bring our log store to the driver of spark-submit, whose class path was fixed before this process ran."""
+    machine = session._jvm
+    if not all(_has_class(session, name) for name in LOG_STORES.values()):
+        # The loader that spark-submit made for --jars and --packages; every thread of the driver looks there.
+        loader = machine.Thread.currentThread().getContextClassLoader()
+        loader.addURL(machine.java.io.File(str(LOG_STORE_JAR)).toURI().toURL())
 
 
 def _use_own_interpreter(session: Any) -> None:

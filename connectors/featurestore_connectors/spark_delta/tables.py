@@ -18,7 +18,7 @@ from featurestore.delta import deltalog
 from featurestore.errors import InvalidSql, RowsOutsideWindow, StorageError, WriteConflict
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite, TimeRange
-from featurestore_connectors.spark_delta.commits import CommitSession, OverwrittenError
+from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.failures import first_line, full_text, translated
 from featurestore_connectors.spark_delta.relations import cast_to, quoted
 from featurestore_connectors.spark_delta.types import spark_schema
@@ -104,7 +104,7 @@ def _summary_of_nothing(commit: bytes) -> bytes:
     longer than a small group's rows. See "Version Checksum File" in Delta's protocol.
     """
     actions: dict[str, Any] = {}
-    for line in commit.decode().splitlines():
+    for line in commit.decode().rstrip("\n").split("\n"):
         actions |= json.loads(line)
     counts = {"tableSizeBytes": 0, "numFiles": 0, "numMetadata": 1, "numProtocol": 1}
     nothing: dict[str, list[Any]] = {"setTransactions": [], "domainMetadata": [], "allFiles": []}
@@ -243,8 +243,6 @@ def _retried(path: str, once: Callable[[], int | None]) -> int | None:
         for attempt in range(_ATTEMPTS):
             try:
                 return once()
-            except OverwrittenError:
-                pass
             except (PySparkException, Py4JError) as error:
                 if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
                     raise RowsOutsideWindow(

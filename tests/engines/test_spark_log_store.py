@@ -1,0 +1,271 @@
+"""Commits of Spark on a POSIX file system: they are links, so none replaces that of another writer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from featurestore.delta import deltalog
+from featurestore.errors import ConfigurationError, EngineError, PublicationWarning
+from featurestore.plugins.engine import TableWrite
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+from featurestore_connectors.spark_delta import SparkEngine, tables
+from featurestore_connectors.spark_delta import session as sessions
+
+SCHEMA = pa.schema([("k", pa.int64()), ("by", pa.string())])
+
+
+@pytest.fixture
+def engine(spark: Any) -> Iterator[SparkEngine]:
+    engine = SparkEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def path(engine: SparkEngine, tmp_path: Path) -> str:
+    """An empty table."""
+    path = str(tmp_path / "table")
+    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    return path
+
+
+@pytest.fixture
+def write(spark: Any) -> Callable[..., bool]:
+    """Write lines by the log store of the JVM; False when the file is there already."""
+    from py4j.protocol import Py4JJavaError
+
+    machine, configuration = spark._jvm, spark._jsc.hadoopConfiguration()
+    store = machine.featurestore.delta.PosixLogStore(configuration)
+
+    def write(path: Path, *lines: str, overwrite: bool = False) -> bool:
+        rows = machine.java.util.ArrayList()
+        for line in lines:
+            rows.add(line)
+        target = machine.org.apache.hadoop.fs.Path(str(path))
+        try:
+            store.write(target, rows.iterator(), overwrite, configuration)
+        except Py4JJavaError as error:
+            if "java.nio.file.FileAlreadyExistsException" not in str(error):
+                raise
+            return False
+        return True
+
+    return write
+
+
+def test_a_file_of_the_log_appears_whole_and_is_never_replaced(
+    write: Callable[..., bool], tmp_path: Path
+) -> None:
+    target = tmp_path / "00000000000000000001.json"
+    assert write(target, '{"a":"é"}', "{}")
+    assert not write(target, "other")
+    assert target.read_text(encoding="utf-8") == '{"a":"é"}\n{}\n'
+    assert os.listdir(tmp_path) == [target.name]
+
+
+def test_a_file_that_may_be_replaced_is_read_as_it_was_written_last(
+    write: Callable[..., bool], spark: Any, tmp_path: Path
+) -> None:
+    target = tmp_path / "_last_checkpoint"
+    machine, configuration = spark._jvm, spark._jsc.hadoopConfiguration()
+    name = machine.org.apache.hadoop.fs.Path(str(target))
+    stream = name.getFileSystem(configuration).create(name)
+    stream.write(b"old")
+    stream.close()
+    assert (tmp_path / "._last_checkpoint.crc").exists()  # Hadoop's sum of what is replaced now
+    assert write(target, "new", overwrite=True)
+    lines = machine.featurestore.delta.PosixLogStore(configuration).read(name, configuration)
+    assert lines.next() == "new"
+    assert os.listdir(tmp_path) == [target.name]
+
+
+def test_of_writers_that_commit_one_version_at_once_one_wins(
+    write: Callable[..., bool], tmp_path: Path
+) -> None:
+    names = [tmp_path / f"{number:020}.json" for number in range(60)]
+    won: list[tuple[Path, str]] = []
+    start = threading.Barrier(3)
+
+    def link(path: Path, line: str) -> bool:
+        mine = tmp_path / f".{line}"
+        mine.write_text(f"{line}\n")
+        try:
+            os.link(mine, path)
+        except FileExistsError:
+            return False
+        finally:
+            mine.unlink()
+        return True
+
+    def commit_all(me: str, put: Callable[[Path, str], bool]) -> None:
+        for path in names:
+            start.wait()
+            if put(path, me):
+                won.append((path, me))
+
+    writers = [("spark", write), ("another spark", write), ("duckdb", link)]
+    threads = [threading.Thread(target=commit_all, args=writer) for writer in writers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(path for path, _ in won) == names
+    assert all(path.read_text() == f"{me}\n" for path, me in won)
+
+
+def test_appends_of_both_engines_at_once_all_land(engine: SparkEngine, path: str) -> None:
+    embedded = DuckDBEngine()
+    landed: Counter[str] = Counter()
+
+    def append(engine: SparkEngine | DuckDBEngine, times: int) -> None:
+        for _ in range(times):
+            rows = pa.table({"k": [landed[engine.name]], "by": [engine.name]}, SCHEMA)
+            version = engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
+            assert version is not None
+            landed[engine.name] += 1
+
+    rival = threading.Thread(target=append, args=(embedded, 25))
+    rival.start()
+    append(engine, 3)
+    rival.join()
+    rows = embedded.stream(embedded.read_table(path)).read_all()
+    embedded.close()
+    assert Counter(rows["by"].to_pylist()) == landed
+    assert deltalog.latest_version(path) == sum(landed.values())
+
+
+def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
+    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from py4j.protocol import Py4JNetworkError
+
+    save = tables._save
+
+    def save_and_break(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
+        raise Py4JNetworkError("the answer was lost")
+
+    monkeypatch.setattr(tables, "_save", save_and_break)
+    rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
+    with pytest.warns(PublicationWarning, match="Version 1 of .* landed, and then: .*lost"):
+        assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) == 1
+    assert engine.count(engine.read_table(path)) == 1
+
+
+def test_an_error_before_the_commit_is_a_failed_write(
+    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from py4j.protocol import Py4JNetworkError
+
+    def break_off(*arguments: Any, **options: Any) -> None:
+        raise Py4JNetworkError("the answer was lost")
+
+    monkeypatch.setattr(tables, "_save", break_off)
+    rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
+    with pytest.raises(EngineError, match="the answer was lost"):
+        engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
+    assert deltalog.latest_version(path) == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"spark.delta.logStore.file.impl": "io.delta.storage.HDFSLogStore"},
+        {"delta.logStore.class": "io.delta.storage.LocalLogStore"},
+    ],
+)
+def test_a_session_that_would_replace_commits_is_refused_for_writes(
+    spark: Any, settings: dict[str, str]
+) -> None:
+    ours = {"spark.delta.logStore.file.impl": "featurestore.delta.PosixLogStore"}
+    if "delta.logStore.class" in settings:
+        settings = ours | settings
+    context = SimpleNamespace(getConf=lambda: settings)
+    with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
+        sessions.check_log_store(SimpleNamespace(sparkContext=context, _jvm=spark._jvm))
+    assert "spark.delta.logStore.file.impl=featurestore.delta.PosixLogStore" in str(caught.value)
+    assert f"spark.jars={sessions.LOG_STORE_JAR}" in str(caught.value)
+    sessions.check_log_store(spark)
+
+
+def test_the_jar_is_built_from_the_source_beside_it() -> None:
+    folder = sessions.LOG_STORE_JAR.parent
+    sources = {source.name: source.read_bytes() for source in folder.glob("*.java")}
+    with zipfile.ZipFile(sessions.LOG_STORE_JAR) as jar:
+        names = jar.namelist()
+        packed = {Path(name).name: jar.read(name) for name in names if name.endswith(".java")}
+    assert packed == sources, "scripts/logstore-jar builds it anew"
+    assert {name.removesuffix(".java") + ".class" for name in sources} <= {
+        Path(name).name for name in names
+    }
+
+
+# Commits take their names 20 ms later than their writers looked whether they are free.
+DELAYED = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+int rename(const char *from, const char *to) {
+    usleep(20000);
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+int link(const char *from, const char *to) {
+    usleep(20000);
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "link"))(from, to);
+}
+"""
+
+APPENDS = """
+import os, sys
+import pyarrow as pa
+from featurestore.plugins.engine import TableWrite, find_engine
+
+path, name, times, stop = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+engine, landed = find_engine(name), 0
+while landed < times and not os.path.exists(stop):
+    rows = pa.table({"k": [landed], "by": [name]})
+    assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) is not None
+    landed += 1
+open(stop, "w").close()
+print(landed)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing delays renames")
+    library = tmp_path / "delayed.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
+    subprocess.run(command, input=DELAYED, text=True, check=True)
+    path, stop = str(tmp_path / "table"), tmp_path / "stop"
+    tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
+    writers = {}
+    for name, times in (("spark", 60), ("duckdb", 10**9)):
+        arguments = [sys.executable, "-c", APPENDS, path, name, str(times), str(stop)]
+        own = {"LD_PRELOAD": str(library)} if name == "spark" else {}
+        writers[name] = subprocess.Popen(
+            arguments, env=env | own, stdout=subprocess.PIPE, text=True
+        )
+    landed = {name: int(writer.communicate(timeout=570)[0]) for name, writer in writers.items()}
+    embedded = DuckDBEngine()
+    rows = embedded.stream(embedded.read_table(path)).read_all()
+    embedded.close()
+    assert dict(Counter(rows["by"].to_pylist())) == landed

@@ -1,0 +1,60 @@
+"""The small store that the examples in docstrings use: hourly weather, planes, and questions about flights."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from featurestore.store import FeatureStore
+
+
+def hour(number: int, minute: int = 0) -> datetime:
+    """Return a time of 2013-01-01."""
+    return datetime(2013, 1, 1, number, minute, tzinfo=UTC)
+
+
+def weather() -> pa.Table:
+    """Return what was measured at two airports at six and at seven."""
+    return pa.table(
+        {
+            "origin": ["JFK", "LGA", "JFK", "LGA"],
+            "at": [hour(6), hour(6), hour(7), hour(7)],
+            "temp": [37.0, 36.0, 39.0, 38.5],
+        }
+    )
+
+
+def planes() -> pa.Table:
+    """Return two planes."""
+    return pa.table({"tailnum": ["N10", "N20"], "seats": [100, 200]})
+
+
+def questions() -> pa.Table:
+    """Return four departures, each with the time when somebody asked whether it will be late."""
+    return pa.table(
+        {
+            "tailnum": ["N10", "N20", "N10", "N20"],
+            "origin": ["JFK", "LGA", "LGA", "JFK"],
+            "asked_at": [hour(6, 30), hour(6, 45), hour(7, 15), hour(7, 30)],
+            "late": [False, True, False, True],
+        }
+    )
+
+
+def fill(store: FeatureStore) -> None:
+    """Make the groups ``weather``, ``planes`` and ``questions`` and the training dataset ``late_flights``."""
+    store.create_featuregroup(
+        weather(),
+        "weather",
+        primary_key="origin",
+        event_time="at",
+        description="Hourly weather",
+        tags={"team": "sky"},
+    )
+    store.create_featuregroup(planes(), "planes", primary_key="tailnum")
+    store.create_featuregroup(
+        questions(), "questions", primary_key=["tailnum", "origin"], event_time="asked_at"
+    )
+    frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
+    store.create_training_dataset(frame, "late_flights", label="late", shards=1, progress=False)

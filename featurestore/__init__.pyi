@@ -45,6 +45,7 @@ def connect(
     *,
     engine: str | Engine | None = None,
     registry: str | None = None,
+    durability: Literal["full", "fast"] | None = None,
 ) -> FeatureStore: ...
 def create_featuregroup(
     df: object,

@@ -14,7 +14,8 @@ from featurestore.errors import ConfigurationError, listing
 CONFIG_FILE = "featurestore.toml"
 DEFAULT_LOCATION = "featurestore-data"
 DEFAULT_ENGINE = "duckdb"
-_KEYS = ("location", "engine", "registry")
+DEFAULT_DURABILITY = "full"
+_KEYS = ("location", "engine", "registry", "durability")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Config:
     location: str
     engine: str
     registry: str | None
+    durability: str = DEFAULT_DURABILITY
 
 
 def resolve(
@@ -31,6 +33,7 @@ def resolve(
     location: str | os.PathLike[str] | None = None,
     engine: str | None = None,
     registry: str | None = None,
+    durability: str | None = None,
 ) -> Config:
     """Return each setting from the argument, else the environment, else featurestore.toml, else the default.
 
@@ -49,6 +52,10 @@ def resolve(
         or file.get("engine")
         or DEFAULT_ENGINE,
         registry=registry or os.environ.get("FEATURESTORE_REGISTRY") or file.get("registry"),
+        durability=durability
+        or os.environ.get("FEATURESTORE_DURABILITY")
+        or file.get("durability")
+        or DEFAULT_DURABILITY,
     )
 
 

@@ -280,8 +280,8 @@ class Engine(Protocol):
         ...
 
 
-def find_engine(name: str) -> Engine:
-    """Return a new engine by the name of its entry point.
+def find_engine(name: str, *, durability: str = "full") -> Engine:
+    """Return a new engine by the name of its entry point: its class, called with ``durability=``.
 
     Raises:
         InvalidArgument: No such engine; lists those installed.
@@ -292,5 +292,5 @@ def find_engine(name: str) -> Engine:
             f"engine={name!r} is not installed; there are {listing(plugin_names('engines'))}.",
             hint="engine='duckdb'",
         )
-    engine: Engine = found.load()()
+    engine: Engine = found.load()(durability=durability)
     return engine

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featurestore.storage import files
+from featurestore.storage.publication import sync_path
 
 HOLD = ".export"  # the file in a held directory whose lock its process has
 
@@ -30,6 +31,7 @@ def make_held(directory: str) -> int:
     """
     with files.writing(directory):
         os.mkdir(directory)
+        sync_path(os.path.dirname(directory))
     handle = _open_lock(os.path.join(directory, HOLD))
     fcntl.flock(handle, fcntl.LOCK_EX)
     return handle

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.plugins.format import WrittenFile
 from featurestore.storage import files
+from featurestore.storage.publication import make_directory, sync_path
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -83,7 +84,7 @@ class ShardFile:
 
     def __enter__(self) -> ShardFile:
         with files.writing(self._final):
-            os.makedirs(os.path.dirname(self._temporary), exist_ok=True)
+            make_directory(os.path.dirname(self._temporary))
             self._file = open(self._temporary, "wb", buffering=0)
         self.closed = False
         return self
@@ -130,6 +131,7 @@ class ShardFile:
                 self._file.close()
                 if kind is None:
                     os.replace(self._temporary, self._final)
+                    sync_path(os.path.dirname(self._final))
         finally:
             if os.path.exists(self._temporary):
                 os.remove(self._temporary)

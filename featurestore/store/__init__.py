@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from featurestore import config
 from featurestore.plugins.engine import find_engine
@@ -39,6 +39,7 @@ def connect(
     *,
     engine: str | Engine | None = None,
     registry: str | None = None,
+    durability: Literal["full", "fast"] | None = None,
 ) -> FeatureStore:
     """Connect to the store at a directory and make it the module's current store.
 
@@ -46,15 +47,23 @@ def connect(
         location: Directory; else ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards, ``./featurestore-data``.
         engine: "duckdb" (default), "spark" or any entry point of ``featurestore.plugins.lookup.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location.
+        durability: "full" (default): a commit is on disk, with all files that it names, when the call returns.
+            "fast": when the operating system writes it, so that a power loss may take or damage the last commits;
+            else ``$FEATURESTORE_DURABILITY``. On Spark the file system decides.
     """
     from featurestore import _current
     from featurestore.registry import open_registry
 
     named = engine if isinstance(engine, str) or engine is None else None
-    settings = config.resolve(location=location, engine=named, registry=registry)
+    settings = config.resolve(
+        location=location, engine=named, registry=registry, durability=durability
+    )
     directory = files.local_directory(settings.location)
     files.ensure_writable(directory)
-    chosen = find_engine(settings.engine) if isinstance(engine, str) or engine is None else engine
+    if isinstance(engine, str) or engine is None:
+        chosen = find_engine(settings.engine, durability=settings.durability)
+    else:
+        chosen = engine
     session = Session(directory, chosen, open_registry(directory, url=settings.registry))
     _current.store = FeatureStore(session)
     return _current.store

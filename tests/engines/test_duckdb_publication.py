@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import featurestore
 from featurestore.delta import deltalog
 from featurestore.errors import InvalidArgument, PublicationWarning
 from featurestore.plugins.engine import TableWrite
@@ -199,3 +200,19 @@ def test_a_directory_that_cannot_be_synced_after_the_commit_is_a_warning(
     with pytest.warns(PublicationWarning, match="landed, and then"):
         assert write(engine, path, some(1)) == 1
     assert ids(engine, path) == [1]
+
+
+def test_durability_is_an_argument_of_connect_and_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def durable(**how: Any) -> bool:
+        with featurestore.connect(tmp_path / "store", **how) as store:
+            engine = store.session.engine
+            assert isinstance(engine, DuckDBEngine)
+            return engine.database.durable
+
+    assert durable()
+    assert not durable(durability="fast")
+    monkeypatch.setenv("FEATURESTORE_DURABILITY", "fast")
+    assert not durable()
+    assert durable(durability="full")

@@ -20,6 +20,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.storage.publication import is_durable
 from featurestore_connectors.spark_delta import maintenance, queries, relations, tables
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.files import read_files
@@ -33,12 +34,18 @@ if TYPE_CHECKING:
 
 
 class SparkEngine:
-    """Runs everything on Spark: the active session where there is one, else one that starts at first use."""
+    """Runs everything on Spark: the active session where there is one, else one that starts at first use.
+
+    Args:
+        session: The session to use.
+        durability: Taken as every engine takes it; when a commit is on disk is up to the file system below Spark.
+    """
 
     name = "spark"
     dialect = "spark"
 
-    def __init__(self, session: Any = None) -> None:
+    def __init__(self, session: Any = None, *, durability: str = "full") -> None:
+        is_durable(durability)
         self._session: Any = None
         self._given = session
         self._owned = False

@@ -47,6 +47,10 @@ class UnsupportedLocation(FeatureStoreError, ValueError):
     """The location of the store is not a local or shared POSIX directory."""
 
 
+class UnsupportedTable(FeatureStoreError, ValueError):
+    """A Delta table uses a feature that the store does not know; reading it would give wrong rows."""
+
+
 class LocationNotWritable(FeatureStoreError, OSError):
     """The location of the store cannot be written."""
 

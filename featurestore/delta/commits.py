@@ -6,6 +6,9 @@ Each commit's note is a JSON object: operation, run, job, inputs, validation, an
 * ``true`` / ``false``: keys and times are (not) unique after this commit, whatever was before;
 * ``"kept"``: as unique as the version before (upserts, deletes);
 * ``"kept_after"``: unique if version ``base`` was, and no other data came in between (appends of later times).
+
+``base`` is the version that the writer saw, ``base_unique`` and ``base_time`` what was known of it: so a commit can
+be understood without those before it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog
+from featurestore.delta import log
+from featurestore.delta.history import LogCommit, commit_at, commit_time
+from featurestore.delta.history import history as log_history
+from featurestore.delta.log import Actions
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.storage import files
@@ -25,8 +32,8 @@ from featurestore.storage import files
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
 
-__all__ = ["META", "SPEC", "Meta", "commit_of", "history", "latest_data_version", "meta_of", "properties", "spec_of",
-           "unique_at"]  # fmt: skip
+__all__ = ["META", "SPEC", "Meta", "commit_of", "history", "latest_data_version", "meta_of", "properties",
+           "seen_by_writer", "spec_of", "unique_at"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
     return {SPEC: json.dumps(spec.to_json(), ensure_ascii=False), META: meta.to_text()}
 
 
-def spec_of(state: deltalog.TableState) -> FeatureGroupSpec:
+def spec_of(state: Snapshot) -> FeatureGroupSpec:
     """Return the definition that holds at a version of a table.
 
     The property may name columns that the version does not have yet (they are added by a later commit), and
@@ -71,7 +78,7 @@ def spec_of(state: deltalog.TableState) -> FeatureGroupSpec:
     return replace(spec, schema=pa.schema([*known, *foreign]), created_time=created)
 
 
-def announced_spec(state: deltalog.TableState) -> FeatureGroupSpec:
+def announced_spec(state: Snapshot) -> FeatureGroupSpec:
     """Return the definition as the table property has it."""
     if SPEC not in state.properties:
         raise TableDamaged(
@@ -81,21 +88,33 @@ def announced_spec(state: deltalog.TableState) -> FeatureGroupSpec:
     return FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
 
 
-def meta_of(state: deltalog.TableState) -> Meta:
+def meta_of(state: Snapshot) -> Meta:
     """Return description and tags of a table."""
     data = json.loads(state.properties.get(META, "{}"))
     return Meta(description=data.get("description", ""), tags=data.get("tags", {}))
 
 
-def history(path: str) -> list[Commit]:
-    """Return the commits of a group's data, oldest first; commit 0 (the empty table) is left out."""
-    return [_commit(path, each) for each in deltalog.history(path) if each.version > 0]
+def history(path: str, *, limit: int | None = None, before: int | None = None) -> list[Commit]:
+    """Return commits of a group's data, newest first: the last ``limit`` before Delta version ``before``.
+
+    Commit 0 (the empty table) is left out; ``None`` means all.
+    """
+    found = log_history(path, limit=limit, before=before)
+    return [_commit(path, each) for each in found if each.version > 0]
 
 
 def commit_of(path: str, version: int) -> Commit:
     """Return one commit."""
-    found = next(each for each in deltalog.history(path) if each.version == version)
-    return _commit(path, found)
+    return _commit(path, commit_at(path, version))
+
+
+def seen_by_writer(path: str, version: int) -> dict[str, Any]:
+    """Return what a commit's note says of the version that its writer saw."""
+    return {
+        "base": version,
+        "base_unique": unique_at(path, version),
+        "base_time": commit_time(path, version),
+    }
 
 
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
@@ -109,64 +128,52 @@ def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
 def latest_data_version(path: str, version: int) -> int:
     """Return the last commit at or before ``version`` that changed rows (0 when none did)."""
     for number in range(version, 0, -1):
-        if _changes_data(_actions(path, number)):
+        actions = _actions(path, number)
+        if actions is None or log.changes_data(actions):
             return number
     return 0
 
 
 def unique_at(path: str, version: int) -> bool:
     """Tell whether (primary key, event time, created time) is known to be unique at a version."""
-    number = version
+    number = latest_data_version(path, version)
     while number > 0:
         actions = _actions(path, number)
-        note = _note(actions)
-        claim = note.get("unique")
-        if claim in ("kept", "kept_after") or not _changes_data(actions):
-            if claim == "kept_after" and latest_data_version(path, number - 1) > int(
-                note.get("base", -1)
-            ):
-                return False
-            number -= 1
-            continue
-        return claim is True
+        note = {} if actions is None else log.note_of(actions)
+        claim, base, known = note.get("unique"), note.get("base"), note.get("base_unique")
+        if claim not in ("kept", "kept_after"):
+            return claim is True
+        before = latest_data_version(path, number - 1)
+        alone = isinstance(base, int) and before <= base
+        if claim == "kept_after" and not alone:
+            return False
+        if alone and isinstance(known, bool):
+            return known
+        number = before
     return True  # commit 0: no rows at all
 
 
-def _commit(path: str, log: deltalog.LogCommit) -> Commit:
-    note = log.note
+def _commit(path: str, commit: LogCommit) -> Commit:
+    note = commit.note
+    inputs = note.get("inputs") or ()
     return Commit(
-        delta_version=log.version,
-        rows=log.rows,
-        timestamp=log.time,
-        operation=log.operation,
+        delta_version=commit.version,
+        rows=commit.rows,
+        timestamp=commit.time,
+        operation=commit.operation,
         run_id=note.get("run"),
-        rows_in=log.rows_in,
-        rows_out=log.rows_out,
+        rows_in=commit.rows_in,
+        rows_out=commit.rows_out,
         validation=note.get("validation"),
-        inputs={str(index): each for index, each in enumerate(note.get("inputs") or ())},
-        unique=unique_at(path, log.version) if "unique" in note else None,
+        inputs={str(index): each for index, each in enumerate(inputs)},
+        unique=unique_at(path, commit.version) if "unique" in note else None,
     )
 
 
-def _actions(path: str, version: int) -> list[dict[str, Any]]:
-    file = deltalog.commit_path(path, version)
-    return deltalog.read_commit(file) if files.exists(file) else []
-
-
-def _note(actions: list[dict[str, Any]]) -> Mapping[str, Any]:
-    info: Mapping[str, Any] = next(
-        (each["commitInfo"] for each in actions if each.get("commitInfo") is not None), {}
-    )
-    try:
-        note = json.loads(info.get("userMetadata") or "{}")
-    except ValueError:
-        return {}
-    return note if isinstance(note, dict) else {}
-
-
-def _changes_data(actions: list[dict[str, Any]]) -> bool:
-    changes = (each.get("add") or each.get("remove") for each in actions)
-    return not actions or any(each.get("dataChange", True) for each in changes if each is not None)
+def _actions(path: str, version: int) -> Actions | None:
+    """Return the actions of a commit, None when it was removed from the log."""
+    file = log.commit_path(path, version)
+    return log.read_commit(file) if files.exists(file) else None
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -1,0 +1,236 @@
+"""History of a Delta table: what each commit did, and which version there was at an instant.
+
+Commit times never fall here: a commit that a slow clock stamped before its predecessor has the predecessor's time.
+Our writers note the time of the version that they saw (``base``, ``base_time``), so that a commit's time is found
+without reading all commits before it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from featurestore.delta import log
+from featurestore.delta.log import Actions, FileState
+from featurestore.delta.snapshot import file_path, read_snapshot, rows_in_statistics, rows_of
+from featurestore.errors import VersionNotFound
+from featurestore.model.times import from_micros, to_micros
+
+# Rows that a rewrite carried over unchanged: one key for each writer and operation.
+_COPIED_ROWS = ("numCopiedRows", "numTargetRowsCopied", "num_copied_rows", "num_target_rows_copied")
+_REMEMBERED_TIMES = 1 << 16
+_TIMES: OrderedDict[FileState, int] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class LogCommit:
+    """One commit: ``timestamp`` in milliseconds since 1970 (never falling), ``rows`` in the table afterwards.
+
+    ``operation`` is the name in the note where a writer of ours left one, else the log's, in lower case.
+    """
+
+    version: int
+    timestamp: int
+    operation: str
+    note: Mapping[str, Any]
+    rows_in: int
+    rows_out: int
+    rows: int
+
+    @property
+    def time(self) -> datetime:
+        """The commit time as an aware UTC datetime."""
+        return from_micros(self.timestamp * 1000)
+
+
+def history(
+    path: str, *, limit: int | None = None, before: int | None = None
+) -> tuple[LogCommit, ...]:
+    """Return commits of a table, newest first: the last ``limit`` before version ``before`` (None: all).
+
+    Commits that were removed from the log, as other writers do after a checkpoint, are left out.
+
+    Raises:
+        TableDamaged: A commit is missing or unreadable; names the file.
+    """
+    latest = log.latest_version(path)
+    last = latest if before is None else min(before - 1, latest)
+    if last < 0:
+        return ()
+    count = last + 1 if limit is None else limit
+    found = _commits_back_from(path, last, count)
+    counted = _RowCounts(path, [(version, actions) for version, actions in found])
+    rows = read_snapshot(path, last).rows
+    commits = []
+    for version, actions in found:
+        rows_in, rows_out = counted.of(version, actions)
+        commits.append(_log_commit(path, version, actions, rows_in, rows_out, rows))
+        rows -= rows_in - rows_out
+    return tuple(commits)
+
+
+def commit_at(path: str, version: int) -> LogCommit:
+    """Return one commit."""
+    found = history(path, limit=1, before=version + 1)
+    if not found or found[0].version != version:
+        raise VersionNotFound(
+            f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
+        )
+    return found[0]
+
+
+def version_at(path: str, moment: datetime) -> int:
+    """Return the last version whose commit time is at or before an instant.
+
+    Commit times have milliseconds; of several commits in one millisecond the last one counts.
+
+    Raises:
+        VersionNotFound: The table began later.
+    """
+    millis = to_micros(moment) // 1000
+    listed = log.list_log(path)
+    versions = [each for each in listed.commits if each >= listed.earliest]
+    position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
+    if position == 0:
+        began = "never"
+        if versions:
+            began = from_micros(commit_time(path, versions[0]) * 1000).isoformat()
+        raise VersionNotFound(
+            f"{path} has no version at {moment.isoformat()}: its first commit is of {began}.",
+            hint=f"as_of={began!r}",
+        )
+    return versions[position - 1]
+
+
+def commit_time(path: str, version: int) -> int:
+    """Return the time of a commit in milliseconds since 1970, never before that of an earlier one."""
+    waiting = []
+    floor, until = 0, 0
+    number = version
+    while number >= until:
+        file = log.commit_path(path, number)
+        if not os.path.exists(file):
+            break
+        state, actions = log.read_commit_file(file)
+        if state in _TIMES:
+            floor = max(floor, _TIMES[state])
+            break
+        waiting.append((state, _stated_time(actions, state)))
+        base, base_time = _base_of(log.note_of(actions), number)
+        if base >= until:
+            floor, until = base_time, base + 1
+        number -= 1
+    for state, stated in reversed(waiting):
+        floor = max(floor, stated)
+        _TIMES[state] = floor
+    while len(_TIMES) > _REMEMBERED_TIMES:
+        _TIMES.popitem(last=False)
+    return floor
+
+
+def added_files(path: str, version: int) -> tuple[str, ...]:
+    """Return the absolute paths of the data files that one commit added."""
+    commit = log.commit_path(path, version)
+    if not os.path.exists(commit):
+        raise VersionNotFound(
+            f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
+        )
+    added = log.actions_of(log.read_commit(commit), "add")
+    return tuple(file_path(path, each["path"]) for each in added)
+
+
+class _RowCounts:
+    """Rows that commits of a page add and remove; files are looked up only where the log does not say it."""
+
+    def __init__(self, path: str, page: list[tuple[int, Actions]]) -> None:
+        self._path = path
+        self._page = page
+        self._rows_of_files: dict[str, int] | None = None
+
+    def of(self, version: int, actions: Actions) -> tuple[int, int]:
+        """Return the rows that a commit added and removed."""
+        rows_in = sum(rows_of(self._path, add) for add in log.actions_of(actions, "add"))
+        rows_out = 0
+        for remove in log.actions_of(actions, "remove"):
+            rows = rows_in_statistics(remove.get("stats"))
+            if rows is None:
+                rows = self._rows_of_file(remove["path"])
+            rows_out += rows
+        return rows_in, rows_out
+
+    def _rows_of_file(self, log_path: str) -> int:
+        if self._rows_of_files is None:
+            first = self._page[-1][0]
+            self._rows_of_files = {}
+            if first > 0:
+                before = read_snapshot(self._path, first - 1)
+                self._rows_of_files = {file.log_path: file.rows for file in before.files}
+            for _, actions in self._page:
+                for add in log.actions_of(actions, "add"):
+                    self._rows_of_files[add["path"]] = rows_of(self._path, add)
+        return self._rows_of_files.get(log_path, 0)
+
+
+def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Actions]]:
+    found: list[tuple[int, Actions]] = []
+    for version in range(last, max(last - count, -1), -1):
+        file = log.commit_path(path, version)
+        if not os.path.exists(file) and version < log.list_log(path).earliest:
+            break
+        found.append((version, log.read_commit(file)))
+    return found
+
+
+def _log_commit(
+    path: str, version: int, actions: Actions, rows_in: int, rows_out: int, rows: int
+) -> LogCommit:
+    info, note = log.commit_info(actions), log.note_of(actions)
+    copied = _copied_rows(info) if log.changes_data(actions) else min(rows_in, rows_out)
+    operation = note.get("operation") or info.get("operation") or "unknown"
+    return LogCommit(
+        version=version,
+        timestamp=commit_time(path, version),
+        operation=str(operation).lower(),
+        note=note,
+        rows_in=max(rows_in - copied, 0),
+        rows_out=max(rows_out - copied, 0),
+        rows=rows,
+    )
+
+
+def _copied_rows(info: Mapping[str, Any]) -> int:
+    metrics = info.get("operationMetrics")
+    for key in _COPIED_ROWS:
+        if isinstance(metrics, Mapping) and str(metrics.get(key, "")).isdigit():
+            return int(metrics[key])
+    return 0
+
+
+def _stated_time(actions: Actions, state: FileState) -> int:
+    info = log.commit_info(actions)
+    stated = info.get("inCommitTimestamp") or info.get("timestamp")
+    return stated if isinstance(stated, int) else state.modified // 1_000_000
+
+
+def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
+    """Return the version that a writer of ours saw and its commit time; (-1, 0) where none is noted."""
+    base, base_time = note.get("base"), note.get("base_time")
+    if isinstance(base, int) and isinstance(base_time, int) and 0 <= base < version:
+        return base, base_time
+    return -1, 0
+
+
+def iterate_back(path: str, *, page: int = 100) -> Iterator[LogCommit]:
+    """Yield all commits, newest first, reading a page at a time."""
+    before: int | None = None
+    while True:
+        found = history(path, limit=page, before=before)
+        yield from found
+        if len(found) < page:
+            return
+        before = found[-1].version

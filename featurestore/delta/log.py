@@ -1,0 +1,290 @@
+"""Files of a Delta log: their names, which there are, and the actions of one commit.
+
+Nothing here writes. What a log says is data: it is parsed, never followed to a place outside the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from featurestore.errors import StorageError, TableDamaged
+
+LOG_FOLDER = "_delta_log"
+Action = Mapping[str, Any]
+Actions = Sequence[Action]
+
+_VERSION_DIGITS = 20
+_COMMIT_NAME_LENGTH = _VERSION_DIGITS + len(".json")
+_CHECKPOINT_NAME = re.compile(
+    r"(?P<version>\d{20})\.checkpoint\."
+    r"(?:parquet|(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<unique>[\w-]+)\.(?:parquet|json))"
+)
+_KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo", "sidecar")
+# The last version of each table that this process has seen: its successors are looked for, not listed.
+_LAST_SEEN: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file of the log as it was read: another one under its name has another time, size or number."""
+
+    path: str
+    modified: int
+    size: int
+    number: int
+
+    @classmethod
+    def of(cls, path: str) -> FileState:
+        """Return the state of a file; OSError when it is not there."""
+        stat = os.stat(path)
+        return cls(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+
+    def is_current(self) -> bool:
+        """Tell whether the file is still the one that was read."""
+        try:
+            return FileState.of(self.path) == self
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class LogFiles:
+    """The commits of a log, ascending, and its complete checkpoints: the files of each, by version."""
+
+    commits: tuple[int, ...]
+    checkpoints: Mapping[int, tuple[str, ...]]
+
+    @property
+    def latest(self) -> int:
+        """The last version that there is, -1 when there is none."""
+        last_checkpoint = max(self.checkpoints, default=-1)
+        last_commit = self.commits[-1] if self.commits else -1
+        return max(last_commit, last_checkpoint)
+
+    @property
+    def earliest(self) -> int:
+        """The first version that can be read: older ones were removed with their commits."""
+        if self.commits and self.commits[0] == 0:
+            return 0
+        return min(self.checkpoints, default=self.latest)
+
+
+def exists(path: str) -> bool:
+    """Tell whether there is a Delta table at ``path``."""
+    if os.path.exists(commit_path(path, 0)):
+        return True
+    try:
+        names = os.listdir(os.path.join(path, LOG_FOLDER))
+    except OSError:
+        return False
+    return any(_commit_version(name) is not None or ".checkpoint." in name for name in names)
+
+
+def list_log(path: str) -> LogFiles:
+    """Return the files of a log.
+
+    Raises:
+        TableDamaged: There is no log.
+    """
+    folder = os.path.join(path, LOG_FOLDER)
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise damaged_file(folder, "is missing") from error
+    commits = []
+    checkpoint_names = []
+    for name in names:
+        version = _commit_version(name)
+        if version is not None:
+            commits.append(version)
+        elif ".checkpoint." in name:
+            checkpoint_names.append(name)
+    return LogFiles(tuple(sorted(commits)), _complete_checkpoints(folder, checkpoint_names))
+
+
+def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
+    """Return the last complete checkpoint at or before a version, with its files; (-1, ()) when there is none."""
+    last = _stated_checkpoint(path)
+    if 0 <= last <= version:
+        file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
+        if os.path.exists(file):
+            return last, (file,)
+    checkpoints = list_log(path).checkpoints
+    found = max((each for each in checkpoints if each <= version), default=-1)
+    return found, checkpoints.get(found, ())
+
+
+def latest_version(path: str) -> int:
+    """Return the number of the last version in the log, -1 when there is none.
+
+    A log that was seen before is not listed again: only the names after the last one are looked for.
+    """
+    path = os.path.abspath(path)
+    seen = _LAST_SEEN.get(path)
+    if seen is None or not os.path.exists(commit_path(path, seen)):
+        found = list_log(path)
+        seen = found.latest
+        if not found.commits or found.commits[-1] < seen:
+            return seen
+    # A gap of one commit is damage and not the end.
+    while os.path.exists(commit_path(path, seen + 1)) or os.path.exists(
+        commit_path(path, seen + 2)
+    ):
+        seen += 1
+    _LAST_SEEN[path] = seen
+    return seen
+
+
+def commit_path(path: str, version: int) -> str:
+    """Return where the log keeps the commit of a version."""
+    return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.json")
+
+
+def read_commit(file: str) -> Actions:
+    """Return the actions of one commit file.
+
+    Raises:
+        TableDamaged: The file is missing, or not what a commit looks like.
+    """
+    return read_commit_file(file)[1]
+
+
+def read_commit_file(file: str) -> tuple[FileState, Actions]:
+    """Return the actions of one commit file, and which file that was; errors as in ``read_commit``."""
+    try:
+        state = FileState.of(file)
+    except OSError as error:
+        raise unreadable_file(file, error) from error
+    return state, _parsed_commit(state)
+
+
+# A commit never changes, and histories are asked for again and again.
+@lru_cache(maxsize=4096)
+def _parsed_commit(state: FileState) -> Actions:
+    if state.size == 0:
+        raise damaged_file(state.path, "is empty")
+    try:
+        return parse_actions(Path(state.path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable_file(state.path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise damaged_file(state.path, "is not a readable commit") from error
+
+
+def parse_actions(text: str) -> Actions:
+    r"""Return the actions of a commit's text: one JSON object a line, lines ending in \n alone.
+
+    >>> parse_actions('{"txn": {"appId": "a", "version": 1}}')
+    [{'txn': {'appId': 'a', 'version': 1}}]
+
+    Raises:
+        ValueError: The text holds something else, or nothing.
+    """
+    # str.splitlines would cut at U+2028, U+2029 and U+0085, which JSON texts may hold.
+    lines = [line for line in text.split("\n") if line.strip()]
+    actions = [json.loads(line) for line in lines]
+    for action in actions:
+        if not isinstance(action, dict):
+            raise ValueError(f"an action is an object, not {action!r:.80}")
+        for kind in _KINDS_OF_OBJECTS:
+            if not isinstance(action.get(kind, None), dict | None):
+                raise ValueError(f"{kind!r} is an object, not {action[kind]!r:.80}")
+        for kind in ("add", "remove"):
+            if action.get(kind) is not None and not isinstance(action[kind].get("path"), str):
+                raise ValueError(f"{kind!r} names no file")
+    if not actions:
+        raise ValueError("there are no actions")
+    return actions
+
+
+def actions_of(actions: Actions, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the actions of one kind."""
+    for action in actions:
+        found = action.get(kind)
+        if found is not None:
+            yield found
+
+
+def commit_info(actions: Actions) -> Mapping[str, Any]:
+    """Return what a commit tells about itself; empty when it tells nothing."""
+    return next(actions_of(actions, "commitInfo"), {})
+
+
+def note_of(actions: Actions) -> Mapping[str, Any]:
+    """Return the JSON object that our writers leave in a commit; empty where another writer's text is."""
+    text = commit_info(actions).get("userMetadata")
+    if not isinstance(text, str):
+        return {}
+    try:
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def changes_data(actions: Actions) -> bool:
+    """Tell whether a commit adds or removes rows; compaction and new properties do not."""
+    for kind in ("add", "remove"):
+        for action in actions_of(actions, kind):
+            if action.get("dataChange", True):
+                return True
+    return False
+
+
+def damaged_file(file: str, what: str) -> TableDamaged:
+    """Return the error for a file of a table that is not as it should be."""
+    return TableDamaged(
+        f"The file {file} {what}.",
+        hint="restore it from a copy, or read an older Delta version with as_of=",
+    )
+
+
+def unreadable_file(file: str, error: OSError) -> StorageError:
+    """Return the error for a file of a table that could not be opened: damage only where it is not there."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return damaged_file(file, "is missing")
+    return StorageError(f"{file} could not be read: {error}.")
+
+
+def _stated_checkpoint(path: str) -> int:
+    """Return the version of the checkpoint that the log names as its last one, -1 when it names none."""
+    try:
+        text = Path(path, LOG_FOLDER, "_last_checkpoint").read_text(encoding="utf-8")
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        return -1
+    version = found.get("version") if isinstance(found, dict) else None
+    return version if isinstance(version, int) else -1
+
+
+def _commit_version(name: str) -> int | None:
+    digits = name[:_VERSION_DIGITS]
+    if len(name) != _COMMIT_NAME_LENGTH or name[_VERSION_DIGITS:] != ".json":
+        return None
+    return int(digits) if digits.isascii() and digits.isdigit() else None
+
+
+def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    parts: dict[tuple[int, str], list[str]] = {}
+    for name in sorted(names):
+        match = _CHECKPOINT_NAME.fullmatch(name)
+        if match is None:
+            continue
+        version = int(match["version"])
+        file = os.path.join(folder, name)
+        if match["part"] is None:
+            found[version] = (file,)
+        else:
+            parts.setdefault((version, match["parts"]), []).append(file)
+    for (version, count), files in parts.items():
+        if len(files) == int(count):
+            found.setdefault(version, tuple(files))
+    return found

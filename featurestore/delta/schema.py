@@ -1,0 +1,80 @@
+"""Delta's JSON schemas as Arrow schemas of storage types."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+_PRIMITIVES = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "integer": pa.int32(),
+    "short": pa.int16(),
+    "byte": pa.int8(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+}
+_DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
+
+
+class UnknownTypeError(ValueError):
+    """A column has a type that the store does not know. Does not leave the package."""
+
+    def __init__(self, column: str, kind: object) -> None:
+        self.column = column
+        self.kind = kind if isinstance(kind, str) else json.dumps(kind)
+        super().__init__(f"{column}: {self.kind}")
+
+
+def arrow_schema(text: str) -> pa.Schema:
+    """Return the Arrow schema of a ``schemaString``.
+
+    >>> arrow_schema('{"fields": [{"name": "id", "type": "long", "nullable": false}]}')
+    id: int64 not null
+
+    Raises:
+        UnknownTypeError: Names the column and its type.
+        ValueError: The text is no schema.
+    """
+    try:
+        return pa.schema([_field(each, each["name"]) for each in json.loads(text)["fields"]])
+    except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
+        raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
+
+
+def _field(given: Mapping[str, Any], column: str) -> pa.Field:
+    return pa.field(given["name"], _type(given["type"], column), bool(given.get("nullable", True)))
+
+
+def _type(given: Any, column: str) -> pa.DataType:
+    if isinstance(given, str):
+        return _primitive(given, column)
+    if not isinstance(given, dict):
+        raise UnknownTypeError(column, given)
+    if given["type"] == "struct":
+        return pa.struct([_field(each, column) for each in given["fields"]])
+    if given["type"] == "array":
+        element = _type(given["elementType"], column)
+        return pa.list_(pa.field("element", element, bool(given.get("containsNull", True))))
+    if given["type"] == "map":
+        return pa.map_(_type(given["keyType"], column), _type(given["valueType"], column))
+    raise UnknownTypeError(column, given)
+
+
+def _primitive(given: str, column: str) -> pa.DataType:
+    if given in _PRIMITIVES:
+        return _PRIMITIVES[given]
+    decimal = _DECIMAL.fullmatch(given)
+    if decimal is None:
+        raise UnknownTypeError(column, given)
+    return pa.decimal128(int(decimal[1]), int(decimal[2]))

@@ -72,9 +72,19 @@ def head(
 
 
 @app.command(epilog="Example: featurestore fg history weather")
-def history(context: typer.Context, name: Name, version: Version = None) -> None:
-    """List the commits of a group's data."""
-    commits = store(context).get_featuregroup_history(name, version=version)
+def history(
+    context: typer.Context,
+    name: Name,
+    version: Version = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", help="How many commits.")] = 100,
+    before: Annotated[
+        int | None, typer.Option("--before", help="Only commits before this Delta version.")
+    ] = None,
+) -> None:
+    """List the commits of a group's data, newest first."""
+    commits = store(context).get_featuregroup_history(
+        name, version=version, limit=limit, before=before
+    )
     columns = [
         "delta_version",
         "timestamp",

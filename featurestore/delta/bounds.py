@@ -20,6 +20,7 @@ import pyarrow.types as pat
 
 from featurestore.model.times import to_micros
 
+MICROS_OF_DAY = 86_400_000_000
 _CUT_DIGITS = 3
 _CUT_MICROS = 999
 _FIRST_DAY = date(1970, 1, 1).toordinal()

@@ -12,7 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from featurestore.delta.log import LOG_FOLDER, actions_of, damaged_file, parse_actions
+from featurestore.delta.log import (
+    LOG_FOLDER,
+    actions_of,
+    damaged_file,
+    parse_actions,
+    unreadable_file,
+)
 
 _SIDECARS = "_sidecars"
 _ADD_FIELDS = (
@@ -44,11 +50,11 @@ def read_checkpoint(path: str, files: Sequence[str]) -> Checkpoint:
     found = Checkpoint()
     for file in files:
         try:
-            if file.endswith(".json"):
-                sidecars = _add_text(found, file)
-            else:
-                sidecars = _add_table(found, parquet.ParquetFile(file))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, pa.ArrowException) as error:
+            add = _add_text if file.endswith(".json") else _add_table
+            sidecars = add(found, file)
+        except OSError as error:
+            raise unreadable_file(file, error) from error
+        except (ValueError, KeyError, TypeError, RecursionError, pa.ArrowException) as error:
             raise damaged_file(file, "is not a readable checkpoint") from error
         for name in sidecars:
             _read_sidecar(found, path, name)
@@ -59,9 +65,11 @@ def _read_sidecar(found: Checkpoint, path: str, name: str) -> None:
     # The name is a text of the log: only the file of that name among the sidecars is meant.
     file = os.path.join(path, LOG_FOLDER, _SIDECARS, os.path.basename(name))
     try:
-        _add_table(found, parquet.ParquetFile(file))
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise damaged_file(file, "is missing or no readable part of a checkpoint") from error
+        _add_table(found, file)
+    except OSError as error:
+        raise unreadable_file(file, error) from error
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise damaged_file(file, "is no readable part of a checkpoint") from error
 
 
 def _add_text(found: Checkpoint, file: str) -> list[str]:
@@ -75,7 +83,8 @@ def _add_text(found: Checkpoint, file: str) -> list[str]:
     return [str(each["path"]) for each in actions_of(actions, "sidecar")]
 
 
-def _add_table(found: Checkpoint, file: parquet.ParquetFile) -> list[str]:
+def _add_table(found: Checkpoint, path: str) -> list[str]:
+    file = parquet.ParquetFile(path)
     names = set(file.schema_arrow.names)
     small = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
     actions = file.read(columns=small)

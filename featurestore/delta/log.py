@@ -247,9 +247,11 @@ def damaged_file(file: str, what: str) -> TableDamaged:
 
 
 def unreadable_file(file: str, error: OSError) -> StorageError:
-    """Return the error for a file of a table that could not be opened: damage only where it is not there."""
+    """Return the error for a file of a table that could not be read: damage where it is not there, or no such file."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
+    if error.errno is None:
+        return damaged_file(file, "cannot be read: it is no file of its kind")
     return StorageError(f"{file} could not be read: {error}.")
 
 

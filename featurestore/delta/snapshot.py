@@ -18,14 +18,21 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.delta import log, protocol
-from featurestore.delta.bounds import ColumnBounds, bounds_in, bounds_of_partition, has_bounds
+from featurestore.delta.bounds import (
+    MICROS_OF_DAY,
+    ColumnBounds,
+    bounds_in,
+    bounds_of_partition,
+    has_bounds,
+)
 from featurestore.delta.checkpoint import read_checkpoint
 from featurestore.delta.log import Actions, FileState, damaged_file, unreadable_file
 from featurestore.delta.protocol import Protocol
 from featurestore.delta.schema import UnknownTypeError, arrow_schema
-from featurestore.errors import TableDamaged, VersionNotFound
+from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _ROWS_FIRST = re.compile(r'\{"numRecords":(\d+)[,}]')
@@ -81,6 +88,26 @@ class Snapshot:
         if column not in self._bounds:
             self._bounds[column] = _bounds_of(self, self.files, column)
         return self._bounds[column]
+
+    def times(self, column: str) -> list[tuple[int, int] | None] | None:
+        """Return least and greatest time of each of ``files`` in microseconds since 1970, days as their beginning.
+
+        None for a file of which the log does not tell, and as a whole for columns that hold no times.
+        """
+        bounds = self.bounds(column)
+        kind = None if bounds is None else self.schema.field(column).type
+        if bounds is None or pat.is_integer(kind):
+            return None
+        return [_in_micros(pair, kind) for pair in bounds.pairs()]
+
+    def times_of_added(self, add: Mapping[str, Any], column: str) -> tuple[int, int] | None:
+        """Return least and greatest time of a file that a commit of this table adds; None where it does not tell."""
+        kind = self.schema.field(column).type
+        if column in self.partition_by:
+            found = bounds_of_partition(add.get("partitionValues", {}).get(column), kind)
+        else:
+            found = bounds_in(parsed_statistics(add.get("stats")), column, kind)
+        return _in_micros(found, kind)
 
 
 def read_snapshot(path: str, version: int | None = None) -> Snapshot:
@@ -390,7 +417,7 @@ def _snapshot(
     except UnknownTypeError as error:
         raise protocol.refusal(path, f"the type {error.kind} (column {error.column!r})") from error
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, protocol.UnsupportedTable):
+        if isinstance(error, UnsupportedTable):
             raise
         raise TableDamaged(
             f"The Delta log of {path} cannot be read at version {version}: {error}.",
@@ -431,6 +458,13 @@ def _data_files(replay: _Replay) -> list[DataFile]:
 def _order_of_writing(file: DataFile) -> tuple[int, str]:
     # Files of one commit share their time, and writers number them.
     return file.modified, file.log_path
+
+
+def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:
+    if pair is None or pat.is_integer(kind):
+        return None
+    scale = 1 if pat.is_timestamp(kind) else MICROS_OF_DAY
+    return pair[0] * scale, pair[1] * scale
 
 
 def _bounds_of(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:

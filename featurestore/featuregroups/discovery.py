@@ -144,7 +144,7 @@ def derived_from(
 
 def _newest_first(group: OpenGroup) -> Iterator[Commit]:
     changed = commits.latest_data_version(group.path, group.delta_version)
-    for commit in reversed(commits.history(group.path)):
+    for commit in commits.history(group.path):
         if commit.delta_version <= changed:
             yield commit
 

@@ -115,9 +115,9 @@ class FeatureGroup:
         """Return the data, lazily; ``as_of``: as it stood at a moment or Delta version."""
         return read(self._session, self._name, version=self._version, as_of=as_of)
 
-    def history(self) -> list[Commit]:
-        """Return the commits, oldest first."""
-        return history(self._session, self._name, version=self._version)
+    def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
+        """Return commits, newest first: at most ``limit``, before a Delta version; see ``get_featuregroup_history``."""
+        return history(self._session, self._name, version=self._version, limit=limit, before=before)
 
     def statistics(self, *, delta_version: AsOf | None = None) -> Statistics:
         """Return the statistics of the data."""

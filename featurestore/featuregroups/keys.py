@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from featurestore.errors import DuplicateKeys
 from featurestore.featuregroups.table import OpenGroup
@@ -54,17 +54,18 @@ def _is_later(engine: Engine, relation: Relation, group: OpenGroup) -> bool:
     """Tell whether every row of the batch is later than every row of the table."""
     column = group.spec.event_time
     bounds = None if column is None else group.state.bounds(column)
-    if column is None or bounds is None or any(high is None for _, high in bounds):
+    last = None if bounds is None else bounds.greatest()
+    if column is None or last is None:
         return False
     first = engine.aggregate(engine.select(relation, {column: column}), Least(column))
     if first == _NO_ROWS:
         return True
-    return first is not None and _moment(first) > max(_moment(high) for _, high in bounds)
+    return first is not None and first > last
 
 
 @dataclass(frozen=True)
 class Least(Accumulator[Any, Any]):
-    """The least value of a column; None of no rows, and where a value is missing."""
+    """The least time of a column, as ``featurestore.delta.bounds`` counts it; None where one is missing."""
 
     column: str
 
@@ -75,7 +76,10 @@ class Least(Accumulator[Any, Any]):
         if batch.num_rows == 0:
             return state
         values = batch.column(batch.schema.get_field_index(self.column))
-        return self.merge(state, None if values.null_count else pc.min(values).as_py())
+        if values.null_count:
+            return self.merge(state, None)
+        counted = values.cast(pa.int32() if pat.is_date(values.type) else pa.int64())
+        return self.merge(state, pc.min(counted).as_py())
 
     def merge(self, left: Any, right: Any) -> Any:
         if left == _NO_ROWS:
@@ -89,14 +93,6 @@ class Least(Accumulator[Any, Any]):
 
 
 _NO_ROWS = "no rows"
-
-
-def _moment(value: Any) -> datetime:
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    if isinstance(value, date):
-        return datetime.combine(value, time(), tzinfo=UTC)
-    return datetime.fromisoformat(str(value))
 
 
 def _example(values: dict[str, Any]) -> str:

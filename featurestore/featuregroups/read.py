@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from featurestore.delta import commits
+from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.table import AsOf, OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import Commit
 from featurestore.model.plan import Source, plan_of_group
@@ -41,7 +42,20 @@ def pinned(group: OpenGroup) -> Source:
     )
 
 
-def history(session: Session, name: str, *, version: int | None = None) -> list[Commit]:
-    """Return the commits of a group's data, oldest first."""
+def history(
+    session: Session,
+    name: str,
+    *,
+    version: int | None = None,
+    limit: int = 100,
+    before: int | None = None,
+) -> list[Commit]:
+    """Return the last ``limit`` commits of a group's data before a Delta version, newest first."""
+    for argument, value in (("limit", limit), ("before", before)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InvalidArgument(
+                f"{argument}={value!r} is no number of commits or Delta version.",
+                hint=f"{argument}=100",
+            )
     name, version = resolve(session, name, version)
-    return commits.history(session.featuregroup_path(name, version))
+    return commits.history(session.featuregroup_path(name, version), limit=limit, before=before)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Any
 
-from featurestore.model.times import from_micros, to_micros
+from featurestore.model.times import to_micros
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,18 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
     return found
 
 
-def volume(file: str, column: str | None) -> tuple[int, int, tuple[datetime, datetime] | None]:
-    """Return rows and bytes of a file, and the least and greatest time in a column where its footer tells."""
+def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
+    """Return rows and bytes of a file, and the least and greatest time in a column where its footer tells it.
+
+    Times are microseconds since 1970.
+    """
     from pyarrow import parquet
 
     rows, size = parquet.read_metadata(file).num_rows, os.stat(file).st_size
     found = None if column is None else time_bounds(file, column)
     if found is None or found.low > found.high:
         return rows, size, None
-    return rows, size, (from_micros(found.low), from_micros(found.high))
+    return rows, size, (found.low, found.high)
 
 
 def micros(value: Any) -> int | None:

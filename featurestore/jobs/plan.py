@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
-from typing import Any
+from datetime import datetime, timedelta
 
 from featurestore.delta import deltalog
 from featurestore.jobs.footers import parquet_files, volume
 from featurestore.jobs.inputs import PinnedInput, pin
 from featurestore.jobs.service import complete_between, due_of, get_job
 from featurestore.model.job import JobSpec
-from featurestore.model.times import parse_moment
+from featurestore.model.times import parse_moment, to_micros
 from featurestore.model.window import Window
 from featurestore.registry import runs
 from featurestore.registry.runs import Run
@@ -104,7 +103,7 @@ def _volume(given: PinnedInput, windows: Sequence[Window], lookback: timedelta) 
     """Return rows and bytes of the files that windows see, in proportion to the time that they share."""
     if not windows:
         return 0, 0
-    first, last = windows[0].start - lookback, windows[-1].end
+    first, last = to_micros(windows[0].start - lookback), to_micros(windows[-1].end)
     rows = size = 0.0
     for file_rows, file_bytes, bounds in _files(given):
         share = 1.0 if bounds is None else _share(*bounds, first, last)
@@ -113,35 +112,25 @@ def _volume(given: PinnedInput, windows: Sequence[Window], lookback: timedelta) 
     return round(rows), round(size)
 
 
-def _files(given: PinnedInput) -> Iterator[tuple[int, int, tuple[Any, Any] | None]]:
+def _files(given: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
     """Yield rows, bytes and the least and greatest time of each file of an input (None: not told)."""
     if given.kind == "parquet":
         for path in parquet_files(given.path):
             yield volume(path, given.time)
         return
     state = deltalog.table_state(given.path, given.delta_version)
-    bounds = None if given.time is None else state.bounds(given.time)
+    bounds = None if given.time is None else state.times(given.time)
     for number, file in enumerate(state.files):
         yield file.rows, file.bytes, None if bounds is None else bounds[number]
 
 
-def _share(low: Any, high: Any, first: datetime, last: datetime) -> float:
-    begin, end = _moment(low), _moment(high)
-    if begin is None or end is None:
-        return 1.0
+def _share(begin: int, end: int, first: int, last: int) -> float:
+    """Return which part of the time from ``begin`` to ``end`` lies in ``[first, last)``."""
     if end < first or begin >= last:
         return 0.0
     if end == begin:
         return 1.0
     return (min(end, last) - max(begin, first)) / (end - begin)
-
-
-def _moment(value: Any) -> datetime | None:
-    if isinstance(value, date) and not isinstance(value, datetime):
-        value = datetime.combine(value, time())
-    if not isinstance(value, datetime):
-        return None
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def _seconds(known: Sequence[Run], windows: int) -> float | None:

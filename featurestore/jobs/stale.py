@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from featurestore.delta import deltalog
-from featurestore.jobs.footers import micros, parquet_files, time_bounds
+from featurestore.jobs.footers import parquet_files, time_bounds
 from featurestore.jobs.inputs import PinnedInput, fingerprint, pin
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
@@ -130,15 +130,14 @@ def _known_bounds(given: PinnedInput, before: int, now: int) -> Iterator[tuple[s
     """Yield the range of every file that the table had at a version or got since, by its path in the log."""
     state = deltalog.table_state(given.path, before)
     column = str(given.time)
-    for file, found in zip(state.files, state.bounds(column) or [], strict=False):
-        yield file.log_path, _change(*found)
+    for file, times in zip(state.files, state.times(column) or [], strict=False):
+        yield file.log_path, EVERYTHING if times is None else Change(*times)
     for version in range(before + 1, now + 1):
         for action in deltalog.read_commit(deltalog.commit_path(given.path, version)):
             added = action.get("add")
             if added is not None:
-                stats = json.loads(added.get("stats") or "{}")
-                low, high = (stats.get(side, {}).get(column) for side in ("minValues", "maxValues"))
-                yield added["path"], _change(low, high)
+                times = state.times_of_added(added, column)
+                yield added["path"], EVERYTHING if times is None else Change(*times)
 
 
 def _files(given: PinnedInput, seen: Mapping[str, Any], since: datetime) -> Iterator[Change]:
@@ -153,9 +152,3 @@ def _files(given: PinnedInput, seen: Mapping[str, Any], since: datetime) -> Iter
     for file in newer:
         told = time_bounds(file, given.time)
         yield EVERYTHING if told is None or told.nulls else Change(told.low, told.high)
-
-
-def _change(low: Any, high: Any) -> Change:
-    first, last = micros(low), micros(high)
-    # Statistics of times have milliseconds with some writers: the last one stands for all of its microseconds.
-    return EVERYTHING if first is None or last is None else Change(first, last + 999)

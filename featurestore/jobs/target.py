@@ -80,6 +80,4 @@ def job_commits(path: str, job: str | None = None) -> list[LogCommit]:
     if not os.path.isdir(path):
         return []
     found = [each for each in deltalog.history(path) if isinstance(each.note.get("window"), dict)]
-    return [
-        each for each in reversed(found) if job is None or each.note["window"].get("job") == job
-    ]
+    return [each for each in found if job is None or each.note["window"].get("job") == job]

@@ -63,7 +63,7 @@ def register_table(connection: Connection, location: str, path: str) -> FeatureG
     if known is not None and known.table_id != state.table_id:
         forget_group(connection, spec.name, spec.version)
         known = None
-    found = commits.history(path)
+    found = commits.history(path)[::-1]
     if known is None:
         featuregroups.add(
             connection,

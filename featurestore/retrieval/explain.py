@@ -198,12 +198,8 @@ class _Origin:
         self._source = source
         self._key = key
         self._hashes: dict[int, frozenset[str] | None] = {}
-        commits = deltalog.history(source.path)
-        self._versions = [
-            each.version
-            for each in commits
-            if each.version <= source.delta_version and each.rows_in
-        ]
+        commits = deltalog.history(source.path, before=source.delta_version + 1)
+        self._versions = [each.version for each in reversed(commits) if each.rows_in]
 
     def dated(self, row: ExplainedRow) -> ExplainedRow:
         """Return the row with its first version."""

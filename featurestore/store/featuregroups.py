@@ -197,11 +197,20 @@ class FeatureGroupCalls(Connected):
         with self._session.registry.reading() as connection:
             return featuregroups.latest_version(connection, name)
 
-    def get_featuregroup_history(self, name: str, *, version: int | None = None) -> list[Commit]:
-        """Return the commits of a feature group's data, oldest first."""
+    def get_featuregroup_history(
+        self, name: str, *, version: int | None = None, limit: int = 100, before: int | None = None
+    ) -> list[Commit]:
+        """Return commits of a feature group's data, newest first.
+
+        Args:
+            name: The group.
+            version: Its version; None is the latest.
+            limit: At most so many.
+            before: Only commits before this Delta version: the last one of a page begins the next page.
+        """
         from featurestore.featuregroups.read import history
 
-        return history(self._session, name, version=version)
+        return history(self._session, name, version=version, limit=limit, before=before)
 
     def get_features_list(self) -> list[str]:
         """Return a reference to every feature of the latest version of every group."""

@@ -24,7 +24,7 @@ from featurestore.errors import (
     SchemaMismatch,
     StorageError,
     TableDamaged,
-    UnsupportedLocation,
+    UnsupportedTable,
     WriteConflict,
 )
 from featurestore.plugins.engine import TableWrite, TimeRange
@@ -150,7 +150,7 @@ def test_tables_that_need_newer_writers_are_read_only(engine: DuckDBEngine, tmp_
         path, pa.table({"id": [1]}), configuration={"delta.enableChangeDataFeed": "true"}
     )
     assert ids(engine, path) == [1]
-    with pytest.raises(UnsupportedLocation, match="writer version"):
+    with pytest.raises(UnsupportedTable, match="writer version"):
         write(engine, path, pa.table({"id": [2]}))
 
 

@@ -128,7 +128,7 @@ def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) ->
         thread.join()
     assert failures == []
     assert [each["k"] for each in content(engine, path)] == [0, 1, 2, 3]
-    assert sorted(commit.note["run"] for commit in deltalog.history(path)[2:]) == ["1", "2", "3"]
+    assert sorted(commit.note["run"] for commit in deltalog.history(path)[:-2]) == ["1", "2", "3"]
 
 
 def test_a_writer_that_keeps_losing_says_so(
@@ -239,5 +239,7 @@ def test_driver_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> No
     go.touch()
     assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
     assert deltalog.latest_version(path) == 30
-    assert sorted(commit.note["by"] for commit in deltalog.history(path)[1:]) == [1] * 15 + [2] * 15
+    assert (
+        sorted(commit.note["by"] for commit in deltalog.history(path)[:-1]) == [1] * 15 + [2] * 15
+    )
     assert deltalog.table_state(path).rows == 30

@@ -22,7 +22,7 @@ def test_each_moment_shows_the_data_that_there_was(store: FeatureStore) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g")
     for number in (2, 3):
         group.insert(pa.table({"n": [number]}))
-    history = group.history()
+    history = group.history()[::-1]
     for commit in history:
         assert group.read(as_of=commit.delta_version).count() == commit.rows
         later = [other for other in history if other.timestamp == commit.timestamp]

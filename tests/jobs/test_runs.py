@@ -55,7 +55,7 @@ def test_a_run_records_what_it_read_and_how_it_went(city: FeatureStore, define: 
     assert run.seconds is not None
     assert run.log is not None
     assert "done: 2 rows" in Path(run.log).read_text()
-    commit = city.featuregroup("demand").history()[-1]
+    commit = city.featuregroup("demand").history()[0]
     assert commit.run_id == run.run_id
     assert commit.inputs["0"]["source"] == "trips"
     with city.session.registry.reading() as connection:

@@ -79,7 +79,7 @@ def test_a_creation_with_rows_is_registered(duckdb_store: FeatureStore, dead: An
     )
     assert again.get_featuregroup("g").count() == 2
     assert left_over(again) == []
-    assert group.history()[0].operation == "create"
+    assert group.history()[-1].operation == "create"
 
 
 def test_a_commit_that_was_not_registered_is(duckdb_store: FeatureStore, dead: Any) -> None:

@@ -236,7 +236,7 @@ def test_requests_in_any_order_give_equal_values(filled: FeatureStore) -> None:
 
 def test_as_of_reads_every_group_as_it_stood_on_each_engine(store: FeatureStore) -> None:
     filled = fill(store)
-    before = filled.get_featuregroup_history("weather")[-1].timestamp
+    before = filled.get_featuregroup_history("weather")[0].timestamp
     late = pa.table(
         {"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())}
     )

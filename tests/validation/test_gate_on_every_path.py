@@ -102,11 +102,10 @@ def test_no_mode_of_writing_shows_a_rejected_row_to_a_reader(store: FeatureStore
     assert seen <= {30, 40}
     assert ages(store)[1] == 40
     assert [row["id"] for row in quarantined(store)] == [100] * len(modes)
-    landed = [(each.operation, each.rows) for each in store.get_featuregroup_history("people")]
-    assert (
-        landed
-        == [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)][: len(modes) + 1]
-    )
+    history = store.get_featuregroup_history("people")
+    landed = [(each.operation, each.rows) for each in reversed(history)]
+    wanted = [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)]
+    assert landed == wanted[: len(modes) + 1]
 
 
 def test_the_quarantine_commits_first_and_both_under_one_transaction(

@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog
+from featurestore.delta import deltalog, protocol
 from featurestore.delta.deltalog import DataFile, TableState
-from featurestore.errors import StorageError, TableDamaged, UnsupportedLocation, WriteConflict
+from featurestore.errors import StorageError, TableDamaged, WriteConflict
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
 from featurestore.storage.publication import Publication, after_publication, make_directory
@@ -146,15 +146,16 @@ def changed_metadata(
     properties: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the metadata action of a table with another schema or more properties."""
-    held = deltalog.open_table(state.path, state.version).metadata()
+    held = state.metadata
+    text = held["schemaString"] if schema is None else schema_string(schema)
     return {
-        "id": str(held.id),
-        "name": held.name,
-        "description": held.description,
+        "id": state.table_id,
+        "name": held.get("name"),
+        "description": held.get("description"),
         "format": {"provider": "parquet", "options": {}},
-        "schemaString": schema_string(state.schema if schema is None else schema),
+        "schemaString": text,
         "partitionColumns": list(state.partition_by),
-        "createdTime": held.created_time,
+        "createdTime": held.get("createdTime"),
         "configuration": {**state.properties, **(properties or {})},
     }
 
@@ -185,14 +186,8 @@ def schema_string(schema: pa.Schema) -> str:
 
 
 def check_writable(state: TableState) -> None:
-    """Raise UnsupportedLocation when the table asks its writers for features that this engine does not know."""
-    reader, writer = state.protocol
-    if reader > 1 or writer > 2:
-        raise UnsupportedLocation(
-            f"The Delta table at {state.path} needs reader version {reader} and writer version {writer}; the store "
-            "writes tables of reader version 1 and writer version 2.",
-            hint="write it with the tool that upgraded it, or copy its rows into a new group",
-        )
+    """Raise UnsupportedTable when the table asks its writers for features that this engine does not know."""
+    protocol.check_writable(state.path, state.protocol)
 
 
 def _actions(state: TableState, change: Change) -> Iterator[dict[str, Any]]:
@@ -328,7 +323,8 @@ def _checkpoint(state: TableState, version: int) -> None:
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     if version % max(every, 1) == 0:
         # Readers manage without: one that could not be written is written ten commits later.
+        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
-        with suppress(DeltaError, OSError):
-            deltalog.open_table(state.path, version).create_checkpoint()
+        with suppress(DeltaError, OSError, ValueError):
+            DeltaTable(state.path, version=version).create_checkpoint()

@@ -6,14 +6,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
-from featurestore.delta import deltalog
+from featurestore.delta import bounds, deltalog
 from featurestore.delta.deltalog import DataFile, TableState
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
+from featurestore.model.times import to_micros
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, files, scan, sqltext
@@ -24,8 +27,6 @@ from featurestore_connectors.duckdb_delta.session import Database
 
 # Files below this size are worth being put together.
 _SMALL_BYTES = 64 << 20
-# Some writers keep the bounds of times in whole milliseconds.
-_ROUNDING = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def upsert(
         )
         outgoing = f"EXISTS (SELECT 1 FROM {rows} AS source WHERE {match})"
         touched = _touched(
-            database, state, _overlapping(state, _bounds(database, rows, how.key)), outgoing
+            database, state, _overlapping(state, _bounds(database, rows, how.key, state)), outgoing
         )
         return _replaced(database, state, touched, outgoing, how, rows=rows)
 
@@ -80,8 +81,8 @@ def replace(
     def attempt(state: TableState) -> int:
         rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
         outgoing = range_condition(window)
-        bounds = {window.column: (window.start, window.end)}
-        touched = _touched(database, state, _overlapping(state, bounds), outgoing)
+        ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
+        touched = _touched(database, state, _overlapping(state, ranges), outgoing)
         if touched.mixed or state.partition_by:
             return _replaced(database, state, touched, outgoing, how, rows=rows)
         # No row of the old files stays, so those of the source need not be written again.
@@ -246,12 +247,12 @@ def _check_inside(
 def _is_inside(file: NewFile, window: TimeRange) -> bool:
     """Tell whether the statistics of a file prove that all its rows lie in a range; False where they do not tell."""
     told = json.loads(file.statistics)
-    bounds = [told[side].get(window.column) for side in ("minValues", "maxValues")]
+    sides = [told[side].get(window.column) for side in ("minValues", "maxValues")]
     if told["nullCount"].get(window.column) != 0 or not all(
-        isinstance(each, str) and "T" in each for each in bounds
+        isinstance(each, str) and "T" in each for each in sides
     ):
         return False
-    low, high = (datetime.fromisoformat(each) for each in bounds)
+    low, high = (datetime.fromisoformat(each) for each in sides)
     if window.closed == "right":
         return window.start < low and high <= window.end
     return window.start <= low and high < window.end
@@ -278,31 +279,38 @@ def _source(source: Sequence[NewFile], schema: pa.Schema) -> str:
     return scan.parquet(schema, [file.path for file in source])
 
 
-def _bounds(database: Database, rows: str, key: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    sides = ", ".join(f"min({name}), max({name})" for name in map(sqltext.quote, key))
+def _bounds(
+    database: Database, rows: str, key: Sequence[str], state: TableState
+) -> dict[str, tuple[int, int]]:
+    """Return least and greatest value of the columns of the key that the log bounds, as it counts them."""
+    expressions: dict[str, str] = {}
+    for name in key:
+        kind = state.schema.field(name).type if name in state.schema.names else None
+        if kind is not None and bounds.has_bounds(kind):
+            expressions[name] = _ordinal(sqltext.quote(name), kind)
+    if not expressions:
+        return {}
+    sides = ", ".join(f"min({each}), max({each})" for each in expressions.values())
     found = database.rows(f"SELECT {sides} FROM {rows}")[0]
-    return {column: (found[2 * number], found[2 * number + 1]) for number, column in enumerate(key)}
+    pairs = zip(expressions, found[::2], found[1::2], strict=True)
+    return {name: (least, greatest) for name, least, greatest in pairs if least is not None}
 
 
-def _overlapping(state: TableState, bounds: Mapping[str, tuple[Any, Any]]) -> tuple[DataFile, ...]:
-    """Return the files that may hold rows within all bounds, by the statistics in the log."""
-    within = [True] * len(state.files)
-    for column, (least, greatest) in bounds.items():
+def _ordinal(column: str, kind: pa.DataType) -> str:
+    """Return a column as bounds count it: microseconds, days or whole numbers."""
+    if pat.is_timestamp(kind):
+        return f"epoch_us({column})"
+    return f"({column} - DATE '1970-01-01')" if pat.is_date(kind) else column
+
+
+def _overlapping(state: TableState, ranges: Mapping[str, tuple[int, int]]) -> tuple[DataFile, ...]:
+    """Return the files that may hold rows within all ranges, by the statistics in the log."""
+    within = np.ones(len(state.files), dtype=np.bool_)
+    for column, (least, greatest) in ranges.items():
         of_files = state.bounds(column)
-        if of_files is None or least is None:
-            continue
-        for number, (low, high) in enumerate(of_files):
-            within[number] &= _may_overlap(low, high, least, greatest)
-    return tuple(file for file, keep in zip(state.files, within, strict=True) if keep)
-
-
-def _may_overlap(low: Any, high: Any, least: Any, greatest: Any) -> bool:
-    # Statistics of text are cut to bounds in a way of each writer's own: they leave no file out.
-    if isinstance(low, datetime) and isinstance(least, datetime):
-        low, high = low - _ROUNDING, high + _ROUNDING
-    elif type(low) is not type(least) or not isinstance(low, int | date):
-        return True
-    return bool(low <= greatest and high >= least)
+        if of_files is not None:
+            within &= of_files.may_hold(least, greatest)
+    return tuple(state.files[number] for number in np.flatnonzero(within))
 
 
 def _worth_compacting(state: TableState) -> tuple[DataFile, ...]:

@@ -24,6 +24,7 @@ _NAMED = {
     pa.binary(): "BLOB",
     pa.date32(): "DATE",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP WITH TIME ZONE",
+    pa.timestamp("us"): "TIMESTAMP",
 }
 
 

@@ -151,13 +151,12 @@ def delete(session: Any, path: str, predicate: str, *, note: Mapping[str, Any]) 
 
 def set_properties(path: str, properties: Mapping[str, str]) -> None:
     """Set table properties in a commit of their own."""
+    from deltalake import DeltaTable
     from deltalake.exceptions import CommitFailedError, DeltaError
 
     for attempt in range(_ATTEMPTS):
         try:
-            deltalog.open_table(path).alter.set_table_properties(
-                dict(properties), raise_if_not_exists=False
-            )
+            DeltaTable(path).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
             return
         except CommitFailedError:
             _wait(attempt)

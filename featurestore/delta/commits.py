@@ -119,8 +119,9 @@ def seen_by_writer(path: str, version: int) -> dict[str, Any]:
 
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
     """Return the version that a run committed after another version, None when it committed none."""
-    for version in range(deltalog.latest_version(path), after, -1):
-        if _note(_actions(path, version)).get("run") == run_id:
+    for version in range(log.latest_version(path), after, -1):
+        actions = _actions(path, version)
+        if actions is not None and log.note_of(actions).get("run") == run_id:
             return version
     return None
 

@@ -37,6 +37,7 @@ def delete_rows(
         session, kind="write", name=spec.name, version=spec.version, run_id=run_id
     ) as run:
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
+        note |= commits.seen_by_writer(group.path, group.delta_version)
         written = session.engine.delete(group.path, condition, note=note)
         delta_version = group.delta_version if written is None else written
         advance(session, spec, delta_version, run=run)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.delta import commits
 from featurestore.errors import DuplicateKeys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -33,8 +34,16 @@ def claim(
 ) -> dict[str, Any]:
     """Return what the commit may claim about the uniqueness of (primary key, event time, created time).
 
-    A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what each one means.
+    A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what each one means, and
+    for what is noted of the version that the writer saw.
     """
+    seen = commits.seen_by_writer(group.path, group.delta_version)
+    return {**seen, **_claim(engine, relation, group, mode, unique_batch=unique_batch)}
+
+
+def _claim(
+    engine: Engine, relation: Relation, group: OpenGroup, mode: str, *, unique_batch: bool | None
+) -> dict[str, Any]:
     spec = group.spec
     if not spec.primary_key or unique_batch is not True:
         return {"unique": False} if unique_batch is False else {}
@@ -44,7 +53,7 @@ def claim(
         return {"unique": True}
     if mode != "append":
         return {}
-    base = {"unique": "kept_after", "base": group.delta_version}
+    base = {"unique": "kept_after"}
     if group.state.rows == 0:
         return base
     return base if _is_later(engine, relation, group) else {}

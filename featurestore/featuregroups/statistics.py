@@ -54,9 +54,9 @@ def count_commit(
     if written is None:
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
-    _register(session, spec, delta_version, kept.record(delta_version, state, base=base))
+    _register(session, spec, delta_version, kept.write(delta_version, state, base=base))
     if base is None:
-        kept.keep_result(delta_version, state)
+        kept.write_result(delta_version, state)
 
 
 def statistics_of(
@@ -74,7 +74,7 @@ def statistics_of(
     found = None if recount else kept.get(counted)
     if found is not None and [each.name for each in found.columns] == group.spec.schema.names:
         return found
-    return kept.keep_result(counted, _count(session, group, counted))
+    return kept.write_result(counted, _count(session, group, counted))
 
 
 def state_of(
@@ -95,7 +95,7 @@ def _count(session: Session, group: OpenGroup, counted: int) -> StatisticsState:
     )
     state = count_statistics(session.engine, rows, group.spec, rows=group.state.rows)
     if counted == commits.latest_data_version(group.path, deltalog.latest_version(group.path)):
-        file = _files(session, group.spec).record(counted, state)
+        file = _files(session, group.spec).write(counted, state)
         _register(session, group.spec, counted, file)
     return state
 

@@ -14,7 +14,7 @@ from featurestore.errors import FeatureNotFound, listing
 
 STATISTICS_FORMAT = 1
 Kind = Literal["number", "boolean", "time", "text", "binary", "list", "struct"]
-Role = Literal["feature", "key", "time"]
+StatisticsRole = Literal["feature", "key", "time"]
 Value = bool | int | float | str
 # Quantiles are kept on this grid, dense enough to compare two distributions.
 PROBABILITIES: tuple[float, ...] = tuple(step / 200 for step in range(201))
@@ -59,7 +59,7 @@ class ColumnStatistics:
     name: str
     type: str
     kind: Kind
-    role: Role
+    role: StatisticsRole
     count: int
     nulls: int
     nan: int = 0

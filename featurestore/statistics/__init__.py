@@ -1,6 +1,7 @@
 """Statistics: mergeable counts and a sample, results, drift, pictures.
 
-``statistics_accumulator`` counts a table on any engine, ``finish`` makes the result; nothing here needs an engine.
+``statistics_accumulator`` counts a table on any engine, ``finish`` makes the result; nothing here
+needs an engine.
 """
 
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift

@@ -1,4 +1,4 @@
-"""The statistics of a table as an accumulator over record batches: counts, co-moments and the sample."""
+"""The accumulator of a table's statistics: counts and co-moments of all rows, and the sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator
-from featurestore.statistics.columns import Counts, count_batch
+from featurestore.statistics.counts import ColumnCounts, CountedBatch, count_batch
 from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
 from featurestore.statistics.moments import CoMoments, co_moments
 from featurestore.statistics.sample import Sample, sample_limit, sample_schema, sampled_rows
@@ -36,7 +36,7 @@ class StatisticsState:
     seed: int
     sample: Sample
     rows: int = 0
-    counts: dict[str, Counts] = field(default_factory=dict)
+    counts: dict[str, ColumnCounts] = field(default_factory=dict)
     co_moments: CoMoments = field(default_factory=lambda: CoMoments.empty(0))
 
     def __reduce__(self) -> tuple[Callable[[bytes], StatisticsState], tuple[bytes]]:
@@ -49,8 +49,9 @@ class StatisticsState:
 class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
     """Counts a table.
 
-    ``limit`` is the number of distinct rows that the sample holds at most. ``bound``: only rows with hashes up to
-    it are sampled, so that the states of many partitions hold no more than one sample together.
+    ``limit`` is the number of distinct rows that the sample holds at most. ``bound``: only rows
+    with hashes up to it are sampled, so that the states of many partitions hold no more than one
+    sample together.
     """
 
     columns: tuple[CountedColumn, ...]
@@ -73,20 +74,29 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         return state
 
     def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> None:
-        # Squares of values near the end of float64 leave it; what comes of them is reported as missing.
+        # Squares of values near the end of float64 leave it; what comes of them is reported as
+        # missing.
         with np.errstate(over="ignore", invalid="ignore"):
-            counted = {
-                each.name: count_batch(each, batch.column(each.name)) for each in self.columns
-            }
-            for name, one in counted.items():
-                state.counts[name] = state.counts[name].merge(one.counts)
-            correlated = [counted[each.name] for each in correlated_columns(self.columns)]
-            if len(correlated) > 1:
-                values = [one.values for one in correlated if one.values is not None]
-                centred = [one.centred for one in correlated if one.centred is not None]
-                state.co_moments = state.co_moments.merge(
-                    co_moments(batch.num_rows, values, centred)
-                )
+            counted = {}
+            for column in self.columns:
+                found = count_batch(column, batch.column(column.name))
+                state.counts[column.name] = state.counts[column.name].merge(found.counts)
+                counted[column.name] = found
+            self._correlate(state, batch.num_rows, counted)
+
+    def _correlate(
+        self, state: StatisticsState, rows: int, counted: dict[str, CountedBatch]
+    ) -> None:
+        names = [column.name for column in correlated_columns(self.columns)]
+        if len(names) < 2:
+            return
+        values, deviations = [], []
+        for name in names:
+            found = counted[name]
+            if found.values is not None and found.deviations is not None:
+                values.append(found.values)
+                deviations.append(found.deviations)
+        state.co_moments = state.co_moments.merge(co_moments(rows, values, deviations))
 
     def merge(self, left: StatisticsState, right: StatisticsState) -> StatisticsState:
         """Add the right state to the left one in place."""
@@ -108,17 +118,27 @@ def statistics_accumulator(
     """Return the accumulator that counts a table, for ``Engine.aggregate``.
 
     Args:
-        table: A group's definition, whose keys and times then stay out of the correlations, or a schema of
-            feature types.
+        table: A group's definition, whose keys and times then stay out of the correlations, or a
+            schema of feature types.
         seed: Seed of the row hashes that choose the sample.
         limit: Distinct rows in the sample; one million, fewer above 64 columns, when None.
-        rows: How many rows there are: each partition then samples its share only. The sample is smaller than
-            ``limit`` where many rows are copies (``count_statistics`` starts again then).
+        rows: How many rows there are: each partition then samples its share only. The sample is
+            smaller than ``limit`` where many rows are copies (``count_statistics`` starts again
+            then).
+
+    >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
+    >>> batch = pa.RecordBatch.from_pydict({"age": [31, 45]})
+    >>> state = accumulator.update(accumulator.start(), batch)
+    >>> accumulator.finish(state).rows
+    2
     """
     columns = counted_columns(table)
-    most = sample_limit(len(columns)) if limit is None else limit
-    bound = None if rows is None or rows <= most * _MARGIN else int(2**64 * most * _MARGIN / rows)
-    return StatisticsAccumulator(columns, seed, most, bound)
+    if limit is None:
+        limit = sample_limit(len(columns))
+    bound = None
+    if rows is not None and rows > limit * _MARGIN:
+        bound = int(2**64 * limit * _MARGIN / rows)
+    return StatisticsAccumulator(columns, seed, limit, bound)
 
 
 def count_statistics(
@@ -133,19 +153,28 @@ def count_statistics(
 
     Args:
         engine: The engine that holds the relation.
-        relation: The rows; a relation over a stream is read once, others twice where many rows are copies.
+        relation: The rows; a relation over a stream is read once, others twice where many rows are
+            copies.
         table: As for ``statistics_accumulator``.
         rows: How many rows there are, where that is known.
         seed: Seed of the row hashes that choose the sample.
     """
     if not relation.single_use:
-        accumulator = statistics_accumulator(
-            table, seed=seed, rows=engine.count(relation) if rows is None else rows
-        )
+        if rows is None:
+            rows = engine.count(relation)
+        accumulator = statistics_accumulator(table, seed=seed, rows=rows)
         state = engine.aggregate(relation, accumulator)
-        if accumulator.bound is None or len(state.sample.weights()) >= accumulator.limit:
+        if not is_sample_short(accumulator, state):
             return state
     return engine.aggregate(relation, statistics_accumulator(table, seed=seed))
+
+
+def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState) -> bool:
+    """Tell whether a bounded accumulator sampled too few rows, because many are copies."""
+    if accumulator.bound is None:
+        return False
+    state.sample.compact()
+    return len(state.sample.weights()) < accumulator.limit
 
 
 def empty_state(
@@ -159,7 +188,7 @@ def empty_state(
         columns,
         seed,
         sample,
-        counts={each.name: Counts() for each in columns},
+        counts={each.name: ColumnCounts() for each in columns},
         co_moments=CoMoments.empty(len(correlated_columns(columns))),
     )
 
@@ -180,7 +209,10 @@ def merge(left: StatisticsState, right: StatisticsState) -> StatisticsState:
 
 @contextmanager
 def _beside(rows: int, call: Callable[[], Hashes]) -> Iterator[Future[Hashes]]:
-    """Run a call in a thread of its own while the body runs; small batches are not worth a thread."""
+    """Run a call in a thread of its own while the body runs.
+
+    Small batches are not worth a thread.
+    """
     future: Future[Hashes] = Future()
     if rows < _WORTH_A_THREAD:
         future.set_result(call())

@@ -1,7 +1,8 @@
 """States of statistics as bytes: what lies beside a table, and what travels between executors.
 
-Layout: magic, then three sections, each an 8-byte little-endian length and its bytes: a JSON header (columns,
-counts), the co-moments as an ``npz``, the sample as an Arrow IPC stream with its hashes and copies, LZ4.
+Layout: magic, then three sections, each an 8-byte little-endian length and its bytes: a JSON header
+(columns, counts), the co-moments as an ``npz``, the sample as an Arrow IPC stream with its hashes
+and copies, LZ4.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ import pyarrow as pa
 from featurestore.errors import StorageError
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.statistics.accumulator import StatisticsState
-from featurestore.statistics.columns import Counts
+from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.kinds import CountedColumn, kind_of
 from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema
 
 _MAGIC = b"FSSTATE1"
+_LENGTH_BYTES = 8
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
 
 
 def state_to_bytes(state: StatisticsState) -> bytes:
     """Return a state as bytes that ``state_from_bytes`` reads back equal."""
     state.sample.compact()
+    schema = pa.schema([(each.name, each.type) for each in state.columns])
     header = {
-        "schema": schema_to_json(pa.schema([(each.name, each.type) for each in state.columns])),
+        "schema": schema_to_json(schema),
         "roles": [each.role for each in state.columns],
         "seed": state.seed,
         "rows": state.rows,
@@ -44,7 +47,10 @@ def state_to_bytes(state: StatisticsState) -> bytes:
         _co_moments_bytes(state.co_moments),
         _sample_bytes(state.sample),
     )
-    return _MAGIC + b"".join(len(each).to_bytes(8, "little") + each for each in sections)
+    parts = [_MAGIC]
+    for section in sections:
+        parts += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
+    return b"".join(parts)
 
 
 def state_from_bytes(data: bytes) -> StatisticsState:
@@ -56,15 +62,16 @@ def state_from_bytes(data: bytes) -> StatisticsState:
     header, matrices, rows = _sections(data)
     head = json.loads(header)
     schema = schema_from_json(head["schema"])
-    columns = tuple(
-        CountedColumn(each.name, each.type, kind_of(each.type), role)
-        for each, role in zip(schema, head["roles"], strict=True)
+    columns = []
+    for field, role in zip(schema, head["roles"], strict=True):
+        columns.append(CountedColumn(field.name, field.type, kind_of(field.type), role))
+    sample = Sample(
+        sample_schema(tuple(columns)), head["limit"], np.uint64(head["bound"]), head["cut"]
     )
-    sample = Sample(sample_schema(columns), head["limit"], np.uint64(head["bound"]), head["cut"])
     _fill_sample(sample, rows)
     counts = {name: _counts(each) for name, each in head["counts"].items()}
     return StatisticsState(
-        columns, head["seed"], sample, head["rows"], counts, _co_moments(matrices)
+        tuple(columns), head["seed"], sample, head["rows"], counts, _co_moments(matrices)
     )
 
 
@@ -73,25 +80,28 @@ def _sections(data: bytes) -> list[bytes]:
         raise StorageError(
             "These bytes are not a state of statistics.", hint="compute the statistics again"
         )
-    position, found = len(_MAGIC), []
+    sections = []
+    position = len(_MAGIC)
     for _ in range(3):
-        size = int.from_bytes(data[position : position + 8], "little")
-        section = data[position + 8 : position + 8 + size]
-        if len(section) != size or position + 8 > len(data):
+        start = position + _LENGTH_BYTES
+        end = start + int.from_bytes(data[position:start], "little")
+        if len(data) < end or len(data) < start:
             raise StorageError(
                 "A state of statistics is cut off.", hint="compute the statistics again"
             )
-        found.append(section)
-        position += 8 + size
-    return found
+        sections.append(data[start:end])
+        position = end
+    return sections
 
 
-def _counts(data: dict[str, Any]) -> Counts:
+def _counts(data: dict[str, Any]) -> ColumnCounts:
     moments = data.pop("moments")
     total = data.pop("total")
-    return Counts(
+    if isinstance(total, list):
+        total = tuple(total)
+    return ColumnCounts(
         **data,
-        total=tuple(total) if isinstance(total, list) else total,
+        total=total,
         moments=Moments(moments["n"], tuple(moments["mean"]), tuple(moments["square"])),
     )
 
@@ -118,16 +128,22 @@ def _co_moments(data: bytes) -> CoMoments:
 
 def _sample_bytes(sample: Sample) -> bytes:
     rows = sample.rows()
-    hashes = sample.hashes[0] if sample.hashes else np.empty(0, dtype=np.uint64)
+    hashes = np.empty(0, dtype=np.uint64)
+    if sample.hashes:
+        hashes = sample.hashes[0]
     table = pa.RecordBatch.from_arrays(
         [pa.array(hashes), pa.array(sample.weights()), *rows.columns],
         [_HASH, _COPIES, *rows.schema.names],
     )
+    return batch_to_bytes(table)
+
+
+def batch_to_bytes(batch: pa.RecordBatch) -> bytes:
+    """Return a batch as an Arrow IPC stream, LZ4."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(
-        sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
-    ) as writer:
-        writer.write_batch(table)
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
     return bytes(sink.getvalue())
 
 

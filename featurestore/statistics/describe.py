@@ -10,50 +10,62 @@ from featurestore.model.statistics import ColumnStatistics, Statistics
 if TYPE_CHECKING:
     import pandas as pd
 
-_QUARTILES = {"25%": 0.25, "50%": 0.5, "75%": 0.75}
+# Whole numbers that may be missing.
+_WHOLE = ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max")
 
 
 def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
     """Return a frame indexed by column name; what does not exist is missing in it, never 0.
 
-    Columns: type, kind, role, count, nulls, nan, missing (share of rows), mean, std, min, 25%, 50%, 75%, max, sum,
-    distinct, top, top_count, length_min, length_mean, length_max.
+    Columns: type, kind, role, count, nulls, nan, missing (share of rows), mean, std, min, 25%, 50%,
+    75%, max, sum, distinct, top, top_count, length_min, length_mean, length_max.
     """
     try:
         import pandas as pd
     except ImportError as error:
         raise missing_extra("pandas", "pandas") from error
-    rows = [_row(each, statistics.rows) for each in statistics.columns]
-    frame = pd.DataFrame(
-        rows, index=pd.Index([each.name for each in statistics.columns], name="feature")
-    )
-    whole = dict.fromkeys(
-        ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max"), "Int64"
-    )
-    return frame.astype(whole) if len(frame) else frame
+    rows = []
+    names = []
+    for column in statistics.columns:
+        rows.append(_row(column, statistics.rows))
+        names.append(column.name)
+    frame = pd.DataFrame(rows, index=pd.Index(names, name="feature"))
+    if frame.empty:
+        return frame
+    return frame.astype(dict.fromkeys(_WHOLE, "Int64"))
 
 
 def _row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
-    top = column.top[0] if column.top else None
-    lengths = column.lengths
-    return {
+    row: dict[str, Any] = {
         "type": column.type,
         "kind": column.kind,
         "role": column.role,
         "count": column.count,
         "nulls": column.nulls,
         "nan": column.nan,
-        "missing": column.missing / rows if rows else None,
+        "missing": None,
         "mean": column.mean,
         "std": column.std,
         "min": column.minimum,
-        **{name: column.quantile(probability) for name, probability in _QUARTILES.items()},
+        "25%": column.quantile(0.25),
+        "50%": column.quantile(0.5),
+        "75%": column.quantile(0.75),
         "max": column.maximum,
         "sum": column.sum,
         "distinct": column.distinct,
-        "top": None if top is None else top.value,
-        "top_count": None if top is None else top.count,
-        "length_min": None if lengths is None else lengths.minimum,
-        "length_mean": None if lengths is None else lengths.mean,
-        "length_max": None if lengths is None else lengths.maximum,
+        "top": None,
+        "top_count": None,
+        "length_min": None,
+        "length_mean": None,
+        "length_max": None,
     }
+    if rows:
+        row["missing"] = column.missing / rows
+    if column.top:
+        row["top"] = column.top[0].value
+        row["top_count"] = column.top[0].count
+    if column.lengths is not None:
+        row["length_min"] = column.lengths.minimum
+        row["length_mean"] = column.lengths.mean
+        row["length_max"] = column.lengths.maximum
+    return row

@@ -1,6 +1,7 @@
 """What the sample tells of one column: quantiles, distinct and frequent values, a histogram, ranks.
 
-Every value counts as often as its row has copies, so below the limit of the sample all of this is exact.
+Every value counts as often as its row has copies, so below the limit of the sample all of this is
+exact.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _BLOCK = 65_536
 
 @dataclass(frozen=True)
 class Distribution:
-    """The sampled values of a column; ``ranks`` are the mid-ranks of its rows, ``present`` marks them."""
+    """The sampled values of a column.
+
+    ``ranks`` are the mid-ranks of its rows, ``present`` marks them.
+    """
 
     rows: int
     distinct: int
@@ -44,17 +48,24 @@ class Distribution:
     ranks: tuple[Floats, Bools | None] | None = None
 
     def estimate_distinct(self, rows: int) -> int:
-        """Return the distinct values of a table of so many rows (first-order jackknife of Haas and others, 1995)."""
+        """Return the distinct values of a table of so many rows.
+
+        The estimate is the first-order jackknife of Haas and others, 1995.
+        """
         if not self.rows:
             return 0
         seen = self.rows / max(rows, self.rows)
-        return min(rows, round(self.distinct / (1 - (1 - seen) * self.singletons / self.rows)))
+        unseen_share = (1 - seen) * self.singletons / self.rows
+        return min(rows, round(self.distinct / (1 - unseen_share)))
 
 
 def distribution_of(
     column: CountedColumn, data: pa.Array, weights: NDArray[np.int64], *, low: Any, high: Any
 ) -> Distribution | None:
-    """Return the distribution of one column; ``low`` and ``high`` are its extremes over all rows."""
+    """Return the distribution of one column.
+
+    ``low`` and ``high`` are its extremes over all rows.
+    """
     if column.measured:
         return _measured(column, measured_values(data), weights, low=low, high=high)
     if column.kind == "text":
@@ -71,39 +82,56 @@ def _measured(
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     runs = np.diff(first, append=len(ordered))
     unique = ordered[first]
-    held = weights if values.present is None else weights[values.present]
-    counts = runs if (held == 1).all() else np.add.reduceat(held[order], first)
+    if values.present is not None:
+        weights = weights[values.present]
+    counts = runs
+    if not (weights == 1).all():
+        counts = np.add.reduceat(weights[order], first)
     ends = np.cumsum(counts)
     edges = _edges(column, low, high)
+    bins = None
+    if edges is not None:
+        bins = _bins(unique, ends, edges)
     ranks = None
     if column.kind != "time":
-        by_row = np.empty(len(ordered))
-        middles = ends - (counts - 1) / 2.0
-        by_row[order] = middles if len(unique) == len(ordered) else np.repeat(middles, runs)
-        ranks = (by_row, values.present)
+        ranks = (_mid_ranks(order, runs, counts, ends), values.present)
     top, complete = _top(unique, counts)
     return Distribution(
         rows=int(ends[-1]),
         distinct=len(unique),
         singletons=int((counts == 1).sum()),
-        top=tuple((value.item(), count) for value, count in top),
+        top=top,
         top_complete=complete,
         quantiles=_quantiles(unique, ends),
         edges=edges,
-        bins=None if edges is None else _bins(unique, ends, edges),
+        bins=bins,
         ranks=ranks,
     )
+
+
+def _mid_ranks(
+    order: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> Floats:
+    """Return the rank of each row: equal values share the middle of theirs."""
+    middles = ends - (counts - 1) / 2.0
+    if len(middles) < len(order):
+        middles = np.repeat(middles, runs)
+    ranks = np.empty(len(order))
+    ranks[order] = middles
+    return ranks
 
 
 def _texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
     encoded = data.dictionary_encode()
     codes = encoded.indices
-    held = weights
     if codes.null_count:
-        valid = codes.is_valid().to_numpy(zero_copy_only=False)
-        codes, held = codes.drop_null(), weights[valid]
+        weights = weights[codes.is_valid().to_numpy(zero_copy_only=False)]
+        codes = codes.drop_null()
     values = encoded.dictionary
-    counts = np.bincount(codes.to_numpy(), weights=held, minlength=len(values)).astype(np.int64)
+    counts = np.bincount(codes.to_numpy(), weights=weights, minlength=len(values)).astype(np.int64)
     top, complete = _top_texts(values, counts)
     return Distribution(int(counts.sum()), len(values), int((counts == 1).sum()), top, complete)
 
@@ -111,32 +139,42 @@ def _texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
 def _top_texts(
     values: pa.Array, counts: NDArray[np.int64]
 ) -> tuple[tuple[tuple[str, int], ...], bool]:
-    few = len(values) <= MOST_TOP
+    """Return the most frequent texts, all of them when they are few.
+
+    Texts seen once only say nothing.
+    """
     table = pa.table({"value": values, "count": counts})
+    few = len(values) <= MOST_TOP
+    most = MOST_TOP
     if not few:
         table = table.filter(pc.greater(table["count"], 1))
+        most = _TOP
     if not table.num_rows:
         return (), few
-    keys = [("count", "descending"), ("value", "ascending")]
-    chosen = table.take(pc.select_k_unstable(table, k=MOST_TOP if few else _TOP, sort_keys=keys))
+    order = [("count", "descending"), ("value", "ascending")]
+    chosen = table.take(pc.select_k_unstable(table, k=most, sort_keys=order))
     return tuple(zip(chosen["value"].to_pylist(), chosen["count"].to_pylist(), strict=True)), few
 
 
-def _top(unique: NDArray[Any], counts: NDArray[np.int64]) -> tuple[list[tuple[Any, int]], bool]:
-    """Return the most frequent values, all of them when they are few; values seen once only say nothing."""
+def _top(
+    unique: NDArray[Any], counts: NDArray[np.int64]
+) -> tuple[tuple[tuple[Any, int], ...], bool]:
+    """Return the most frequent values, all of them when they are few.
+
+    Values seen once only say nothing.
+    """
     few = len(unique) <= MOST_TOP
-    if few:
-        chosen = np.arange(len(unique))
-    else:
-        several = np.flatnonzero(counts > 1)
-        chosen = (
-            several
-            if len(several) <= _TOP
-            else several[counts[several] >= np.partition(counts[several], -_TOP)[-_TOP]]
-        )
+    most = MOST_TOP
+    candidates = np.arange(len(unique))
+    if not few:
+        most = _TOP
+        candidates = np.flatnonzero(counts > 1)
+        if len(candidates) > _TOP:
+            least = np.partition(counts[candidates], -_TOP)[-_TOP]
+            candidates = candidates[counts[candidates] >= least]
     # Stable: equal counts stay in the order of their values.
-    chosen = chosen[np.argsort(-counts[chosen], kind="stable")][: MOST_TOP if few else _TOP]
-    return [(unique[index], int(counts[index])) for index in chosen], few
+    chosen = candidates[np.argsort(-counts[candidates], kind="stable")][:most]
+    return tuple(zip(unique[chosen].tolist(), counts[chosen].tolist(), strict=True)), few
 
 
 def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ...]:
@@ -150,45 +188,48 @@ def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ..
     low, high = lower.astype(np.float64), upper.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         between = low + (high - low) * share
-    plain = (share == 0) | (lower == upper) | ~np.isfinite(between)
-    return tuple(each.item() for each in np.where(plain, low, between))
+    is_value = (share == 0) | (lower == upper) | ~np.isfinite(between)
+    return tuple(np.where(is_value, low, between).tolist())
 
 
 def _edges(column: CountedColumn, low: Any, high: Any) -> tuple[float, ...] | None:
-    """Return equal bins from least to greatest; whole numbers of a small range get a bin each."""
+    """Return equal bins from minimum to maximum; whole numbers of a small range get a bin each."""
     if low is None or high is None or not math.isfinite(float(high) - float(low)):
         return None
-    if (
-        isinstance(low, int)
-        and isinstance(high, int)
-        and high - low < _BINS
-        and column.kind != "time"
-    ):
+    if column.kind != "time" and isinstance(low, int) and high - low < _BINS:
         return tuple(each - 0.5 for each in range(low, high + 2))
     if low == high:
         return (low - 0.5, high + 0.5)
     edges = np.linspace(float(low), float(high), _BINS + 1)
-    return tuple(each.item() for each in edges) if np.all(np.diff(edges) > 0) else None
+    if not np.all(np.diff(edges) > 0):
+        return None
+    return tuple(edges.tolist())
 
 
 def _bins(
     unique: NDArray[Any], ends: NDArray[np.int64], edges: tuple[float, ...]
 ) -> NDArray[np.int64]:
-    """Return the rows in each bin [left, right), of the last one with its right edge, as numpy's histogram does."""
+    """Return the rows in each bin [left, right), as numpy's histogram does.
+
+    The last bin has its right edge, too.
+    """
     values = unique.astype(np.float64)
-    places = np.searchsorted(values, edges)
-    places[-1] = np.searchsorted(values, edges[-1], side="right")
-    return np.diff(np.where(places > 0, ends[places - 1], 0))
+    positions = np.searchsorted(values, edges)
+    positions[-1] = np.searchsorted(values, edges[-1], side="right")
+    return np.diff(np.where(positions > 0, ends[positions - 1], 0))
 
 
 def rank_correlations(
     ranked: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]
 ) -> Floats:
-    """Return Spearman's r: the correlation of ranks, each pair over the rows where both are present."""
+    """Return Spearman's r.
+
+    The correlation of ranks, each pair over the rows where both are present.
+    """
     state = CoMoments.empty(len(ranked))
     for start in range(0, len(weights), _BLOCK):
-        held = weights[start : start + _BLOCK]
-        block = np.full((len(ranked), len(held)), np.nan)
+        block_weights = weights[start : start + _BLOCK]
+        block = np.full((len(ranked), len(block_weights)), np.nan)
         for row, (ranks, present) in zip(block, ranked.values(), strict=True):
             if present is None:
                 row[:] = ranks[start : start + _BLOCK]
@@ -196,5 +237,5 @@ def rank_correlations(
                 known = present[start : start + _BLOCK]
                 before = int(present[:start].sum())
                 row[known] = ranks[before : before + int(known.sum())]
-        state = state.merge(weighted_co_moments(block, held))
+        state = state.merge(weighted_co_moments(block, block_weights))
     return state.correlations()

@@ -1,14 +1,16 @@
-"""Drift from two statistics: population stability, Kolmogorov-Smirnov, missing values, new categories.
+"""Drift from two statistics.
 
-The population stability index compares shares p and q of the same bins: sum of (q - p) * ln(q / p). Numbers are
-binned by the deciles of the first table, categories by value. Both measures are also above zero when nothing
-changed; what two samples of these sizes differ by chance is no drift.
+Population stability, Kolmogorov-Smirnov, missing values, new categories.
+
+The population stability index compares shares p and q of the same bins: sum of (q - p) * ln(q / p).
+Numbers are binned by the deciles of the first table, categories by value. Both measures are also
+above zero when nothing changed; what two samples of these sizes differ by chance is no drift.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,8 +18,8 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
-from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.statistics.cumulative import cumulative, distance
+from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue, Value
+from featurestore.statistics.cumulative import Cumulative, cumulative, distance
 from featurestore.statistics.exactsum import Floats
 
 # Added to the rows of every bin: the logarithm of an empty one is endless.
@@ -44,32 +46,40 @@ def compare_statistics(
     """Return what changed of each feature; keys and times of a group are left out.
 
     Args:
-        before: The table to compare with (the training data, an earlier Delta version): its statistics, or the
-            feature group.
+        before: The table to compare with (the training data, an earlier Delta version): its
+            statistics, or the feature group.
         after: The table that may have drifted.
         thresholds: What counts as drift.
+
+    >>> def table(*quantiles):
+    ...     delay = ColumnStatistics("delay", "double", "number", "feature", 100, 0, quantiles=quantiles)
+    ...     return Statistics(100, (delay,), sample_rows=100)
+    >>> [each.name for each in compare_statistics(table(0.0, 1.0), table(5.0, 6.0)).drifted]
+    ['delay']
     """
     before, after = _statistics(before, "before"), _statistics(after, "after")
-    limits = thresholds or DriftThresholds()
-    old = {each.name: each for each in before.columns if each.role == "feature"}
-    new = {each.name: each for each in after.columns if each.role == "feature"}
-    shared = [name for name in old if name in new]
-    same = [name for name in shared if old[name].kind == new[name].kind]
-    features = [
-        _feature(_Side(old[name], before), _Side(new[name], after), limits) for name in same
-    ]
+    thresholds = thresholds or DriftThresholds()
+    old, new = _features(before), _features(after)
+    features = []
+    retyped = []
+    for name, column in old.items():
+        if name not in new:
+            continue
+        if column.kind != new[name].kind:
+            retyped.append(name)
+            continue
+        features.append(_drift(_Side(column, before), _Side(new[name], after), thresholds))
+    features.sort(key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))
     return DriftReport(
         before=before.source,
         after=after.source,
         rows_before=before.rows,
         rows_after=after.rows,
-        features=tuple(
-            sorted(features, key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))
-        ),
+        features=tuple(features),
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
-        retyped=tuple(name for name in shared if name not in same),
-        thresholds=limits,
+        retyped=tuple(retyped),
+        thresholds=thresholds,
     )
 
 
@@ -80,8 +90,13 @@ def _statistics(given: Statistics | HasStatistics, argument: str) -> Statistics:
         return given.statistics()
     raise InvalidArgument(
         f"{argument}={given!r} has no statistics.",
-        hint="give statistics: get_featuregroup_statistics('weather', delta_version=3), or dataset.statistics('train')",
+        hint="give statistics: get_featuregroup_statistics('weather', delta_version=3), "
+        "or dataset.statistics('train')",
     )
+
+
+def _features(statistics: Statistics) -> dict[str, ColumnStatistics]:
+    return {each.name: each for each in statistics.columns if each.role == "feature"}
 
 
 @dataclass(frozen=True)
@@ -102,61 +117,66 @@ class _Side:
         return max(self.column.count * sampled, 1.0)
 
 
-def _feature(old: _Side, new: _Side, limits: DriftThresholds) -> FeatureDrift:
+def _drift(old: _Side, new: _Side, thresholds: DriftThresholds) -> FeatureDrift:
     psi, bins = _stability(old, new)
-    unseen, gone = _unseen(old.column, new.column), _unseen(new.column, old.column)
-    found = FeatureDrift(
+    appeared = _unseen(old.column, new.column)
+    gone = _unseen(new.column, old.column)
+    drift = FeatureDrift(
         name=old.column.name,
         kind=old.column.kind,
         psi=psi,
         ks=_distance(old.column, new.column),
         missing_before=old.missing,
         missing_after=new.missing,
-        new_values=tuple(value for value, _ in unseen[:_MOST_VALUES]),
-        new_share=sum(count for _, count in unseen) / new.sampled,
-        gone_values=tuple(value for value, _ in gone[:_MOST_VALUES]),
+        new_values=tuple(each.value for each in appeared[:_MOST_VALUES]),
+        new_share=sum(each.count for each in appeared) / new.sampled,
+        gone_values=tuple(each.value for each in gone[:_MOST_VALUES]),
     )
-    return replace(found, reasons=_reasons(found, old.column, new.column, bins, limits))
+    return replace(drift, reasons=_reasons(drift, old.column, new.column, bins, thresholds))
 
 
 def _reasons(
-    found: FeatureDrift,
+    drift: FeatureDrift,
     old: ColumnStatistics,
     new: ColumnStatistics,
     bins: int,
-    limits: DriftThresholds,
+    thresholds: DriftThresholds,
 ) -> tuple[str, ...]:
     """Return what passed its threshold and is more than chance."""
     reasons = []
     spread = 1 / max(old.count, 1) + 1 / max(new.count, 1)
-    # Without drift PSI is about chi-squared with bins-1 degrees, times spread. One in a thousand lies above these.
-    chance = spread * ((bins - 1) + 3.1 * math.sqrt(2 * max(bins - 1, 1)) + 4)
-    if found.psi is not None and found.psi > max(limits.psi, chance):
-        reasons.append(f"PSI {found.psi:.3g} > {limits.psi:g}")
-    if found.ks is not None and found.ks > max(limits.ks, 1.95 * math.sqrt(spread)):
-        reasons.append(f"KS {found.ks:.3g} > {limits.ks:g}")
-    change = found.missing_after - found.missing_before
-    if abs(change) > limits.missing:
-        reasons.append(f"missing {found.missing_before:.1%} -> {found.missing_after:.1%}")
-    if found.kind in ("text", "boolean") and found.new_share > limits.new:
-        reasons.append(f"new values in {found.new_share:.1%} of rows")
+    # Without drift PSI is about chi-squared with bins-1 degrees, times spread. One in a thousand
+    # lies above these.
+    degrees = bins - 1
+    chance = spread * (degrees + 3.1 * math.sqrt(2 * max(degrees, 1)) + 4)
+    if drift.psi is not None and drift.psi > max(thresholds.psi, chance):
+        reasons.append(f"PSI {drift.psi:.3g} > {thresholds.psi:g}")
+    if drift.ks is not None and drift.ks > max(thresholds.ks, 1.95 * math.sqrt(spread)):
+        reasons.append(f"KS {drift.ks:.3g} > {thresholds.ks:g}")
+    change = drift.missing_after - drift.missing_before
+    if abs(change) > thresholds.missing:
+        reasons.append(f"missing {drift.missing_before:.1%} -> {drift.missing_after:.1%}")
+    if drift.kind in ("text", "boolean") and drift.new_share > thresholds.new:
+        reasons.append(f"new values in {drift.new_share:.1%} of rows")
     return tuple(reasons)
 
 
 def _stability(old: _Side, new: _Side) -> tuple[float | None, int]:
-    """Return the population stability index and its number of bins."""
-    kind = old.column.kind
+    """Return the population stability index and its number of bins.
+
+    None where there is nothing to compare.
+    """
     if old.column.count == 0 or new.column.count == 0:
         return None, 0
-    if kind in ("text", "boolean"):
+    shares = None
+    if old.column.kind in ("text", "boolean"):
         shares = _category_shares(old, new)
-    elif kind in ("number", "time"):
+    elif old.column.kind in ("number", "time"):
         shares = _bin_shares(old.column, new.column)
-    else:
-        return None, 0
     if shares is None:
         return None, 0
-    p, q = (_smoothed(each, side.sampled) for each, side in zip(shares, (old, new), strict=True))
+    p = _smoothed(shares[0], old.sampled)
+    q = _smoothed(shares[1], new.sampled)
     return float(((q - p) * np.log(q / p)).sum()), len(p)
 
 
@@ -165,6 +185,7 @@ def _smoothed(shares: Floats, rows: float) -> Floats:
 
 
 def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, Floats] | None:
+    """Return the shares of both tables below, between and above the edges of the first."""
     a, b = cumulative(old), cumulative(new)
     if a is None or b is None:
         return None
@@ -172,38 +193,49 @@ def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, F
         edges = a.points
     else:
         edges = np.unique(np.interp(_DECILES, a.right, a.points))
-    # Values of the second table below, between and above the edges.
-    return (
-        np.diff(np.concatenate(([0.0], a.up_to(edges), [1.0]))),
-        np.diff(np.concatenate(([0.0], b.up_to(edges), [1.0]))),
-    )
+    return _shares_between(a, edges), _shares_between(b, edges)
+
+
+def _shares_between(distribution: Cumulative, edges: Floats) -> Floats:
+    return np.diff(np.concatenate(([0.0], distribution.up_to(edges), [1.0])))
 
 
 def _category_shares(old: _Side, new: _Side) -> tuple[Floats, Floats] | None:
-    p, q = _value_shares(old), _value_shares(new)
-    if not p or not q:
+    before, after = _value_shares(old), _value_shares(new)
+    if not before or not after:
         return None
-    names: Sequence[object] = list(dict.fromkeys([*p, *q]))
-    shares = [np.array([each.get(name, 0.0) for name in names]) for each in (p, q)]
-    # What is no frequent value of either table shares one bin.
-    rest = [np.array([max(1.0 - each.sum(), 0.0)]) for each in shares]
-    return np.concatenate((shares[0], rest[0])), np.concatenate((shares[1], rest[1]))
+    values = list(dict.fromkeys([*before, *after]))
+    return _shares_of(values, before), _shares_of(values, after)
 
 
-def _value_shares(side: _Side) -> dict[object, float]:
+def _value_shares(side: _Side) -> dict[Value, float]:
     return {each.value: each.count / side.sampled for each in side.column.top}
 
 
-def _unseen(old: ColumnStatistics, new: ColumnStatistics) -> list[tuple[object, int]]:
-    """Return frequent values of the second that the first never had; known only when the first kept all of its own."""
+def _shares_of(values: Sequence[Value], shares: Mapping[Value, float]) -> Floats:
+    """Return the share of each value, and last of all others.
+
+    Those that are frequent in neither table.
+    """
+    known = np.array([shares.get(value, 0.0) for value in values])
+    return np.append(known, max(1.0 - known.sum(), 0.0))
+
+
+def _unseen(old: ColumnStatistics, new: ColumnStatistics) -> list[TopValue]:
+    """Return the frequent values of the second that the first never had.
+
+    None unless all values of the first are known.
+    """
     if not old.top_complete or old.kind not in ("text", "boolean", "number"):
         return []
     known = {each.value for each in old.top}
-    return [(each.value, each.count) for each in new.top if each.value not in known]
+    return [each for each in new.top if each.value not in known]
 
 
 def _distance(old: ColumnStatistics, new: ColumnStatistics) -> float | None:
     if old.kind not in ("number", "time", "boolean"):
         return None
     a, b = cumulative(old), cumulative(new)
-    return None if a is None or b is None else distance(a, b)
+    if a is None or b is None:
+        return None
+    return distance(a, b)

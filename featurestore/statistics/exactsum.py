@@ -1,8 +1,11 @@
-"""Sums that do not depend on how the rows were cut: error-free splitting and double-double arithmetic.
+"""Sums that do not depend on how the rows were cut.
 
-A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. The splitting is that of
-Rump, Ogita and Oishi, "Accurate floating-point summation" (SIAM J. Sci. Comput. 31, 2008): with a power of two
-``sigma`` above n * max|x|, the leading parts ``(x + sigma) - sigma`` add up without any rounding.
+Error-free splitting and double-double arithmetic.
+
+A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. The splitting is that
+of Rump, Ogita and Oishi, "Accurate floating-point summation" (SIAM J. Sci. Comput. 31, 2008): with
+a power of two ``sigma`` above n * max|x|, the leading parts ``(x + sigma) - sigma`` add up without
+any rounding.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
+Twofold = tuple[float, float]
 _TOO_LARGE = 2.0**900
 
 
@@ -35,7 +39,7 @@ def add_twofold(a: tuple[Number, Number], b: tuple[Number, Number]) -> tuple[Num
     return two_sum(high, low + (a[1] + b[1]))
 
 
-def sum_twofold(values: Floats) -> tuple[float, float]:
+def sum_twofold(values: Floats) -> Twofold:
     """Return the sum of finite numbers as a twofold.
 
     >>> sum_twofold(np.array([1e100, 1.0, -1e100]))
@@ -59,7 +63,7 @@ def sum_twofold(values: Floats) -> tuple[float, float]:
 
 
 def sum_integers(values: NDArray[Any]) -> int:
-    """Return the sum of integers of up to 64 bits without overflow.
+    """Return the exact sum of integers of up to 64 bits, from the sums of their halves.
 
     >>> sum_integers(np.array([2**63 - 1, 2**63 - 1]))
     18446744073709551614
@@ -71,7 +75,7 @@ def sum_integers(values: NDArray[Any]) -> int:
     return (int(upper.sum()) << 32) + int(lower.sum())
 
 
-def _sum_huge(values: Floats) -> tuple[float, float]:
+def _sum_huge(values: Floats) -> Twofold:
     try:
         return math.fsum(values.tolist()), 0.0
     except OverflowError:

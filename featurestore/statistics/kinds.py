@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.statistics import Kind, Role
+from featurestore.model.statistics import Kind, StatisticsRole
 
 # Co-moments grow with the square of the columns: a thousand need 60 MB of state.
 MOST_CORRELATED = 1000
@@ -21,11 +21,11 @@ class CountedColumn:
     name: str
     type: pa.DataType
     kind: Kind
-    role: Role = "feature"
+    role: StatisticsRole = "feature"
 
     @property
     def measured(self) -> bool:
-        """Whether its values are numbers or moments, which have a mean."""
+        """Whether its values are numbers or times, which have a mean."""
         return self.kind in ("number", "boolean", "time")
 
     @property
@@ -40,36 +40,47 @@ def counted_columns(table: FeatureGroupSpec | pa.Schema) -> tuple[CountedColumn,
     >>> [each.kind for each in counted_columns(pa.schema([("a", pa.int8()), ("b", pa.string())]))]
     ['number', 'text']
     """
-    if not isinstance(table, FeatureGroupSpec):
-        return tuple(CountedColumn(each.name, each.type, kind_of(each.type)) for each in table)
-    roles: dict[str, Role] = dict.fromkeys(table.primary_key, "key")
-    roles |= dict.fromkeys(
-        (name for name in (table.event_time, table.created_time) if name), "time"
-    )
-    return tuple(
-        CountedColumn(each.name, each.type, kind_of(each.type), roles.get(each.name, "feature"))
-        for each in table.schema
-    )
+    roles: dict[str, StatisticsRole] = {}
+    schema: pa.Schema = table
+    if isinstance(table, FeatureGroupSpec):
+        schema = table.schema
+        roles = dict.fromkeys(table.primary_key, "key")
+        for name in (table.event_time, table.created_time):
+            if name is not None:
+                roles[name] = "time"
+    columns = []
+    for field in schema:
+        role = roles.get(field.name, "feature")
+        columns.append(CountedColumn(field.name, field.type, kind_of(field.type), role))
+    return tuple(columns)
 
 
 def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the features that correlations are computed over: the first ``MOST_CORRELATED`` numbers and booleans."""
-    return tuple(
-        each for each in columns if each.role == "feature" and each.kind in ("number", "boolean")
-    )[:MOST_CORRELATED]
+    """Return the features that correlations are computed over.
+
+    The first ``MOST_CORRELATED`` numbers and booleans.
+    """
+    features = [each for each in columns if each.role == "feature"]
+    numeric = [each for each in features if each.kind in ("number", "boolean")]
+    return tuple(numeric[:MOST_CORRELATED])
 
 
 def kind_of(kind: pa.DataType) -> Kind:
-    """Return the kind of a feature type."""
-    for matches, name in (
-        (pat.is_boolean(kind), "boolean"),
-        (pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind), "number"),
-        (pat.is_date(kind) or pat.is_timestamp(kind), "time"),
-        (pat.is_string(kind) or pat.is_large_string(kind), "text"),
-        (pat.is_binary(kind) or pat.is_large_binary(kind), "binary"),
-        (pat.is_list(kind) or pat.is_fixed_size_list(kind) or pat.is_large_list(kind), "list"),
-    ):
-        if matches:
-            result: Kind = name  # type: ignore[assignment]
-            return result
+    """Return the kind of a feature type.
+
+    >>> kind_of(pa.float32()), kind_of(pa.date32())
+    ('number', 'time')
+    """
+    if pat.is_boolean(kind):
+        return "boolean"
+    if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
+        return "number"
+    if pat.is_date(kind) or pat.is_timestamp(kind):
+        return "time"
+    if pat.is_string(kind) or pat.is_large_string(kind):
+        return "text"
+    if pat.is_binary(kind) or pat.is_large_binary(kind):
+        return "binary"
+    if pat.is_list(kind) or pat.is_fixed_size_list(kind) or pat.is_large_list(kind):
+        return "list"
     return "struct"

@@ -1,19 +1,23 @@
-"""Means, variances and pairwise co-moments that merge (Chan, Golub and LeVeque 1979), means kept as twofolds.
+"""Means, variances and pairwise co-moments that merge (Chan, Golub and LeVeque 1979).
 
-Every pair (i, j) is over the rows where both values are finite (pairwise complete). Entry [i, j] of ``mean``
-and ``square`` belongs to column i over the rows of that pair, so neither matrix is symmetric.
+Every pair (i, j) is over the rows where both values are finite (pairwise complete). Entry [i, j] of
+``mean`` and ``square`` belongs to column i over the rows of that pair, so neither matrix is
+symmetric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featurestore.statistics.exactsum import Floats, add_twofold
+from featurestore.statistics.exactsum import Floats, Twofold, add_twofold
 from featurestore.statistics.values import Values
+
+# Differences of integers up to here are exact in int64.
+_WIDEST_EXACT = 1 << 62
 
 
 @dataclass
@@ -21,18 +25,22 @@ class Moments:
     """Number, mean and sum of squared deviations of one column."""
 
     n: int = 0
-    mean: tuple[float, float] = (0.0, 0.0)
-    square: tuple[float, float] = (0.0, 0.0)
+    mean: Twofold = (0.0, 0.0)
+    square: Twofold = (0.0, 0.0)
 
     @property
     def variance(self) -> float | None:
         """The variance with n-1; None below two values."""
-        return None if self.n < 2 else max(self.square[0], 0.0) / (self.n - 1)
+        if self.n < 2:
+            return None
+        return max(self.square[0], 0.0) / (self.n - 1)
 
     def merge(self, other: Moments) -> Moments:
         """Return the moments of both."""
-        if not self.n or not other.n:
-            return self if self.n else other
+        if not other.n:
+            return self
+        if not self.n:
+            return other
         n = self.n + other.n
         delta = (other.mean[0] - self.mean[0]) + (other.mean[1] - self.mean[1])
         between = delta * delta * (self.n * other.n / n)
@@ -46,7 +54,10 @@ class Moments:
 
 @dataclass
 class CoMoments:
-    """Pairwise numbers of rows, means, squared deviations and products of deviations; arrays are (p, p)."""
+    """Pairwise numbers of rows, means, squared deviations and products of deviations.
+
+    Arrays are (p, p).
+    """
 
     n: NDArray[np.int64]
     mean: tuple[Floats, Floats]
@@ -62,8 +73,10 @@ class CoMoments:
 
     def merge(self, other: CoMoments) -> CoMoments:
         """Return the co-moments of both."""
-        if not self.n.any() or not other.n.any():
-            return self if self.n.any() else other
+        if not other.n.any():
+            return self
+        if not self.n.any():
+            return other
         n = self.n + other.n
         share = other.n / np.maximum(n, 1)
         delta = (other.mean[0] - self.mean[0]) + (other.mean[1] - self.mean[1])
@@ -95,117 +108,129 @@ class CoMoments:
 
 
 @dataclass(frozen=True)
-class Centred:
-    """The finite values of one column in one batch minus a pivot near their mean; ``total`` is their sum."""
+class Deviations:
+    """The finite values of one column in one batch minus a pivot near their mean.
+
+    ``total`` is their sum.
+    """
 
     pivot: float | int
-    deviations: Floats
+    values: Floats
     total: float
 
     @property
-    def pivot_twofold(self) -> tuple[float, float]:
+    def pivot_twofold(self) -> Twofold:
         """The pivot as a twofold: 64-bit integers do not fit one float64."""
         high = float(self.pivot)
-        return high, float(self.pivot - int(high)) if isinstance(self.pivot, int) else 0.0
+        if not isinstance(self.pivot, int):
+            return high, 0.0
+        return high, float(self.pivot - int(high))
 
     @property
-    def mean(self) -> tuple[float, float]:
+    def mean(self) -> Twofold:
         """The mean as a twofold."""
-        n = len(self.deviations)
-        return add_twofold(self.pivot_twofold, (self.total / n, 0.0)) if n else (0.0, 0.0)
+        n = len(self.values)
+        if not n:
+            return 0.0, 0.0
+        return add_twofold(self.pivot_twofold, (self.total / n, 0.0))
 
     @property
     def moments(self) -> Moments:
         """The moments of the batch."""
-        n = len(self.deviations)
+        n = len(self.values)
         if not n:
             return Moments()
-        squares = float(self.deviations @ self.deviations)
+        squares = float(self.values @ self.values)
         return Moments(n, self.mean, (max(squares - self.total * self.total / n, 0.0), 0.0))
 
 
-def centre(values: Values) -> Centred:
+def deviations_of(values: Values) -> Deviations:
     """Return the deviations of a batch from a pivot; all exactly 0 when the values are equal."""
     finite = values.finite
     if not len(finite):
-        return Centred(0.0, np.empty(0), 0.0)
+        return Deviations(0.0, np.empty(0), 0.0)
     low, high = finite.min(), finite.max()
     average = float(finite.mean(dtype=np.float64))
-    pivot: float | int
+    pivot: float | int = average
     if finite.dtype.kind == "f":
-        pivot = float(low) if low == high else average
-    elif int(high) - int(low) > 1 << 62:
-        pivot = average
-    else:
+        if low == high:
+            pivot = float(low)
+    elif int(high) - int(low) <= _WIDEST_EXACT:
         pivot = min(max(round(average), int(low)), int(high))
-    deviations = values.centred(pivot)
-    return Centred(pivot, deviations, float(deviations.sum()))
+    deviations = values.minus(pivot)
+    return Deviations(pivot, deviations, float(deviations.sum()))
 
 
-def co_moments(rows: int, values: Sequence[Values], centred: Sequence[Centred]) -> CoMoments:
-    """Return the co-moments of one batch."""
+def co_moments(rows: int, values: Sequence[Values], around: Sequence[Deviations]) -> CoMoments:
+    """Return the co-moments of one batch of so many rows: its columns and their deviations."""
     deviations = np.zeros((len(values), rows))
     masks = {}
-    for index, (value, around) in enumerate(zip(values, centred, strict=True)):
-        if value.present is None:
-            deviations[index] = around.deviations
+    for index, (column, known) in enumerate(zip(values, around, strict=True)):
+        if column.present is None:
+            deviations[index] = known.values
         else:
-            deviations[index, value.present] = around.deviations
-            masks[index] = value.present.astype(np.float64)
-    pivots = np.array([each.pivot_twofold for each in centred]).reshape(len(centred), 2)
-    return _paired(deviations, masks, pivots)
+            deviations[index, column.present] = known.values
+            masks[index] = column.present.astype(np.float64)
+    pivots = np.array([each.pivot_twofold for each in around]).reshape(len(around), 2)
+    return _pairwise(deviations, masks, pivots)
 
 
 def weighted_co_moments(values: Floats, weights: NDArray[np.int64]) -> CoMoments:
-    """Return the co-moments of rows that count several times; ``values`` is (p, n), NaN where missing."""
+    """Return the co-moments of rows that count several times.
+
+    ``values`` is (p, n), NaN where missing.
+    """
     present = ~np.isnan(values)
-    masks = {index: mask.astype(np.float64) for index, mask in enumerate(present) if not mask.all()}
-    pivots = np.array(
-        [
-            [row[known].mean() if known.any() else 0.0]
-            for row, known in zip(values, present, strict=True)
-        ]
-    )
-    deviations = np.where(present, values - pivots, 0.0) if masks else values - pivots
-    held = None if (weights == 1).all() else weights.astype(np.float64)
-    return _paired(
-        deviations, masks, np.concatenate((pivots, np.zeros_like(pivots)), axis=1), weights=held
-    )
+    pivots = np.zeros((len(values), 2))
+    masks = {}
+    for index, (column, known) in enumerate(zip(values, present, strict=True)):
+        if known.any():
+            pivots[index, 0] = column[known].mean()
+        if not known.all():
+            masks[index] = known.astype(np.float64)
+    deviations = values - pivots[:, :1]
+    if masks:
+        deviations = np.where(present, deviations, 0.0)
+    if (weights == 1).all():
+        return _pairwise(deviations, masks, pivots)
+    return _pairwise(deviations, masks, pivots, weights=weights.astype(np.float64))
 
 
-def _paired(
-    deviations: Floats,
-    masks: Mapping[int, Floats],
-    pivots: Floats,
-    *,
-    weights: Floats | None = None,
+def _pairwise(
+    deviations: Floats, masks: dict[int, Floats], pivots: Floats, *, weights: Floats | None = None
 ) -> CoMoments:
     """Return co-moments from deviations (p, n), 0 where missing.
 
-    ``masks`` are the columns with missing values: only their pairs need sums of their own. ``pivots`` (p, 2)
-    are twofolds; ``weights`` count rows several times.
+    ``masks`` are the columns with missing values: only their pairs need sums of their own.
+    ``pivots`` (p, 2) are twofolds; ``weights`` count rows several times.
     """
     columns, rows = deviations.shape
-    held = deviations if weights is None else deviations * weights
-    products = held @ deviations.T
-    n = np.full((columns, columns), float(rows) if weights is None else weights.sum())
-    sums = np.repeat(held.sum(axis=1)[:, None], columns, axis=1)
+    weighted = deviations
+    total = float(rows)
+    if weights is not None:
+        weighted = deviations * weights
+        total = float(weights.sum())
+    products = weighted @ deviations.T
+    n = np.full((columns, columns), total)
+    sums = np.repeat(weighted.sum(axis=1)[:, None], columns, axis=1)
     squares = np.repeat(np.diag(products)[:, None], columns, axis=1)
     if masks:
         holed = list(masks)
-        mask = np.stack([masks[index] for index in holed])
-        held_mask = mask if weights is None else mask * weights
-        n[holed, :] = held_mask.sum(axis=1)[:, None]
-        n[:, holed] = held_mask.sum(axis=1)[None, :]
-        n[np.ix_(holed, holed)] = held_mask @ mask.T
-        sums[:, holed] = held @ mask.T
-        squares[:, holed] = (deviations * held) @ mask.T
-    some = np.maximum(n, 1.0)
+        mask = np.stack(list(masks.values()))
+        weighted_mask = mask
+        if weights is not None:
+            weighted_mask = mask * weights
+        n[holed, :] = weighted_mask.sum(axis=1)[:, None]
+        n[:, holed] = weighted_mask.sum(axis=1)[None, :]
+        n[np.ix_(holed, holed)] = weighted_mask @ mask.T
+        sums[:, holed] = weighted @ mask.T
+        squares[:, holed] = (deviations * weighted) @ mask.T
+    divisor = np.maximum(n, 1.0)
     zero = np.zeros_like(n)
     known = n > 0
     return CoMoments(
         np.rint(n).astype(np.int64),
-        add_twofold((pivots[:, :1] * known, pivots[:, 1:] * known), (sums / some, zero)),
-        (np.maximum(squares - sums * sums / some, 0.0), zero),
-        (products - sums * sums.T / some, zero.copy()),
+        add_twofold((pivots[:, :1] * known, pivots[:, 1:] * known), (sums / divisor, zero)),
+        (np.maximum(squares - sums * sums / divisor, 0.0), zero),
+        (products - sums * sums.T / divisor, zero.copy()),
     )

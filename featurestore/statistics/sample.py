@@ -1,13 +1,12 @@
 """The sample: the distinct rows of the smallest row hashes, each with the number of its copies.
 
-Which rows it holds depends on the rows alone, not on their order, cut or engine, and two samples merge into
-the sample of both. A hash that is still held has been held since its first row, so its copies are counted exactly.
-Below the limit nothing is left out and the sample is the table.
+Which rows it holds depends on the rows alone, not on their order, cut or engine, and two samples
+merge into the sample of both. A hash that is still held has been held since its first row, so its
+copies are counted exactly. Below the limit nothing is left out and the sample is the table.
 """
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from featurestore.model.arrow_rows import values_at
+from featurestore.model.cores import usable_cores
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import lengths_of
 
@@ -24,10 +24,10 @@ MOST_ROWS = 1_000_000
 # A wide table keeps fewer rows, so that the sample stays below some hundred megabytes.
 _MOST_CELLS = 64_000_000
 _FEWEST_ROWS = 10_000
-# Longer texts are kept as their beginning and a hash, which is enough to count and to show them.
+# Longer texts are held as their beginning and a hash, which is enough to count and to show them.
 LONGEST_TEXT = 256
-_KEPT_TEXT = 200
-_ALL = np.uint64(2**64 - 1)
+_TEXT_BEGINNING = 200
+_ALL_HASHES = np.uint64(2**64 - 1)
 
 
 def sample_limit(columns: int) -> int:
@@ -41,14 +41,17 @@ def sample_limit(columns: int) -> int:
 
 @dataclass
 class Sample:
-    """Rows by hash. ``bound`` is the greatest hash that is let in; ``cut`` says that rows were left out.
+    """Rows by hash. ``bound`` is the greatest hash that is let in.
 
-    Parts are unsorted until ``compact``; then there is one part, sorted by hash, at most ``limit`` rows.
+    ``cut`` says that rows were left out.
+
+    Parts are unsorted until ``compact``; then there is one part, sorted by hash, at most ``limit``
+    rows.
     """
 
     schema: pa.Schema
     limit: int
-    bound: np.uint64 = _ALL
+    bound: np.uint64 = _ALL_HASHES
     cut: bool = False
     hashes: list[NDArray[np.uint64]] = field(default_factory=list)
     copies: list[NDArray[np.int64]] = field(default_factory=list)
@@ -86,36 +89,51 @@ class Sample:
             self.append(hashes, copies, rows)
 
     def compact(self) -> None:
-        """Fold copies together and keep the smallest hashes."""
+        """Put copies together and keep the smallest hashes."""
         if not self.hashes:
             return
         hashes, copies = np.concatenate(self.hashes), np.concatenate(self.copies)
         order = np.argsort(hashes)
         if self.cut:
             order = order[: np.searchsorted(hashes, self.bound, side="right", sorter=order)]
-        sorted_hashes = hashes[order]
-        first = np.flatnonzero(np.concatenate(([True], sorted_hashes[1:] != sorted_hashes[:-1])))[
-            : len(order)
-        ]
-        counts = np.add.reduceat(copies[order], first) if len(first) else copies[:0]
+        first = _run_starts(hashes[order])
+        counts = copies[:0]
+        if len(first):
+            counts = np.add.reduceat(copies[order], first)
         if len(first) > self.limit:
-            first, counts, self.cut = first[: self.limit], counts[: self.limit], True
-        kept = order[first]
-        if self.cut and len(kept) == self.limit:
-            self.bound = hashes[kept[-1]]
-        self.hashes, self.copies, self.parts = [hashes[kept]], [counts], [_take(self.parts, kept)]
+            first, counts = first[: self.limit], counts[: self.limit]
+            self.cut = True
+        chosen = order[first]
+        if self.cut and len(chosen) == self.limit:
+            self.bound = hashes[chosen[-1]]
+        self.hashes, self.copies = [hashes[chosen]], [counts]
+        self.parts = [_take(self.parts, chosen)]
 
     def rows(self) -> pa.RecordBatch:
         """Return the rows of a compacted sample."""
-        return self.parts[0] if self.parts else pa.RecordBatch.from_pylist([], schema=self.schema)
+        if not self.parts:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        return self.parts[0]
 
     def weights(self) -> NDArray[np.int64]:
         """Return the copies of each row of a compacted sample."""
-        return self.copies[0] if self.copies else np.empty(0, dtype=np.int64)
+        if not self.copies:
+            return np.empty(0, dtype=np.int64)
+        return self.copies[0]
+
+
+def _run_starts(ordered: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return where each run of equal values begins."""
+    if not len(ordered):
+        return np.empty(0, dtype=np.intp)
+    return np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
 
 
 def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
-    """Return the schema of sampled rows: binaries and lists as their lengths, structs not at all."""
+    """Return the schema of sampled rows.
+
+    Binaries and lists as their lengths, structs not at all.
+    """
     fields = []
     for each in columns:
         if each.kind in ("binary", "list"):
@@ -127,22 +145,26 @@ def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
 
 def sampled_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch as the sample keeps it."""
-    return pa.RecordBatch.from_arrays(
-        [_sampled(batch.column(field.name), field) for field in schema], schema=schema
-    )
+    columns = [_sampled(batch.column(field.name), field) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _sampled(column: pa.Array, field: pa.Field) -> pa.Array:
     if column.type != field.type:
-        if not column.null_count:
-            return pa.array(lengths_of(column))
-        lengths = np.zeros(len(column), dtype=np.int64)
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-        lengths[valid] = lengths_of(column)
-        return pa.array(lengths, mask=~valid)
+        return _lengths(column)
     if pa.types.is_string(column.type) and column.nbytes > LONGEST_TEXT * len(column) // 8:
         return _shorten(column)
     return column
+
+
+def _lengths(column: pa.Array) -> pa.Array:
+    """Return the lengths of the values, null where the value is."""
+    if not column.null_count:
+        return pa.array(lengths_of(column))
+    lengths = np.zeros(len(column), dtype=np.int64)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    lengths[valid] = lengths_of(column)
+    return pa.array(lengths, mask=~valid)
 
 
 def _shorten(column: pa.Array) -> pa.Array:
@@ -151,22 +173,28 @@ def _shorten(column: pa.Array) -> pa.Array:
         return column
     import hashlib
 
-    short = [
-        f"{text[:_KEPT_TEXT]}…{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        for text in column.filter(too_long).to_pylist()
-    ]
+    short = []
+    for text in column.filter(too_long).to_pylist():
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        short.append(f"{text[:_TEXT_BEGINNING]}…{digest}")
     return pc.replace_with_mask(column, too_long, pa.array(short, column.type))
 
 
-def _take(parts: list[pa.RecordBatch], kept: NDArray[np.int64]) -> pa.RecordBatch:
-    """Return rows by their number over all parts; whole arrays are joined first, chunked takes are slow."""
+def _take(parts: list[pa.RecordBatch], chosen: NDArray[np.int64]) -> pa.RecordBatch:
+    """Return rows by their number over all parts.
+
+    Whole arrays are joined first, chunked takes are slow.
+    """
     schema = parts[0].schema
-    indices = pa.array(kept)
+    indices = pa.array(chosen)
 
     def taken(index: int) -> pa.Array:
         chunks = [part.column(index) for part in parts]
-        return values_at(chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks), indices)
+        if len(chunks) == 1:
+            return values_at(chunks[0], indices)
+        return values_at(pa.concat_arrays(chunks), indices)
 
     # A pool for each call: one that stays would not survive the fork of a worker.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return pa.RecordBatch.from_arrays(list(pool.map(taken, range(len(schema)))), schema=schema)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        columns = list(pool.map(taken, range(len(schema))))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,4 +1,8 @@
-"""The order of a column's values: short ones are sorted together with their places, some times faster than places."""
+"""The order of a column's values.
+
+Short values are sorted together with their positions, which is some times faster than to sort
+positions by value.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WORD = 64
+_FLOAT32_BITS = 32
 _SIGN = np.int32(0x7FFFFFFF)
 
 
 def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return the places of numbers in ascending order, and the numbers in this order.
+    """Return the positions of numbers in ascending order, and the numbers in this order.
 
     >>> ascending(np.array([30, 10, 20]))
     (array([1, 2, 0]), array([10, 20, 30]))
     """
     bits = len(values).bit_length()
-    words = _short_words(values, _WORD - bits) if len(values) else None
+    words = _short_words(values, _WORD - bits)
     if words is None:
         order = np.argsort(values)
         return order, values[order]
@@ -31,9 +36,13 @@ def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
 
 
 def _short_words(values: NDArray[Any], room: int) -> NDArray[np.uint64] | None:
-    """Return words in the order of the values that need at most ``room`` bits, None where there are none."""
+    """Return words of at most ``room`` bits in the order of the values, None without such words."""
+    if not len(values):
+        return None
     if values.dtype.kind == "f":
-        return _words_of_floats(values) if room >= 32 else None
+        if room < _FLOAT32_BITS:
+            return None
+        return _words_of_floats(values)
     low, high = values.min(), values.max()
     if (int(high) - int(low)).bit_length() > room:
         return None
@@ -43,7 +52,10 @@ def _short_words(values: NDArray[Any], room: int) -> NDArray[np.uint64] | None:
 
 
 def _words_of_floats(values: NDArray[Any]) -> NDArray[np.uint64] | None:
-    """Return the bits of the values as float32, those of negative ones turned round; None where bits are lost."""
+    """Return the bits of the values as float32, those of negative ones turned round.
+
+    None where bits are lost.
+    """
     with np.errstate(over="ignore"):
         short = values.astype(np.float32)
     if not np.array_equal(short, values):

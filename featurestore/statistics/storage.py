@@ -6,19 +6,19 @@
 * ``v.since.b.state``: the state of the rows that an append added to Delta version b;
 * ``v.json``: the result.
 
-An append writes only what it added, so that a small one stays small; a request merges the chain and keeps the
-result. Upserts and deletes write nothing: their versions have no chain, the next request recomputes them.
-Everything here can be computed again from the table.
+An append writes only what it added, so that a small one stays small; a request merges the chain and
+writes the result. Upserts and deletes write nothing: their versions have no chain, the next request
+recomputes them. Everything here can be computed again from the table.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from featurestore.model.statistics import Statistics
 from featurestore.statistics.accumulator import StatisticsState, merge
@@ -42,8 +42,8 @@ class StatisticsFiles:
         """The folder beside the table."""
         return f"{self.table_path.rstrip('/')}_statistics"
 
-    def record(self, delta_version: int, state: StatisticsState, *, base: int | None = None) -> str:
-        """Keep the state of a commit and return its file.
+    def write(self, delta_version: int, state: StatisticsState, *, base: int | None = None) -> str:
+        """Write the state of a commit and return its file.
 
         Args:
             delta_version: The commit.
@@ -56,10 +56,10 @@ class StatisticsFiles:
             if len(self._links()) > _LONGEST_CHAIN:
                 self.state(delta_version)
             return path
-        return self._keep_whole(delta_version, state)
+        return self._write_whole(delta_version, state)
 
     def knows(self, delta_version: int) -> bool:
-        """Tell whether a state of this version is kept, so that an append can build on it."""
+        """Tell whether there is a state of this version, so that an append can build on it."""
         return delta_version in self._links()
 
     def get(self, delta_version: int) -> Statistics | None:
@@ -68,10 +68,12 @@ class StatisticsFiles:
         if files.exists(path):
             return Statistics.from_json(files.read_json(path))
         state = self.state(delta_version)
-        return None if state is None else self.keep_result(delta_version, state)
+        if state is None:
+            return None
+        return self.write_result(delta_version, state)
 
-    def keep_result(self, delta_version: int, state: StatisticsState) -> Statistics:
-        """Return the statistics of a whole table and keep them."""
+    def write_result(self, delta_version: int, state: StatisticsState) -> Statistics:
+        """Write the statistics of a whole table and return them."""
         result = finish(state, source={**self.source, "delta_version": delta_version})
         data = json.dumps(result.to_json(), ensure_ascii=False, separators=(",", ":"))
         files.write_atomically(self._path(f"{delta_version}.json"), data.encode())
@@ -79,52 +81,84 @@ class StatisticsFiles:
 
     def state(self, delta_version: int) -> StatisticsState | None:
         """Return the merged state of a Delta version, None when a link of its chain is missing."""
-        links = self._links()
-        chain, version = [], delta_version
-        while version in links:
-            base, name = links[version]
-            chain.append(name)
-            if base is None:
-                break
-            version = base
-        else:
+        chain = self._chain(delta_version)
+        if chain is None:
             return None
-        merged: StatisticsState | None = None
-        for name in reversed(chain):
-            state = state_from_bytes(files.read_bytes(self._path(name)))
-            if merged is not None and merged.columns != state.columns:
+        merged = self._read(chain[0])
+        for name in chain[1:]:
+            added = self._read(name)
+            if merged.columns != added.columns:
                 return None  # the group got columns in between
-            merged = state if merged is None else merge(merged, state)
-        if merged is not None and len(chain) > 1:
-            self._keep_whole(delta_version, merged)
+            merged = merge(merged, added)
+        if len(chain) > 1:
+            self._write_whole(delta_version, merged)
         return merged
 
-    def _keep_whole(self, delta_version: int, state: StatisticsState) -> str:
+    def _chain(self, delta_version: int) -> list[str] | None:
+        """Return the files that a state is merged of, that of a whole table first.
+
+        None when one is missing.
+        """
+        links = self._links()
+        chain: list[str] = []
+        version: int | None = delta_version
+        while version is not None:
+            if version not in links:
+                return None
+            version, name = links[version]
+            chain.append(name)
+        return chain[::-1]
+
+    def _read(self, name: str) -> StatisticsState:
+        return state_from_bytes(files.read_bytes(self._path(name)))
+
+    def _write_whole(self, delta_version: int, state: StatisticsState) -> str:
         path = self._path(f"{delta_version}.state")
         files.write_atomically(path, state_to_bytes(state))
-        self._forget_replaced(delta_version)
+        self._remove_replaced(delta_version)
         return path
 
     def _links(self) -> dict[int, tuple[int | None, str]]:
-        """Return for each version what it builds on and its file; a whole state is preferred."""
+        """Return for each version what it builds on (None: nothing) and its file.
+
+        A whole state is preferred.
+        """
         links: dict[int, tuple[int | None, str]] = {}
+        for each in self._state_files():
+            if each.base is None or each.version not in links:
+                links[each.version] = (each.base, each.name)
+        return links
+
+    def _remove_replaced(self, delta_version: int) -> None:
+        """Remove the states that a whole one replaces; results stay."""
+        for each in self._state_files():
+            is_the_whole = each.version == delta_version and each.base is None
+            if each.version <= delta_version and not is_the_whole:
+                files.remove(self._path(each.name), below=self.directory)
+
+    def _state_files(self) -> Iterator[_StateFile]:
         for name in files.list_directory(self.directory):
             match = _NAME.fullmatch(name)
             if match is None:
                 continue
-            version, base = int(match[1]), None if match[2] is None else int(match[2])
-            if base is None or version not in links:
-                links[version] = (base, name)
-        return links
-
-    def _forget_replaced(self, delta_version: int) -> None:
-        """Remove the states that a whole one replaces; results stay."""
-        for name in files.list_directory(self.directory):
-            match = _NAME.fullmatch(name)
-            if match is None or int(match[1]) > delta_version:
-                continue
-            if int(match[1]) < delta_version or match[2] is not None:
-                files.remove(self._path(name), below=self.directory)
+            version = int(match[1])
+            if match[2] is None:
+                yield _StateFile(name, version, None)
+            elif (
+                int(match[2]) < version
+            ):  # any other file is not of ours, and might lead in a circle
+                yield _StateFile(name, version, int(match[2]))
 
     def _path(self, name: str) -> str:
         return str(PurePath(self.directory, name))
+
+
+class _StateFile(NamedTuple):
+    """A file with a state.
+
+    Of the whole table, or of the rows that were added to version ``base``.
+    """
+
+    name: str
+    version: int
+    base: int | None

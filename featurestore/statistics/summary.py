@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
+from numpy.typing import NDArray
 
+from featurestore.model.cores import usable_cores
 from featurestore.model.statistics import (
     ColumnStatistics,
     Correlations,
@@ -21,16 +23,16 @@ from featurestore.model.statistics import (
     TopValue,
     Value,
 )
-from featurestore.model.times import from_micros
 from featurestore.statistics.accumulator import StatisticsState
-from featurestore.statistics.columns import Counts
+from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.distribution import Distribution, distribution_of, rank_correlations
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn, correlated_columns
+from featurestore.statistics.times import time_text, within_calendar
 
 _SHOWN_TEXT = 120
-_MICROS = 1_000_000
-_DAY = 86_400
+_SECONDS_PER_DAY = 86_400
+_MICROS_PER_SECOND = 1_000_000
 
 
 def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -> Statistics:
@@ -39,43 +41,31 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     Args:
         state: What the accumulator returned; stays usable.
         source: What was counted, for titles: featuregroup, version, delta_version.
+
+    >>> from featurestore.statistics import statistics_accumulator
+    >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
+    >>> batch = pa.RecordBatch.from_pydict({"age": [31, 45]})
+    >>> state = accumulator.update(accumulator.start(), batch)
+    >>> finish(state).column("age").mean
+    38.0
     """
     state.sample.compact()
-    rows, weights = state.sample.rows(), state.sample.weights()
-    correlated = tuple(each.name for each in correlated_columns(state.columns))
-    sampled = set(rows.schema.names)
-
-    def distribution(column: CountedColumn) -> Distribution | None:
-        if column.name not in sampled:
-            return None
-        bounds = state.counts[column.name]
-        return distribution_of(
-            column, rows.column(column.name), weights, low=bounds.minimum, high=bounds.maximum
-        )
-
-    # Sorting releases the GIL; more columns at a time than cores would only need more memory.
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(
-            zip(
-                (each.name for each in state.columns),
-                pool.map(distribution, state.columns),
-                strict=True,
-            )
-        )
-    ranked = {
-        name: ranks
-        for name in correlated
-        if (one := found[name]) and (ranks := one.ranks) is not None
-    }
+    weights = state.sample.weights()
+    distributions = _distributions(state, weights)
+    columns = []
+    for column in state.columns:
+        columns.append(_column(column, state, distributions[column.name]))
+    pearson, spearman = None, None
+    names = tuple(each.name for each in correlated_columns(state.columns))
+    if len(names) > 1:
+        pearson = _correlations("pearson", names, state.co_moments.correlations())
+        ranked = _ranks(names, distributions)
+        spearman = _correlations("spearman", names, rank_correlations(ranked, weights))
     return Statistics(
         rows=state.rows,
-        columns=tuple(_column(each, state, found[each.name]) for each in state.columns),
-        pearson=_correlations("pearson", correlated, state.co_moments.correlations)
-        if len(correlated) > 1
-        else None,
-        spearman=_correlations("spearman", correlated, lambda: rank_correlations(ranked, weights))
-        if len(correlated) > 1
-        else None,
+        columns=tuple(columns),
+        pearson=pearson,
+        spearman=spearman,
         sample_rows=int(weights.sum()),
         sample_distinct=len(weights),
         exact=not state.sample.cut,
@@ -84,14 +74,55 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     )
 
 
+def _distributions(
+    state: StatisticsState, weights: NDArray[np.int64]
+) -> dict[str, Distribution | None]:
+    """Return the distribution of each column; None where the sample holds nothing of it."""
+    rows = state.sample.rows()
+
+    def distribution(column: CountedColumn) -> Distribution | None:
+        if column.name not in rows.schema.names:
+            return None
+        counts = state.counts[column.name]
+        values = rows.column(column.name)
+        return distribution_of(column, values, weights, low=counts.minimum, high=counts.maximum)
+
+    # Sorting releases the GIL; more columns at a time than cores would only need more memory.
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        found = list(pool.map(distribution, state.columns))
+    names = [column.name for column in state.columns]
+    return dict(zip(names, found, strict=True))
+
+
+def _ranks(
+    names: tuple[str, ...], distributions: Mapping[str, Distribution | None]
+) -> dict[str, tuple[Floats, NDArray[np.bool_] | None]]:
+    ranks = {}
+    for name in names:
+        distribution = distributions[name]
+        if distribution is not None and distribution.ranks is not None:
+            ranks[name] = distribution.ranks
+    return ranks
+
+
 def _column(
-    column: CountedColumn, state: StatisticsState, found: Distribution | None
+    column: CountedColumn, state: StatisticsState, distribution: Distribution | None
 ) -> ColumnStatistics:
     counts = state.counts[column.name]
     present = counts.rows - counts.nulls - counts.nan
-    std = _std(counts, column.type) if column.measured else None
-    summed = column.kind in ("number", "boolean") and counts.moments.n
-    shown = _show(column.type)
+    result: dict[str, Any] = {}
+    if counts.minimum is not None and counts.maximum is not None:
+        result["minimum"] = _shown(counts.minimum, column.type)
+        result["maximum"] = _shown(counts.maximum, column.type)
+    if column.measured and counts.moments.n:
+        result["mean"] = _mean(counts, column)
+        result["std"] = _std(counts, column.type)
+        if column.kind != "time":
+            result["sum"] = _sum(counts)
+    if counts.shortest is not None and counts.longest is not None:
+        result["lengths"] = Lengths(counts.shortest, counts.longest, counts.length / present)
+    if distribution is not None:
+        result |= _sampled(distribution, column, state)
     return ColumnStatistics(
         name=column.name,
         type=str(column.type),
@@ -101,100 +132,100 @@ def _column(
         nulls=counts.nulls,
         nan=counts.nan,
         infinite=counts.infinite,
-        sum=_total(counts) if summed else None,
-        mean=_mean(counts, shown) if column.measured else None,
-        std=std,
-        minimum=None if counts.minimum is None else shown(counts.minimum),
-        maximum=None if counts.maximum is None else shown(counts.maximum),
-        lengths=_lengths(counts, present),
-        **({} if found is None else _sampled(found, column, state)),
+        **result,
     )
 
 
-def _sampled(found: Distribution, column: CountedColumn, state: StatisticsState) -> dict[str, Any]:
+def _sampled(
+    distribution: Distribution, column: CountedColumn, state: StatisticsState
+) -> dict[str, Any]:
     """Return the fields of ``ColumnStatistics`` that come from the sample."""
-    if not column.measured and column.kind != "text":
-        return {}
-    shown = _show(column.type)
     exact = not state.sample.cut
+    counts = state.counts[column.name]
+    distinct = distribution.distinct
+    if not exact:
+        distinct = distribution.estimate_distinct(counts.rows)
     result: dict[str, Any] = {
-        "distinct": found.distinct
-        if exact
-        else found.estimate_distinct(state.counts[column.name].rows),
+        "distinct": distinct,
         "distinct_exact": exact,
-        "top": tuple(TopValue(shown(value), count) for value, count in found.top),
-        "top_complete": found.top_complete,
+        "top": tuple(
+            TopValue(_shown(value, column.type), count) for value, count in distribution.top
+        ),
+        "top_complete": distribution.top_complete,
     }
     if column.measured:
-        scale = _moment_text if column.kind == "time" else _number
-        result["quantiles"] = tuple(scale(each, column.type) for each in found.quantiles)
-        if found.edges is not None and found.bins is not None:
-            edges = tuple(scale(each, column.type) for each in found.edges)
-            result["histogram"] = Histogram(edges, tuple(int(each) for each in found.bins))
+        shown = partial(_computed, column=column, counts=counts)
+        result["quantiles"] = tuple(map(shown, distribution.quantiles))
+        if distribution.edges is not None and distribution.bins is not None:
+            edges = tuple(map(shown, distribution.edges))
+            result["histogram"] = Histogram(edges, tuple(distribution.bins.tolist()))
     return result
 
 
 def _correlations(
-    method: Literal["pearson", "spearman"], names: tuple[str, ...], compute: Any
+    method: Literal["pearson", "spearman"], names: tuple[str, ...], matrix: Floats
 ) -> Correlations:
-    matrix: Floats = compute()
-    rows = tuple(tuple(None if math.isnan(each) else float(each) for each in row) for row in matrix)
-    return Correlations(method, names, rows)
+    rows = []
+    for row in matrix.tolist():
+        rows.append(tuple(None if math.isnan(each) else each for each in row))
+    return Correlations(method, names, tuple(rows))
 
 
-def _total(counts: Counts) -> int | float | None:
-    total = counts.total if isinstance(counts.total, int) else counts.total[0] + counts.total[1]
-    return total if math.isfinite(total) else None
+def _sum(counts: ColumnCounts) -> int | float | None:
+    if isinstance(counts.total, int):
+        return counts.total
+    return _finite(counts.total[0] + counts.total[1])
 
 
-def _mean(counts: Counts, shown: Any) -> float | str | None:
-    n = counts.moments.n
-    if not n:
-        return None
+def _mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
     if isinstance(counts.total, tuple):
-        mean = (counts.total[0] + counts.total[1]) / n
-        return mean if math.isfinite(mean) else None
-    mean = counts.total / n
-    text = shown(mean)
-    return text if isinstance(text, str) else mean
+        return _finite((counts.total[0] + counts.total[1]) / counts.moments.n)
+    mean = counts.total / counts.moments.n
+    if column.kind == "time":
+        return str(_computed(mean, column, counts))
+    return mean
 
 
-def _std(counts: Counts, kind: pa.DataType) -> float | None:
+def _std(counts: ColumnCounts, kind: pa.DataType) -> float | None:
     variance = counts.moments.variance
     if variance is None or not math.isfinite(variance):
         return None
-    unit = _DAY if pat.is_date(kind) else 1 / _MICROS if pat.is_timestamp(kind) else 1
-    return math.sqrt(variance) * unit
+    std = math.sqrt(variance)
+    if pat.is_date(kind):
+        return std * _SECONDS_PER_DAY
+    if pat.is_timestamp(kind):
+        return std * (1 / _MICROS_PER_SECOND)
+    return std
 
 
-def _lengths(counts: Counts, present: int) -> Lengths | None:
-    if counts.shortest is None or counts.longest is None:
-        return None
-    return Lengths(counts.shortest, counts.longest, counts.length / present)
+def _finite(value: float) -> float | None:
+    """Return a number that JSON can hold; None for what left the range of float64."""
+    return value if math.isfinite(value) else None
 
 
-def _show(kind: pa.DataType) -> Any:
-    """Return the function that makes a counted value fit for JSON."""
+def _shown(value: Any, kind: pa.DataType) -> Value:
+    """Return a value of a column as results hold it."""
     if pat.is_date(kind) or pat.is_timestamp(kind):
-        return lambda value: _moment_text(value, kind)
+        return time_text(value, kind)
     if pat.is_boolean(kind):
-        return lambda value: bool(value) if isinstance(value, int) else value
-    if pat.is_string(kind):
-        return lambda value: value if len(value) <= _SHOWN_TEXT else f"{value[:_SHOWN_TEXT]}…"
-    return lambda value: _number(value, kind)
+        return bool(value)
+    if pat.is_string(kind) and len(value) > _SHOWN_TEXT:
+        return f"{value[:_SHOWN_TEXT]}…"
+    return _number(value, kind)
 
 
-def _number(value: Value, kind: pa.DataType) -> Value:
+def _computed(value: float, column: CountedColumn, counts: ColumnCounts) -> float | str:
+    """Return a number that was computed from a measured column, as results hold it."""
+    if column.kind != "time":
+        return _number(value, column.type)
+    low, high = counts.minimum, counts.maximum
+    if not isinstance(low, int) or not isinstance(high, int):
+        return time_text(value, column.type)
+    return time_text(within_calendar(value, column.type, low=low, high=high), column.type)
+
+
+def _number(value: Any, kind: pa.DataType) -> Any:
     """Return a whole number as int where the column holds whole numbers."""
     if isinstance(value, float) and value.is_integer() and pat.is_integer(kind):
         return int(value)
     return value
-
-
-def _moment_text(value: float, kind: pa.DataType) -> str:
-    if pat.is_date(kind):
-        days = math.floor(value)
-        if days == value:
-            return (date(1970, 1, 1) + timedelta(days=days)).isoformat()
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=float(value))).isoformat()
-    return from_micros(round(value)).isoformat()

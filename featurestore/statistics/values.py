@@ -12,15 +12,14 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
-_LARGEST_EXACT = 1 << 62
 
 
 @dataclass(frozen=True)
 class Values:
     """The measured values of one column in one batch.
 
-    ``finite`` are the values without nulls, NaN and infinities: float64, or an integer type. ``present`` marks
-    their rows, None when that is every row.
+    ``finite`` are the values without nulls, NaN and infinities: float64, or an integer type.
+    ``present`` marks their rows, None when that is every row.
     """
 
     finite: NDArray[Any]
@@ -29,23 +28,33 @@ class Values:
     nan: int = 0
     infinite: int = 0
 
-    def centred(self, pivot: float | int) -> NDArray[np.float64]:
-        """Return the finite values minus a pivot, as float64; exact integers stay exact until then."""
+    def minus(self, pivot: float | int) -> NDArray[np.float64]:
+        """Return the finite values minus a pivot, as float64.
+
+        Exact integers stay exact until then.
+        """
         if self.finite.dtype.kind != "f" and isinstance(pivot, int):
             if self.finite.dtype == np.uint64:
-                return _centred_unsigned(self.finite, pivot)
+                return _unsigned_minus(self.finite, pivot)
             return (self.finite.astype(np.int64, copy=False) - pivot).astype(np.float64)
         return self.finite.astype(np.float64, copy=False) - pivot
 
 
 def measured_values(column: pa.Array) -> Values:
-    """Return the values of a column of numbers, booleans, dates (days) or timestamps (microseconds)."""
-    nulls = column.null_count
-    present = None if nulls == 0 else _present(column)
+    """Return the values of a column of numbers, booleans or times.
+
+    Dates are days, timestamps microseconds.
+    """
     numbers = _numbers(column)
-    if numbers.dtype.kind != "f":
-        return Values(numbers if present is None else numbers[present], present, nulls)
-    return _finite_values(numbers, present, nulls)
+    nulls = column.null_count
+    if nulls == 0:
+        if numbers.dtype.kind == "f":
+            return _finite_values(numbers)
+        return Values(numbers, None, nulls)
+    present = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    if numbers.dtype.kind == "f":
+        return _finite_values_of_present(numbers, present, nulls)
+    return Values(numbers[present], present, nulls)
 
 
 def lengths_of(column: pa.Array) -> NDArray[np.int64]:
@@ -62,19 +71,21 @@ def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     return np.asarray(lengths.drop_null().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _finite_values(numbers: NDArray[np.float64], present: Bools | None, nulls: int) -> Values:
+def _finite_values(numbers: NDArray[np.float64]) -> Values:
     finite = np.isfinite(numbers)
-    if present is None and finite.all():
-        return Values(numbers, None, nulls)
-    known = finite if present is None else finite & present
-    left_out = ~finite if present is None else present & ~finite
-    nan = int(np.isnan(numbers[left_out]).sum())
-    infinite = int(left_out.sum()) - nan
-    return Values(numbers[known], None if known.all() else known, nulls, nan, infinite)
+    if finite.all():
+        return Values(numbers, None, nulls=0)
+    nan = int(np.isnan(numbers).sum())
+    infinite = len(numbers) - int(finite.sum()) - nan
+    return Values(numbers[finite], finite, 0, nan, infinite)
 
 
-def _present(column: pa.Array) -> Bools:
-    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+def _finite_values_of_present(numbers: NDArray[np.float64], present: Bools, nulls: int) -> Values:
+    """Return the values where nulls hold a finite number that means nothing."""
+    known = np.isfinite(numbers) & present
+    nan = int(np.isnan(numbers).sum())
+    infinite = len(numbers) - nulls - int(known.sum()) - nan
+    return Values(numbers[known], known, nulls, nan, infinite)
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
@@ -91,11 +102,13 @@ def _numbers(column: pa.Array) -> NDArray[Any]:
     if column.null_count:
         column = column.fill_null(0)
     numbers = column.to_numpy(zero_copy_only=False)
-    return np.asarray(numbers, dtype=np.float64) if numbers.dtype.kind == "f" else numbers
+    if numbers.dtype.kind == "f":
+        return np.asarray(numbers, dtype=np.float64)
+    return np.asarray(numbers)
 
 
-def _centred_unsigned(values: NDArray[np.uint64], pivot: int) -> NDArray[np.float64]:
+def _unsigned_minus(values: NDArray[np.uint64], pivot: int) -> NDArray[np.float64]:
     shift = np.uint64(pivot)
-    return np.where(
-        values >= shift, (values - shift).astype(np.float64), -((shift - values).astype(np.float64))
-    )
+    above = (values - shift).astype(np.float64)
+    below = (shift - values).astype(np.float64)
+    return np.where(values >= shift, above, -below)

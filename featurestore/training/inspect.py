@@ -159,7 +159,7 @@ class Gate(Inspect):
 
 
 def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState | None) -> bool:
-    """Tell whether a bounded accumulator sampled fewer rows than it may, because many are copies."""
+    """Tell whether a bounded accumulator sampled too few rows, because many are copies."""
     if accumulator.bound is None or state is None:
         return False
     state.sample.compact()

@@ -22,7 +22,7 @@ from featurestore.statistics.clusters import (
     rows_to_bytes,
 )
 from featurestore.statistics.describe import descriptive_stats
-from featurestore.statistics.ordering import clustered_order
+from featurestore.statistics.plots.ordering import clustered_order
 from featurestore.training import TrainingDataset
 from tests.statistics.tables import accumulator_of, count, statistics_of, varied_table
 
@@ -153,11 +153,11 @@ def test_drift_has_a_picture() -> None:
 
 def clustered_state() -> StatisticsState:
     random = np.random.default_rng(0)
-    centres = np.array([[0, 0, 0], [8, 8, 0], [-8, 8, 5]])
+    centers = np.array([[0, 0, 0], [8, 8, 0], [-8, 8, 5]])
     rows = np.concatenate(
         [
-            random.normal(centre, 1, (size, 3))
-            for centre, size in zip(centres, (300, 200, 100), strict=True)
+            random.normal(center, 1, (size, 3))
+            for center, size in zip(centers, (300, 200, 100), strict=True)
         ]
     )
     table = pa.table({name: rows[:, index] for index, name in enumerate("abc")})
@@ -172,10 +172,10 @@ def test_clusters_are_found_and_named_by_size() -> None:
     assert np.bincount(found.labels).tolist() == [300, 200, 100]
     assert found.columns == ("a", "b", "c")
     assert found.left_out == ("constant", "holed")
-    assert found.centres.shape == (3, 3)
+    assert found.centers.shape == (3, 3)
     again = find_clusters(clustered_state())
     assert np.array_equal(found.labels, again.labels)
-    assert len(find_clusters(clustered_state(), clusters=5).centres) == 5
+    assert len(find_clusters(clustered_state(), clusters=5).centers) == 5
     assert pixels(plots.clusters(found)).std() > 1
 
 
@@ -196,7 +196,7 @@ def test_clusters_of_values_near_the_end_of_float64_are_found(scale: float) -> N
     table = pa.table({name: (sides + random.uniform(-0.05, 0.05, 80)) * scale for name in "ab"})
     found = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
     assert np.bincount(found.labels).tolist() == [40, 40]
-    np.testing.assert_allclose(np.abs(found.centres), 1.0, atol=0.05)
+    np.testing.assert_allclose(np.abs(found.centers), 1.0, atol=0.05)
     assert (
         pixels(plots.distributions(finish(count(accumulator_of(table), table.to_batches())))).std()
         > 1

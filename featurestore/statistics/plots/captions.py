@@ -10,27 +10,36 @@ from featurestore.model.statistics import ColumnStatistics, Statistics
 _LONGEST_NAME = 22
 
 
-def title_of(statistics: Statistics | None, what: str) -> str:
+def title_of(statistics: Statistics, subject: str) -> str:
     """Return a title: what was counted, then what is drawn of it."""
-    return "" if statistics is None else f"{source_name(statistics.source)} {what}".strip()
+    return f"{source_name(statistics.source)} {subject}".strip()
 
 
 def source_name(source: Mapping[str, Any]) -> str:
-    """Return what was counted, as people call it: ``weather v2 (Delta 7)``, ``flights v1 train``."""
-    parts = [str(source.get("featuregroup") or source.get("training_dataset") or "")]
+    """Return what was counted, as people call it.
+
+    >>> source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})
+    'weather v2 (Delta 7)'
+    """
+    parts = []
+    name = source.get("featuregroup") or source.get("training_dataset")
+    if name:
+        parts.append(str(name))
     if source.get("version") is not None:
         parts.append(f"v{source['version']}")
     if source.get("split"):
         parts.append(str(source["split"]))
     if source.get("delta_version") is not None:
         parts.append(f"(Delta {source['delta_version']})")
-    return " ".join(part for part in parts if part)
+    return " ".join(parts)
 
 
 def panel_title(column: ColumnStatistics, rows: int) -> str:
     """Return the name of a column, with its share of missing values where there are any."""
-    share = column.missing / rows if rows else 0.0
-    return short(column.name) + (f"  ({share_text(share)} missing)" if share else "")
+    name = short(column.name)
+    if not column.missing or not rows:
+        return name
+    return f"{name}  ({share_text(column.missing / rows)} missing)"
 
 
 def short(name: str, longest: int = _LONGEST_NAME) -> str:
@@ -42,8 +51,10 @@ def short(name: str, longest: int = _LONGEST_NAME) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share as per cent; a small one is not none."""
-    return "<0.1%" if share < 0.0005 else f"{share:.1%}"
+    """Return a share as per cent; a small one is not shown as zero."""
+    if share < 0.0005:
+        return "<0.1%"
+    return f"{share:.1%}"
 
 
 def font_size(count: int) -> float:

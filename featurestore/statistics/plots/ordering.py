@@ -1,4 +1,7 @@
-"""An order of columns that puts correlated ones beside each other: leaves of an average-linkage clustering."""
+"""An order of columns that puts correlated ones beside each other.
+
+Leaves of an average-linkage clustering.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,11 @@ def clustered_order(matrix: Floats) -> list[int]:
     orders = [[index] for index in range(len(matrix))]
     sizes = np.ones(len(matrix))
     for _ in range(len(matrix) - 1):
-        first, second = divmod(int(np.argmin(near)), len(near))
-        first, second = min(first, second), max(first, second)
+        nearest = divmod(int(np.argmin(near)), len(near))
+        first, second = min(nearest), max(nearest)
         orders[first] = _joined(orders[first], orders[second], distances)
-        mean = (near[first] * sizes[first] + near[second] * sizes[second]) / (
-            sizes[first] + sizes[second]
-        )
+        weighted = near[first] * sizes[first] + near[second] * sizes[second]
+        mean = weighted / (sizes[first] + sizes[second])
         near[first], near[:, first] = mean, mean
         near[second], near[:, second], near[first, first] = np.inf, np.inf, np.inf
         sizes[first] += sizes[second]
@@ -39,8 +41,16 @@ def clustered_order(matrix: Floats) -> list[int]:
 
 def _joined(left: list[int], right: list[int], distances: Floats) -> list[int]:
     """Return two orders end to end, turned so that the columns that meet are the nearest ends."""
-    ways = [(left[::-1], right), (left, right), (left, right[::-1]), (left[::-1], right[::-1])]
-    return min(
-        (a + b for a, b in ways),
-        key=lambda order: distances[order[len(left) - 1], order[len(left)]],
-    )
+    left_turned, right_turned = left[::-1], right[::-1]
+    best: list[int] = []
+    least = np.inf
+    for first, second in (
+        (left_turned, right),
+        (left, right),
+        (left, right_turned),
+        (left_turned, right_turned),
+    ):
+        distance = distances[first[-1], second[0]]
+        if distance < least:
+            best, least = first + second, distance
+    return best

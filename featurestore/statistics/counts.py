@@ -1,0 +1,127 @@
+"""What is counted of one column over all rows, mergeable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from featurestore.statistics.exactsum import Twofold, add_twofold, sum_integers, sum_twofold
+from featurestore.statistics.kinds import CountedColumn
+from featurestore.statistics.moments import Deviations, Moments, deviations_of
+from featurestore.statistics.values import Values, lengths_of, measured_values
+
+Extreme = int | float | str | None
+Total = int | Twofold
+
+
+@dataclass
+class ColumnCounts:
+    """Counts, exact sums, extremes and lengths of one column.
+
+    ``total`` is an exact integer for integers, booleans and times, a twofold for floats. Times are
+    days or microseconds since 1970.
+    """
+
+    rows: int = 0
+    nulls: int = 0
+    nan: int = 0
+    infinite: int = 0
+    total: Total = 0
+    minimum: Extreme = None
+    maximum: Extreme = None
+    moments: Moments = field(default_factory=Moments)
+    shortest: int | None = None
+    longest: int | None = None
+    length: int = 0
+
+    def merge(self, other: ColumnCounts) -> ColumnCounts:
+        """Return the counts of both."""
+        merged = ColumnCounts(
+            rows=self.rows + other.rows,
+            nulls=self.nulls + other.nulls,
+            nan=self.nan + other.nan,
+            infinite=self.infinite + other.infinite,
+            total=_add_totals(self.total, other.total),
+            moments=self.moments.merge(other.moments),
+            length=self.length + other.length,
+        )
+        for side in (self, other):
+            merged.widen(side.minimum, side.maximum)
+            merged.widen_lengths(side.shortest, side.longest)
+        return merged
+
+    def widen(self, minimum: Extreme, maximum: Extreme) -> None:
+        """Take in the extremes of more values; None: there were no values."""
+        if minimum is None or maximum is None:
+            return
+        if self.minimum is None or minimum < self.minimum:  # type: ignore[operator]
+            self.minimum = minimum
+        if self.maximum is None or maximum > self.maximum:  # type: ignore[operator]
+            self.maximum = maximum
+
+    def widen_lengths(self, shortest: int | None, longest: int | None) -> None:
+        """Take in the extreme lengths of more values; None: there were no values."""
+        if shortest is None or longest is None:
+            return
+        if self.shortest is None or shortest < self.shortest:
+            self.shortest = shortest
+        if self.longest is None or longest > self.longest:
+            self.longest = longest
+
+
+@dataclass(frozen=True)
+class CountedBatch:
+    """The counts of one column in one batch, with its values where co-moments need them."""
+
+    counts: ColumnCounts
+    values: Values | None = None
+    deviations: Deviations | None = None
+
+
+def count_batch(column: CountedColumn, data: pa.Array) -> CountedBatch:
+    """Return the counts of one column of one batch."""
+    if column.measured:
+        return _count_measured(data)
+    counts = ColumnCounts(rows=len(data), nulls=data.null_count)
+    if column.has_length:
+        _count_lengths(counts, lengths_of(data))
+    if column.kind == "text" and counts.nulls < counts.rows:
+        extremes = pc.min_max(data)
+        counts.widen(extremes["min"].as_py(), extremes["max"].as_py())
+    return CountedBatch(counts)
+
+
+def _count_measured(data: pa.Array) -> CountedBatch:
+    values = measured_values(data)
+    finite = values.finite
+    counts = ColumnCounts(len(data), values.nulls, values.nan, values.infinite)
+    if finite.dtype.kind == "f":
+        counts.total = sum_twofold(finite)
+    else:
+        counts.total = sum_integers(finite)
+    if len(finite):
+        counts.minimum, counts.maximum = finite.min().item(), finite.max().item()
+    deviations = deviations_of(values)
+    counts.moments = deviations.moments
+    return CountedBatch(counts, values, deviations)
+
+
+def _count_lengths(counts: ColumnCounts, lengths: NDArray[np.int64]) -> None:
+    if len(lengths):
+        counts.shortest, counts.longest = int(lengths.min()), int(lengths.max())
+        counts.length = int(lengths.sum())
+
+
+def _add_totals(left: Total, right: Total) -> Total:
+    """Return the sum; the total of no rows is the integer 0 for every type."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left + right
+    return add_twofold(_as_twofold(left), _as_twofold(right))
+
+
+def _as_twofold(total: Total) -> Twofold:
+    return (float(total), 0.0) if isinstance(total, int) else total

@@ -1,0 +1,131 @@
+"""Heatmaps of correlations.
+
+The scale fixed to [-1, 1], similar columns side by side, missing ones hatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featurestore.errors import InvalidArgument, StatisticsNotFound, missing_extra
+from featurestore.model.statistics import Correlations, Statistics
+from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.plots.captions import font_size, short, source_name
+from featurestore.statistics.plots.ordering import clustered_order, matrix_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LISTED = 25
+_ANNOTATED = 12
+_LABELLED = 120
+_MOST_LINED = 40
+_TOP_PAIRS = 18
+_NEUTRAL = "#8c8c8c"
+_HATCH = "////"
+
+
+def correlations_of(statistics: Statistics, method: str) -> Correlations:
+    """Return the correlations of one method; StatisticsNotFound when there are none."""
+    if method not in ("pearson", "spearman"):
+        raise InvalidArgument(
+            f"method={method!r} is not a correlation.", hint="method='pearson' or method='spearman'"
+        )
+    found = statistics.spearman
+    if method == "pearson":
+        found = statistics.pearson
+    if found is None:
+        table = source_name(statistics.source) or "this table"
+        raise StatisticsNotFound(
+            f"Correlations need two numeric features; {table} has fewer.",
+            hint="keys, times and texts have none",
+        )
+    return found
+
+
+def similar_order(matrix: Floats) -> list[int]:
+    """Return the indices of similar columns side by side, uncorrelated ones at the end."""
+    has_any = ~np.isnan(matrix).all(axis=1)
+    correlated = np.flatnonzero(has_any)
+    order = clustered_order(matrix[np.ix_(correlated, correlated)])
+    return [*correlated[order].tolist(), *np.flatnonzero(~has_any).tolist()]
+
+
+def restricted(correlations: Correlations, names: Sequence[str]) -> Floats:
+    """Return the matrix of some columns, in their order."""
+    indices = [correlations.columns.index(name) for name in names]
+    return matrix_of(correlations)[np.ix_(indices, indices)]
+
+
+def draw_heatmap(
+    axis: Axes, matrix: Floats, labels: Sequence[str], *, cmap: str, annot: bool | None
+) -> None:
+    """Draw a matrix; ``annot=None`` writes the numbers where they can be read."""
+    try:
+        import seaborn as sns
+    except ImportError as error:
+        raise missing_extra("seaborn", "plots") from error
+    count = len(labels)
+    missing = np.isnan(matrix)
+    if annot is None:
+        annot = count <= _ANNOTATED
+    tick_labels: list[str] | bool = False
+    if count <= _LABELLED:
+        tick_labels = list(labels)
+    sns.heatmap(
+        matrix,
+        ax=axis,
+        mask=missing,
+        vmin=-1.0,
+        vmax=1.0,
+        cmap=cmap,
+        square=True,
+        annot=annot and np.round(matrix, 2) + 0.0,  # no -0.00
+        fmt=".2f",
+        annot_kws={"fontsize": max(5.0, min(9.0, 100 / max(count, 1)))},
+        linewidths=0.5 if count <= _MOST_LINED else 0.0,
+        linecolor=axis.get_facecolor(),
+        xticklabels=tick_labels,
+        yticklabels=tick_labels,
+        cbar_kws={"shrink": 0.7, "ticks": [-1, -0.5, 0, 0.5, 1]},
+    )
+    axis.tick_params(axis="x", rotation=90, labelsize=font_size(count), length=0)
+    axis.tick_params(axis="y", rotation=0, labelsize=font_size(count), length=0)
+    _hatch(axis, missing)
+
+
+def _hatch(axis: Axes, missing: NDArray[np.bool_]) -> None:
+    """Hatch the cells without a correlation."""
+    from matplotlib.patches import Rectangle
+
+    for row, column in zip(*np.nonzero(missing), strict=True):
+        cell = Rectangle(
+            (column, row), 1, 1, facecolor="none", edgecolor=_NEUTRAL, hatch=_HATCH, linewidth=0.0
+        )
+        axis.add_patch(cell)
+
+
+def cell_inches(columns: int) -> float:
+    """Return the inches of a cell.
+
+    Room for a number in small matrices, for a label in large ones.
+    """
+    if columns <= _ANNOTATED:
+        return 0.58
+    if columns <= LISTED:
+        return 0.36
+    return 0.27
+
+
+def list_pairs(axis: Axes, correlations: Correlations) -> None:
+    """Write the strongest pairs into a part of the figure."""
+    axis.set_axis_off()
+    lines = ["Strongest pairs", ""]
+    for left, right, value in correlations.top_pairs(_TOP_PAIRS):
+        lines.append(f"{value:+.2f}  {short(left, 17)} · {short(right, 17)}")
+    text = "\n".join(lines)
+    axis.text(0.0, 0.95, text, transform=axis.transAxes, fontsize=11, va="top", linespacing=1.7)

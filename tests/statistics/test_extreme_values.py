@@ -1,0 +1,135 @@
+"""Statistics, drift and pictures of values at the ends of every type: of the calendar, of integers, of float64."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.model.statistics import Statistics
+from featurestore.statistics import compare_statistics, plots, state_from_bytes, state_to_bytes
+from featurestore.statistics.describe import descriptive_stats
+from featurestore.statistics.summary import finish
+from tests.statistics.tables import TIMESTAMP, accumulator_of, count
+
+FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896
+INT64 = np.iinfo(np.int64)
+INT32 = np.iinfo(np.int32)
+
+
+def times(values: list[int | None]) -> pa.Array:
+    return pa.array(values, pa.int64()).view(TIMESTAMP)
+
+
+def days(values: list[int | None]) -> pa.Array:
+    return pa.array(values, pa.int32()).view(pa.date32())
+
+
+def typed(kind: pa.DataType) -> Any:
+    return lambda values: pa.array(values, kind)
+
+
+def near(*ends: int) -> st.SearchStrategy[int]:
+    """Return numbers at or beside some ends."""
+    beside = [end + step for end in ends for step in (-1, 0, 1)]
+    return st.sampled_from([each for each in beside if min(ends) <= each <= max(ends)])
+
+
+CALENDAR = near(FIRST_MICROS, 0, LAST_MICROS) | st.integers(FIRST_MICROS, LAST_MICROS)
+BEYOND = near(INT64.min + 1, FIRST_MICROS, 0, LAST_MICROS, INT64.max)
+ALL_DAYS = near(INT32.min, FIRST_DAY, 0, LAST_DAY, INT32.max) | st.integers(INT32.min, INT32.max)
+COLUMNS = [
+    (times, CALENDAR),
+    (times, BEYOND),
+    (days, near(FIRST_DAY, 0, LAST_DAY)),
+    (days, ALL_DAYS),
+    (typed(pa.int64()), near(INT64.min, 0, INT64.max) | st.integers(INT64.min, INT64.max)),
+    (typed(pa.uint64()), near(0, 2**63, 2**64 - 1)),
+    (typed(pa.float64()), st.floats() | st.sampled_from([1.7e308, -1.7e308, 5e-324])),
+    (typed(pa.float32()), st.floats(width=32)),
+    (typed(pa.decimal128(38, 0)), st.decimals(-(10**37), 10**37, places=0)),
+    (typed(pa.string()), st.text(max_size=5) | st.sampled_from(["", "\x00", "\u2028"])),
+]
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> tuple[pa.Array, pa.Array]:
+    """Return two columns of one type, the first with a value, each value once or often."""
+    make, values = draw(st.sampled_from(COLUMNS))
+    found = []
+    for least in (1, 0):
+        drawn = draw(st.lists(values | st.none(), min_size=least, max_size=5))
+        found.append(make(drawn * draw(st.sampled_from([1, 30]))))
+    return found[0], found[1]
+
+
+def statistics_of_column(column: pa.Array) -> Statistics:
+    table = pa.table({"x": column, "other": np.arange(len(column), dtype=np.float64)})
+    state = count(accumulator_of(table), table.to_batches(max_chunksize=7))
+    return finish(state_from_bytes(state_to_bytes(state)))
+
+
+def as_written(statistics: Statistics) -> Statistics:
+    return Statistics.from_json(json.loads(json.dumps(statistics.to_json(), allow_nan=False)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(columns())
+def test_values_at_the_ends_of_their_type_have_statistics_and_drift(
+    pair: tuple[pa.Array, pa.Array],
+) -> None:
+    before, after = (statistics_of_column(each) for each in pair)
+    for statistics, column in ((before, pair[0]), (after, pair[1])):
+        assert as_written(statistics) == statistics
+        assert descriptive_stats(statistics).loc["x", "nulls"] == column.null_count
+        found = statistics.column("x")
+        if found.histogram is not None:
+            assert sum(found.histogram.counts) == found.count - found.infinite
+    for report in (compare_statistics(before, after), compare_statistics(after, before)):
+        json.dumps(report.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        times([FIRST_MICROS]),
+        times([LAST_MICROS]),
+        times([FIRST_MICROS, LAST_MICROS]),
+        times([INT64.min + 1, INT64.max]),
+        days([INT32.min, INT32.max]),
+        pa.array([INT64.max]),
+        pa.array([2**64 - 1], pa.uint64()),
+        pa.array([1.7e308, -1.7e308]),
+        pa.array([float("inf"), float("nan"), 5e-324]),
+    ],
+    ids=str,
+)
+def test_values_at_the_ends_of_their_type_can_be_drawn(column: pa.Array) -> None:
+    matplotlib.use("Agg")
+    found = statistics_of_column(column)
+    usual = statistics_of_column(column.take([0]))
+    plots.distributions(found, other=usual, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
+    plots.distributions(usual, other=found, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
+
+
+def test_times_within_the_calendar_have_texts_within_it() -> None:
+    found = statistics_of_column(times([LAST_MICROS - 9_000, LAST_MICROS, LAST_MICROS])).column("x")
+    assert found.maximum == "9999-12-31T23:59:59.999999+00:00"
+    assert found.histogram is not None
+    for text in (found.mean, *found.quantiles, *found.histogram.edges):
+        assert isinstance(text, str)
+        assert text.startswith("9999-12-31T23:59:59")
+
+
+def test_times_outside_the_calendar_have_texts_with_longer_years() -> None:
+    found = statistics_of_column(times([LAST_MICROS + 1])).column("x")
+    assert found.minimum == found.mean == "10000-01-01T00:00:00.000000+00:00"
+    assert statistics_of_column(days([LAST_DAY + 1])).column("x").maximum == "10000-01-01"
+    assert statistics_of_column(days([FIRST_DAY - 1])).column("x").minimum == "0000-12-31"

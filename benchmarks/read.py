@@ -435,7 +435,7 @@ def shards(folder: Path, rounds: int) -> dict[str, Any]:
             )
         whole = replace(split, shards=tuple(copies), rows=count * split.shards[0].rows)
         manifest = replace(td.manifest, splits=(whole,))
-        files.write_json(str(place / "manifest.json"), manifest.to_json())
+        files.write_atomically(str(place / "manifest.json"), manifest.to_bytes())
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checkpoints that hold what is trained and the place in the data, so that a run goes on at the very next step.
+"""Checkpoints that hold what is trained and the position in the data, so that a run goes on at the very next step.
 
 A checkpoint is a directory ``step-<epoch>-<step>`` that appears by one rename, with the variables and the reader's
 state in it: a killed run leaves either the whole or nothing. The first worker's copy counts.
@@ -46,12 +46,12 @@ class ReaderCheckpoint:
     @property
     def worker(self) -> int:
         """Number of this worker."""
-        return _place_of(self.strategy)[0]
+        return _worker_of(self.strategy)[0]
 
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return _place_of(self.strategy)[1]
+        return _worker_of(self.strategy)[1]
 
     def save(self, epoch: int, step: int) -> None:
         """Save the objects and the state; under a strategy all workers must call this after the same step.
@@ -80,8 +80,10 @@ class ReaderCheckpoint:
 
     def latest(self) -> str | None:
         """Return the directory of the newest checkpoint, None when there is none."""
-        found = [name for name in files.list_directory(self.directory) if _NAME.fullmatch(name)]
-        return os.path.join(self.directory, max(found)) if found else None
+        found = self._names()
+        if not found:
+            return None
+        return os.path.join(self.directory, max(found))
 
     def restore(self) -> tuple[int, int]:
         """Set the objects to the newest checkpoint and return (epoch, step) to go on with; (0, 0) without one.
@@ -99,14 +101,13 @@ class ReaderCheckpoint:
         state = files.read_json(os.path.join(newest, STATE_FILE))
         then, epoch, step = resume(self.reader.path, self.reader.manifest, state)
         if then.settings != self.reader.settings:
-            changed = {
-                name: (value, self.reader.settings.get(name))
-                for name, value in then.settings.items()
-                if value != self.reader.settings.get(name)
-            }
+            changed = []
+            for name, value in then.settings.items():
+                now = self.reader.settings.get(name)
+                if value != now:
+                    changed.append(f"{name}={value!r}, now {now!r}")
             raise ReaderConfigError(
-                f"The checkpoint {newest!r} was made by a reader with other settings: "
-                + "; ".join(f"{name}={old!r}, now {new!r}" for name, (old, new) in changed.items()),
+                f"The checkpoint {newest!r} was made by a reader with other settings: {'; '.join(changed)}.",
                 hint="use these settings, or start in another directory",
             )
         read_objects(os.path.join(newest, _PREFIX), self.objects)
@@ -116,10 +117,9 @@ class ReaderCheckpoint:
         self, *, directory: str | os.PathLike[str] | None = None, timeout: float = 600.0
     ) -> Heartbeat:
         """Return the heartbeat of this worker, beside the checkpoints unless ``directory`` says otherwise."""
-        place = (
-            os.path.join(self.directory, _HEARTBEATS) if directory is None else os.fspath(directory)
-        )
-        return Heartbeat(place, worker=self.worker, workers=self.workers, timeout=timeout)
+        if directory is None:
+            directory = os.path.join(self.directory, _HEARTBEATS)
+        return Heartbeat(directory, worker=self.worker, workers=self.workers, timeout=timeout)
 
     def callback(
         self,
@@ -210,17 +210,17 @@ class ReaderCheckpoint:
             return self.reader.tf_dataset(epochs, start_epoch=epoch, start_step=step)
         return self.reader.distribute(self.strategy, epochs, start_epoch=epoch, start_step=step)
 
+    def _names(self) -> list[str]:
+        return [name for name in files.list_directory(self.directory) if _NAME.fullmatch(name)]
+
     def _prune(self) -> None:
-        found = sorted(
-            name for name in files.list_directory(self.directory) if _NAME.fullmatch(name)
-        )
-        for name in found[: -self.keep]:
+        for name in sorted(self._names())[: -self.keep]:
             files.remove(os.path.join(self.directory, name), below=self.directory)
 
 
-def _place_of(strategy: Any | None) -> tuple[int, int]:
+def _worker_of(strategy: Any | None) -> tuple[int, int]:
     if strategy is None:
         return 0, 1
-    from featurestore.readers.tensorflow import cluster_place
+    from featurestore.readers.tensorflow import worker_of
 
-    return cluster_place(strategy)
+    return worker_of(strategy)

@@ -40,7 +40,7 @@ class WorkerStep:
 
 
 class Heartbeat:
-    """Writes this worker's steps and watches for the moment when they stop.
+    """Writes this worker's steps and watches for when they stop.
 
     Args:
         directory: Shared by all workers.
@@ -67,7 +67,7 @@ class Heartbeat:
         self.directory, self.worker, self.workers = os.fspath(directory), worker, workers
         self._timeout, self._on_stall, self._clock = timeout, on_stall, clock
         self._last = clock()
-        self._place: tuple[int, int] | None = None
+        self._made: tuple[int, int] | None = None
         self._written: tuple[int, int] | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -104,18 +104,18 @@ class Heartbeat:
         Raises:
             WorkerStalled: The worker had stalled before, and ``on_stall="report"``.
         """
-        self._last, self._place = self._clock(), (epoch, step)
+        self._last, self._made = self._clock(), (epoch, step)
         if self._stall is not None:
             stall, self._stall = self._stall, None
             raise stall
 
     def write(self) -> None:
         """Write the last step to this worker's file, if it is a new one; the watchdog does so every second."""
-        place = self._place
-        if place is None or place == self._written:
+        made = self._made
+        if made is None or made == self._written:
             return
-        self._written = place
-        step = WorkerStep(self.worker, *place, self._last, socket.gethostname(), os.getpid())
+        self._written = made
+        step = WorkerStep(self.worker, *made, self._last, socket.gethostname(), os.getpid())
         try:
             files.write_atomically(
                 _step_file(self.directory, self.worker), json.dumps(asdict(step)).encode()
@@ -179,18 +179,21 @@ def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) ->
       worker 0: epoch 1, step 7, 10 s ago (a, process 1)
       worker 1: no step yet  <- the others wait for it
     """
-    places = [(steps[w].epoch, steps[w].step) if w in steps else (-1, -1) for w in range(workers)]
-    lines = []
+    progress, lines = [], []
     for worker in range(workers):
         known = steps.get(worker)
-        text = "no step yet"
-        if known is not None:
-            text = f"epoch {known.epoch}, step {known.step}, {now - known.time:.0f} s ago"
-            text += f" ({known.host}, process {known.pid})"
-        behind = places[worker] == min(places) and min(places) < max(places)
-        lines.append(
-            f"  worker {worker}: {text}" + ("  <- the others wait for it" if behind else "")
-        )
+        if known is None:
+            progress.append((-1, -1))
+            lines.append(f"  worker {worker}: no step yet")
+            continue
+        progress.append((known.epoch, known.step))
+        text = f"epoch {known.epoch}, step {known.step}, {now - known.time:.0f} s ago"
+        lines.append(f"  worker {worker}: {text} ({known.host}, process {known.pid})")
+    slowest = min(progress)
+    if slowest < max(progress):
+        for worker in range(workers):
+            if progress[worker] == slowest:
+                lines[worker] += "  <- the others wait for it"
     return "\n".join(lines)
 
 

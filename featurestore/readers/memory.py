@@ -1,4 +1,4 @@
-"""Memory that is used again: new pages for every stretch cost the system more time than decoding costs us.
+"""Memory that is used again: new pages for every range of steps cost the system more time than decoding costs us.
 
 What is lent comes back by itself when the last array that refers to it is gone, wherever that array went: TensorFlow
 keeps arrays for as long as its tensors live.
@@ -33,17 +33,21 @@ class Memory:
         >>> Memory().borrow([((2, 3), np.dtype(np.float32))], purpose="doctest")[0].ctypes.data % 64
         0
         """
-        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in arrays]
-        places = [0, *np.cumsum([-(-size // ALIGNED) * ALIGNED for size in sizes]).tolist()]
-        block = self._find(places[-1] + ALIGNED, purpose)
+        offsets, sizes, end = [], [], 0
+        for shape, dtype in arrays:
+            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            offsets.append(end)
+            sizes.append(size)
+            end += -(-size // ALIGNED) * ALIGNED
+        block = self._find(end + ALIGNED, purpose)
         # Every view of an array refers to the one that is no view of another array: this one.
         lease = np.frombuffer(block.data, dtype=np.uint8)
         finalize(lease, self._take_back, purpose, block).atexit = False
-        start = -lease.ctypes.data % ALIGNED
-        return [
-            lease[start + place : start + place + size].view(dtype).reshape(shape)
-            for place, size, (shape, dtype) in zip(places, sizes, arrays, strict=False)
-        ]
+        aligned = lease[-lease.ctypes.data % ALIGNED :]
+        lent = []
+        for offset, size, (shape, dtype) in zip(offsets, sizes, arrays, strict=True):
+            lent.append(aligned[offset : offset + size].view(dtype).reshape(shape))
+        return lent
 
     def _find(self, size: int, purpose: Any) -> npt.NDArray[np.uint8]:
         free = self._free.setdefault(purpose, [])
@@ -52,7 +56,7 @@ class Memory:
                 block = free.pop()
             except IndexError:  # another thread was first
                 break
-            if len(block) >= size:  # smaller ones are of the first stretches: let them go
+            if len(block) >= size:  # smaller ones are of the first steps: let them go
                 return block
         return np.empty(size, dtype=np.uint8)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -27,9 +26,8 @@ Remainder = Literal["drop", "pad"]
 Rows = npt.NDArray[np.int64]
 
 _BLOCKS, _WINDOWS = tag(101), tag(102)
-_PERMUTED_ROWS = (
-    1 << 14
-)  # at once: more of them leave the core's cache, and new memory costs more than they
+# At once: more of them leave the core's cache, and new memory costs more than they.
+_PERMUTED_ROWS = 1 << 14
 
 
 def default_lanes(global_batch_size: int) -> int:
@@ -88,8 +86,9 @@ class ReaderOrder:
                 f"remainder={self.remainder!r} is unknown.", hint='remainder="drop" or "pad"'
             )
         for name in ("block_rows", "window_rows", "global_batch_size", "lanes"):
-            if getattr(self, name) < 1:
-                raise ReaderConfigError(f"{name}={getattr(self, name)} must be at least 1.")
+            check_at_least_one(name, getattr(self, name))
+        if not is_whole(self.seed):
+            raise ReaderConfigError(f"seed={self.seed!r} is not a whole number.")
         if self.window_rows % self.block_rows:
             raise ReaderConfigError(
                 f"window_rows={self.window_rows} is no multiple of the dataset's block of {self.block_rows} rows.",
@@ -118,6 +117,11 @@ class ReaderOrder:
     def lane_batch(self) -> int:
         """Rows that a global batch takes from every lane."""
         return self.global_batch_size // self.lanes
+
+    @property
+    def longest_lane(self) -> int:
+        """Rows of the longest lane, or those that the steps of an epoch take of a lane, whichever are more."""
+        return max(-(-self.rows // self.lanes), self.steps_per_epoch * self.lane_batch)
 
     def worker_counts(self) -> list[int]:
         """Return the numbers of workers among which the lanes can be divided."""
@@ -157,15 +161,14 @@ class ReaderOrder:
         return EpochOrder(self, number)
 
     def _way_to(self, workers: int) -> str:
+        """Return the setting that lets so many workers share the lanes."""
         if workers < 1:
             return "workers=1"
-        if self.global_batch_size % workers == 0:
-            fitting = [
-                each for each in divisors(self.global_batch_size, limit=1024) if each % workers == 0
-            ]
-            return f"lanes={max([each for each in fitting if each <= MAX_DEFAULT_LANES] or [min([*fitting, workers])])}"
-        size = max(1, round(self.global_batch_size / workers)) * workers
-        return f"global_batch_size={size}, which {workers} divides"
+        if self.global_batch_size % workers:
+            size = max(1, round(self.global_batch_size / workers)) * workers
+            return f"global_batch_size={size}, which {workers} divides"
+        fitting = divisors(self.global_batch_size // workers, limit=MAX_DEFAULT_LANES // workers)
+        return f"lanes={max(fitting, default=1) * workers}"
 
 
 @dataclass(frozen=True)
@@ -227,16 +230,19 @@ class EpochOrder:
         return self.rows_at(low + self.window_permutation(lane, window))
 
     def window_permutation(self, lane: int, window: int) -> Rows:
-        """Return the places inside a window in reading order."""
+        """Return the offsets inside a window in reading order."""
         low, high = self._window_bounds(lane, window)
         return permutation(high - low, self._key(_WINDOWS, lane, window))
 
     def window_permutations(self, lanes: Sequence[int], window: int) -> Iterator[Rows]:
         """Yield the same for several lanes; neighbours whose windows are equally large are permuted together."""
-        bounds = [self._window_bounds(lane, window) for lane in lanes]
-        sized = zip(lanes, (high - low for low, high in bounds), strict=True)
-        for size, group in groupby(sized, key=itemgetter(1)):
-            keys = [self._key(_WINDOWS, lane, window) for lane, _ in group]
+
+        def size_of(lane: int) -> int:
+            low, high = self._window_bounds(lane, window)
+            return high - low
+
+        for size, neighbours in groupby(lanes, key=size_of):
+            keys = [self._key(_WINDOWS, lane, window) for lane in neighbours]
             together = max(1, _PERMUTED_ROWS // max(1, size))
             for first in range(0, len(keys), together):
                 yield from permutations(size, keys[first : first + together])
@@ -259,8 +265,8 @@ class EpochOrder:
         if not self.order.shuffle:
             return positions
         size = self.order.block_rows
-        place, gap = self._short
-        shifted = positions + gap * (positions >= place + size - gap)
+        begin, gap = self._short
+        shifted = positions + gap * (positions >= begin + size - gap)
         slots = shifted // size
         return self._blocks[slots] * size + (shifted - slots * size)
 
@@ -277,17 +283,19 @@ class EpochOrder:
 
     def _window_bounds(self, lane: int, window: int) -> tuple[int, int]:
         low, high = self.order.lane_bounds(lane)
-        return low + window * self.order.window_rows, min(
-            high, low + (window + 1) * self.order.window_rows
-        )
+        size = self.order.window_rows
+        return low + window * size, min(high, low + (window + 1) * size)
 
     def _slot_edges(self, low: int, high: int) -> Rows:
         """Return ``low``, the positions between at which a block begins, and ``high``."""
         size = self.order.block_rows
-        place, gap = self._short if self.order.shuffle else (self.order.rows, 0)
-        inner = np.arange(low // size, (high + gap) // size + 2, dtype=np.int64) * size
-        inner = inner - gap * (inner > place)
-        return np.concatenate([[low], inner[(inner > low) & (inner < high)], [high]])
+        begin, gap = self.order.rows, 0
+        if self.order.shuffle:
+            begin, gap = self._short
+        edges = np.arange(low // size, (high + gap) // size + 2, dtype=np.int64) * size
+        edges = edges - gap * (edges > begin)
+        inner = edges[(edges > low) & (edges < high)]
+        return np.concatenate([[low], inner, [high]])
 
     def _canonical(self, start: int, stop: int, worker: int, workers: int) -> Rows:
         order = self.order
@@ -345,6 +353,19 @@ def permutations(size: int, wanted: Sequence[int]) -> Rows:
     for row in np.flatnonzero(agree):
         result[row] = np.argsort(mix_all(steps + starts[row]), kind="stable")
     return result
+
+
+def check_at_least_one(name: str, value: object) -> None:
+    """Raise ReaderConfigError unless the value of an argument is a whole number from 1 on."""
+    if not is_whole(value):
+        raise ReaderConfigError(f"{name}={value!r} is not a whole number.")
+    if value < 1:  # type: ignore[operator]
+        raise ReaderConfigError(f"{name}={value} must be at least 1.")
+
+
+def is_whole(value: object) -> bool:
+    """Tell whether a value is an integer; a boolean is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _numbers(values: list[int], *, shown: int = 24) -> str:

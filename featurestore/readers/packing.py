@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featurestore.plugins.format import Plane
-from featurestore.readers.blocks import Arrays
 from featurestore.readers.selection import PRESENT, SAMPLE_WEIGHT, SelectedColumn
+from featurestore.readers.steps import Arrays
 
 
 @dataclass(frozen=True)
@@ -57,34 +58,33 @@ class Packing:
     @cached_property
     def alone(self) -> list[str]:
         """The other outputs: texts, lists, matrices."""
-        together = {name for names in self.groups.values() for name in names}
+        together = set(chain.from_iterable(self.groups.values()))
         return [name for name in self.outputs if name not in together]
 
     @cached_property
     def planes(self) -> list[list[Plane | None]]:
         """What is read from files into the rows of the groups' arrays; weights are not."""
-        values = {column.name: Plane(column.name) for column in self.columns}
-        presence = {
-            column.name + PRESENT: Plane(column.name, presence=True)
-            for column in self.columns
-            if column.masked
-        }
-        return [[(presence | values).get(name) for name in names] for names in self.groups.values()]
+        known: dict[str, Plane] = {}
+        for column in self.columns:
+            if column.masked:
+                known[column.name + PRESENT] = Plane(column.name, presence=True)
+        for column in self.columns:
+            known[column.name] = Plane(column.name)
+        return [list(map(known.get, names)) for names in self.groups.values()]
 
     def parts(self, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
         """Return the outputs that the rows of the groups' arrays are."""
-        return {
-            name: row
-            for names, array in zip(self.groups.values(), arrays, strict=True)
-            for name, row in zip(names, array, strict=True)
-        }
+        result: Arrays = {}
+        for names, array in zip(self.groups.values(), arrays, strict=True):
+            result.update(zip(names, array, strict=True))
+        return result
 
     def crossing(self, packed: list[npt.NDArray[Any]], rest: Arrays) -> list[npt.NDArray[Any]]:
         """Return what crosses: groups as (columns, steps, batch), then the other outputs as (steps, batch, ...)."""
-        return [
-            *(array.reshape(len(array), -1, self.batch) for array in packed),
-            *(rest[name].reshape(-1, self.batch, *rest[name].shape[1:]) for name in self.alone),
-        ]
+        result = [array.reshape(len(array), -1, self.batch) for array in packed]
+        for name in self.alone:
+            result.append(rest[name].reshape(-1, self.batch, *rest[name].shape[1:]))
+        return result
 
     def unpack(
         self, tensors: Sequence[Any], split: Callable[[Any], Sequence[Any]]

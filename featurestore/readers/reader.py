@@ -14,13 +14,20 @@ import numpy.typing as npt
 from featurestore.errors import ManifestMismatch, ReaderConfigError
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore.plugins.format import DatasetFormat, find_format
-from featurestore.readers.blocks import Blocks, Stretch, Stretches
-from featurestore.readers.order import ORDER_VERSION, ReaderOrder, Remainder, default_lanes
+from featurestore.plugins.format import find_format
+from featurestore.readers.order import (
+    ORDER_VERSION,
+    ReaderOrder,
+    Remainder,
+    check_at_least_one,
+    default_lanes,
+    is_whole,
+)
 from featurestore.readers.prefetch import available_cores, prefetched
 from featurestore.readers.recordblocks import RecordBlocks
 from featurestore.readers.selection import Nulls, SelectedColumn, select_columns, value_form
 from featurestore.readers.shardfiles import ShardFiles, check_shards
+from featurestore.readers.steps import Blocks, StepRange, StepRanges
 from featurestore.readers.windowblocks import WindowBlocks
 
 if TYPE_CHECKING:
@@ -32,8 +39,9 @@ Batch = dict[str, npt.NDArray[Any]]
 DEFAULT_WINDOW_ROWS = 131_072
 DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 
-_STRETCH_ROWS = 32_768
-_STRETCH_BYTES = 16 * 1024 * 1024
+# Read at once.
+_MOST_ROWS = 32_768
+_MOST_BYTES = 16 * 1024 * 1024
 _AHEAD = 3
 _THREADS = 2
 
@@ -82,15 +90,17 @@ class Reader:
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or there is no such step.
         """
-        stretches = self.stretches(
+        # What is wrong with the arguments is said here and not when the first batch is asked for.
+        ranges = self.step_ranges(
             1, worker=worker, workers=workers, start_epoch=epoch, start_step=start_step
         )
-        size = self.order.worker_batch(workers)
-        return (
-            {name: array[index * size : (index + 1) * size] for name, array in arrays.items()}
-            for stretch, arrays in self.read(stretches)
-            for index in range(stretch.steps)
-        )
+        return self._batches(ranges)
+
+    def _batches(self, ranges: StepRanges) -> Iterator[Batch]:
+        for steps, arrays in self.read(ranges):
+            size = steps.part.batch_rows
+            for start in range(0, steps.row_count, size):
+                yield {name: array[start : start + size] for name, array in arrays.items()}
 
     def rows(
         self, epoch: int, step: int, *, worker: int = 0, workers: int = 1
@@ -147,7 +157,7 @@ class Reader:
         return distribute(self, strategy, epochs, start_epoch=start_epoch, start_step=start_step)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return what rebuilds this reader and the place where it stands: a small JSON object.
+        """Return what rebuilds this reader and the position where it stands: a small JSON object.
 
         Args:
             epoch: The epoch to go on with.
@@ -201,18 +211,18 @@ class Reader:
                 hint=f"0 to {self.steps_per_epoch}",
             )
 
-    def stretches(
+    def step_ranges(
         self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
-    ) -> Stretches:
-        """Return the steps of some epochs in pieces to read at once: one step first, then up to some megabytes.
+    ) -> StepRanges:
+        """Return the steps of some epochs in ranges to read at once: one step first, then up to some megabytes.
 
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or there is no such step.
         """
         self.order.check_workers(worker, workers)
         self.check_step(start_step)
-        rows = min(_STRETCH_ROWS, _STRETCH_BYTES // max(1, self.row_bytes))
-        return Stretches(
+        rows = min(_MOST_ROWS, _MOST_BYTES // max(1, self.row_bytes))
+        return StepRanges(
             self.order,
             epochs,
             worker=worker,
@@ -222,32 +232,23 @@ class Reader:
             most=max(1, rows // self.order.worker_batch(workers)),
         )
 
-    @cached_property
-    def format(self) -> DatasetFormat:
-        """The format of the files."""
-        return find_format(self.manifest.data_format)
-
-    def read(self, stretches: Iterable[Stretch]) -> Iterator[tuple[Stretch, Batch]]:
-        """Yield the columns of stretches as (steps * batch, ...), read ahead in a thread."""
+    def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
+        """Yield the columns of ranges of steps as (steps * batch, ...), read ahead in a thread."""
         source = self.blocks()
-        # Windows are read one after the other; records may be gathered by several threads.
-        threads = min(_THREADS, available_cores()) if isinstance(source, RecordBlocks) else 1
-        return prefetched(
-            lambda stretch: (stretch, source.read(stretch)),
-            stretches,
-            threads=threads,
-            ahead=_AHEAD,
+        threads = (
+            1  # Windows are read one after the other; records may be gathered by several threads.
         )
+        if isinstance(source, RecordBlocks):
+            threads = min(_THREADS, available_cores())
+
+        def read(steps: StepRange) -> tuple[StepRange, Batch]:
+            return steps, source.read(steps)
+
+        return prefetched(read, ranges, threads=threads, ahead=_AHEAD)
 
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
-        files = ShardFiles(
-            self.path,
-            self.manifest,
-            self.split,
-            self.format,
-            self.format.record_access(self.manifest.layout),
-        )
+        files = shard_files(self.path, self.manifest, self.split)
         if files.access is not None:
             return RecordBlocks(files, files.access, self.columns)
         return WindowBlocks(files, self.columns)
@@ -298,12 +299,10 @@ def open_reader(
     if refused is not None:
         raise ReaderConfigError(refused)
     selected = select_columns(manifest, found, columns=columns, nulls=nulls)  # type: ignore[arg-type]
-    for name, value in (("global_batch_size", global_batch_size), ("seed", seed)):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ReaderConfigError(f"{name}={value!r} is not a whole number.")
-    if global_batch_size < 1:
-        raise ReaderConfigError(f"global_batch_size={global_batch_size} must be at least 1.")
-    lanes = default_lanes(global_batch_size) if lanes is None else lanes
+    check_at_least_one("global_batch_size", global_batch_size)
+    if lanes is None:
+        lanes = default_lanes(global_batch_size)
+    check_at_least_one("lanes", lanes)
     if window_rows is None:
         window_rows = default_window_rows(manifest, lanes=lanes)
     order = ReaderOrder(
@@ -317,6 +316,7 @@ def open_reader(
         remainder=_remainder(remainder),
     )
     check_shards(path, found)
+    shard_files(path, manifest, found).check_rows()
     settings = {
         "split": split,
         "global_batch_size": global_batch_size,
@@ -329,6 +329,12 @@ def open_reader(
         "window_rows": window_rows,
     }
     return Reader(path, manifest, found, order, selected, settings)
+
+
+def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFiles:
+    """Return the files of a split; those with records of one width are read by record."""
+    chosen = find_format(manifest.data_format)
+    return ShardFiles(path, manifest, split, chosen, chosen.record_access(manifest.layout))
 
 
 def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Reader, int, int]:
@@ -351,6 +357,11 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
     absent = [name for name in wanted if name not in state]
     if absent:
         raise ReaderConfigError(f"This is not the state of a reader: it lacks {', '.join(absent)}.")
+    epoch, step = state["epoch"], state["step"]
+    if not is_whole(epoch) or not is_whole(step) or epoch < 0:
+        raise ReaderConfigError(
+            f"This is not the state of a reader: epoch={epoch!r}, step={step!r}."
+        )
     if state["order_version"] != ORDER_VERSION:
         raise ReaderConfigError(
             f"The state has order version {state['order_version']}; this release reads order version {ORDER_VERSION}.",
@@ -371,8 +382,8 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
         global_batch_size=state["global_batch_size"],
         **settings,
     )
-    reader.check_step(state["step"])
-    return reader, state["epoch"], state["step"]
+    reader.check_step(step)
+    return reader, epoch, step
 
 
 def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
@@ -380,10 +391,10 @@ def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
 
     The bytes are those of the columns' types, so that every file format has the same order.
     """
-    forms = [value_form(type_from_json(column.type)) for column in manifest.columns]
-    row_bytes = sum(
-        dtype.itemsize * abs(int(np.prod(shape, dtype=np.int64))) for dtype, shape in forms
-    )
+    row_bytes = 0
+    for column in manifest.columns:
+        dtype, shape = value_form(type_from_json(column.type))
+        row_bytes += dtype.itemsize * abs(int(np.prod(shape, dtype=np.int64)))
     rows = min(DEFAULT_WINDOW_ROWS, DEFAULT_WINDOW_BYTES // max(1, row_bytes))
     return max(1, rows // (lanes * manifest.block_rows)) * manifest.block_rows
 

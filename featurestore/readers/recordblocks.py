@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.plugins.format import PlaneReader, RecordAccess
-from featurestore.readers.blocks import Arrays, Share, Stretch, finish
 from featurestore.readers.memory import Memory
-from featurestore.readers.order import PADDING, Rows
+from featurestore.readers.order import PADDING, EpochOrder, Rows
+from featurestore.readers.outputs import finish
 from featurestore.readers.packing import Packing
 from featurestore.readers.selection import SAMPLE_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
+from featurestore.readers.steps import Arrays, StepRange, WorkerEpoch
 
 _WINDOWS_KEPT = 3
 # Records gathered at once: enough to go through the shards one by one.
@@ -32,7 +33,7 @@ ReadAlone = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
 
 @dataclass
 class RecordBlocks:
-    """Reads stretches by gathering records; serves many threads."""
+    """Reads ranges of steps by gathering records; serves many threads."""
 
     files: ShardFiles
     access: RecordAccess
@@ -42,39 +43,36 @@ class RecordBlocks:
     _memory: Memory = field(default_factory=Memory)
     _plane_readers: dict[bool, PlaneReader] = field(default_factory=dict)
 
-    def read(self, stretch: Stretch) -> Arrays:
+    def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""
-        batch = stretch.share.epoch.order.worker_batch(stretch.share.workers)
-        packing = Packing(self.columns, stretch.weighted, batch)
-        arrays, alone = self._read(stretch, packing, self._decoded)
+        packing = Packing(self.columns, steps.weighted, steps.part.batch_rows)
+        arrays, alone = self._read(steps, packing, self._decoded)
         found = packing.parts(arrays) | alone
         return {name: found[name] for name in packing.outputs}
 
-    def read_packed(self, stretch: Stretch, packing: Packing) -> list[npt.NDArray[Any]]:
+    def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
         """Return the same as the arrays of a packing; texts of one width where that tells all of them apart."""
-        return packing.crossing(*self._read(stretch, packing, self._padded))
+        return packing.crossing(*self._read(steps, packing, self._padded))
 
     def _read(
-        self, stretch: Stretch, packing: Packing, read_alone: ReadAlone
+        self, steps: StepRange, packing: Packing, read_alone: ReadAlone
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
         """Return the arrays of the groups of a packing, of shape (outputs, rows), and the other outputs."""
-        if not stretch.share.epoch.order.shuffle:
-            parts = self.files.slices(*stretch.canonical_ranges())
-            real = slice(
-                0, sum(len(part) for part in parts)
-            )  # padding stands at the end of the last step
-            return self._decode(parts, real, packing, read_alone, rows=_rows(stretch))
+        if not steps.part.order.shuffle:
+            parts = self.files.slices(*steps.canonical_ranges())
+            count = sum(map(len, parts))  # padding stands at the end of the last step
+            return self._decode(parts, slice(0, count), packing, read_alone, rows=steps.row_count)
         # Rows are read in the order in which they lie in the files, and put in their own order when they are small.
-        places = self._places(stretch)
-        order = np.argsort(places)
-        padded = int(np.searchsorted(places[order], PADDING, side="right"))
-        records = self._gathered(places[order[padded:]])
+        locations = self._locations(steps)
+        order = np.argsort(locations)
+        padded = int(np.searchsorted(locations[order], PADDING, side="right"))
+        records = self._gathered(locations[order[padded:]])
         found, alone = self._decode(
-            records, slice(padded, len(places)), packing, read_alone, rows=len(places)
+            records, slice(padded, len(order)), packing, read_alone, rows=len(order)
         )
         wanted = np.empty_like(order)
         wanted[order] = np.arange(len(order))
-        arrays = self._borrow(packing, len(places))
+        arrays = self._borrow(packing, len(order))
         for array, target in zip(found, arrays, strict=True):
             np.take(array, wanted, axis=1, out=target, mode="clip")
         return arrays, {name: values[wanted] for name, values in alone.items()}
@@ -109,17 +107,16 @@ class RecordBlocks:
         for array in arrays:
             array[:, : real.start] = 0
             array[:, real.stop :] = 0
-        columns = {column.name: column for column in self.columns}
-        return arrays, {
-            name: _joined(parts, columns[name], real, rows=rows) for name, parts in alone.items()
-        }
+        others: Arrays = {}
+        for column in self.columns:
+            if column.name in alone:
+                others[column.name] = _joined(alone[column.name], column, real, rows=rows)
+        return arrays, others
 
     def _borrow(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
         """Return memory for the groups of a packing, of shape (outputs, rows)."""
-        shapes = [(len(names), rows) for names in packing.groups.values()]
-        return self._memory.borrow(
-            list(zip(shapes, packing.groups, strict=True)), purpose="columns"
-        )
+        wanted = [((len(names), rows), dtype) for dtype, names in packing.groups.items()]
+        return self._memory.borrow(wanted, purpose="columns")
 
     def _decoded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
         """Return a column that holds more than a number."""
@@ -139,55 +136,53 @@ class RecordBlocks:
             known = self._plane_readers[packing.weighted] = self.access.plane_reader(packing.planes)
         return known
 
-    def _gathered(self, places: Rows) -> Iterator[Records]:
-        """Yield the records at places; those that come overwrite those that went."""
-        step = max(1, _GATHERED_BYTES // self.access.record_bytes)
-        shape = min(step, len(places)), self.access.record_bytes
+    def _gathered(self, locations: Rows) -> Iterator[Records]:
+        """Yield the records at locations; those that come overwrite those that went."""
+        most = max(1, _GATHERED_BYTES // self.access.record_bytes)
+        shape = min(most, len(locations)), self.access.record_bytes
         records = self._memory.borrow([(shape, np.dtype(np.uint8))], purpose="records")[0]
-        for start in range(0, len(places), step):
-            some = places[start : start + step]
+        for start in range(0, len(locations), most):
+            some = locations[start : start + most]
             self.files.records(some, out=records[: len(some)])
             yield records[: len(some)]
 
-    def _places(self, stretch: Stretch) -> Rows:
-        """Return the places of the rows of a stretch in reading order."""
-        share = stretch.share
-        order = share.epoch.order
-        lanes = order.worker_lanes(share.worker, share.workers)
-        b, size = order.lane_batch, order.window_rows
-        begin, end = stretch.start * b, stretch.stop * b
+    def _locations(self, steps: StepRange) -> Rows:
+        """Return the locations of the rows of steps in reading order, ``PADDING`` beyond the end of a lane."""
+        lanes, order = steps.part.lanes, steps.part.order
+        b = order.lane_batch
+        row, stop = steps.start * b, steps.stop * b
         parts = []
-        while begin < end:
-            window, place = divmod(begin, size)
-            taken = min(end - begin, size - place)
-            parts.append(self._window(share, lanes, window)[:, place : place + taken])
-            begin += taken
+        while row < stop:
+            window, offset = divmod(row, order.window_rows)
+            count = min(stop - row, order.window_rows - offset)
+            parts.append(self._window(steps.part, lanes, window)[:, offset : offset + count])
+            row += count
         of_lanes = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        return of_lanes.reshape(len(lanes), stretch.steps, b).transpose(1, 0, 2).reshape(-1)
+        by_step = of_lanes.reshape(len(lanes), steps.steps, b).transpose(1, 0, 2)
+        return by_step.reshape(-1)
 
-    def _window(self, share: Share, lanes: range, window: int) -> Rows:
-        """Return the places of a window of all lanes, (lanes, window rows), ``PADDING`` beyond the end of a lane."""
-        key = (share.epoch.number, share.worker, share.workers, window)
+    def _window(self, part: WorkerEpoch, lanes: range, window: int) -> Rows:
+        """Return the locations of a window of all lanes, ``PADDING`` beyond the end of a lane."""
+        key = (part.epoch.number, part.worker, part.workers, window)
         with self._lock:
             known = self._windows.get(key)
             if known is None:
-                known = self._windows[key] = self._make_window(share, lanes, window)
+                known = self._windows[key] = self._make_window(part.epoch, lanes, window)
                 while len(self._windows) > _WINDOWS_KEPT:
                     self._windows.popitem(last=False)
             return known
 
-    def _make_window(self, share: Share, lanes: range, window: int) -> Rows:
-        epoch = share.epoch
-        result = np.full((len(lanes), epoch.order.window_rows), PADDING, dtype=np.int64)
+    def _make_window(self, epoch: EpochOrder, lanes: range, window: int) -> Rows:
+        # (lanes, rows): a window may be said to be wider than any lane.
+        first = window * epoch.order.window_rows
+        width = min(epoch.order.window_rows, epoch.order.longest_lane - first)
+        result = np.full((len(lanes), width), PADDING, dtype=np.int64)
         alive = [lane for lane in lanes if window < epoch.windows(lane)]
         for lane, order in zip(alive, epoch.window_permutations(alive, window), strict=True):
-            places = self.files.places(*epoch.window_ranges(lane, window))
-            np.take(places, order, out=result[lane - lanes.start, : len(places)], mode="clip")
+            locations = self.files.locations(*epoch.window_ranges(lane, window))
+            row = result[lane - lanes.start, : len(locations)]
+            np.take(locations, order, out=row, mode="clip")
         return result
-
-
-def _rows(stretch: Stretch) -> int:
-    return stretch.steps * stretch.share.epoch.order.worker_batch(stretch.share.workers)
 
 
 def _joined(
@@ -196,10 +191,12 @@ def _joined(
     """Return parts as one array: of objects, if any of them is; zeros or empty texts are in the rows of padding."""
     if len({part.dtype for part in parts}) > 1:
         parts = [part.astype(object) for part in parts]
-    if real == slice(0, rows):
+    if parts and real == slice(0, rows):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-    kind = parts[0].dtype if parts else column.dtype
-    result = np.full((rows, *column.shape), b"" if kind.kind in "OS" else 0, dtype=kind)
-    if parts:
-        result[real] = np.concatenate(parts)
+    if not parts:
+        return np.full((rows, *column.shape), column.zero, dtype=column.dtype)
+    kind = parts[0].dtype
+    zero: Any = b"" if kind.kind in "OS" else 0
+    result = np.full((rows, *column.shape), zero, dtype=kind)
+    result[real] = np.concatenate(parts)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -59,22 +59,22 @@ def select_columns(
         NullsInColumns: Columns have nulls and no policy covers them.
     """
     names = _names(manifest, columns)
-    with_nulls = {name for each in manifest.splits for name, count in each.nulls.items() if count}
     fills = _fills(nulls, names)
-    chosen = [
-        _column(manifest, name, fills=fills, masked=nulls == "mask" and name in with_nulls)
-        for name in names
-    ]
-    _refuse_ragged(chosen, manifest)
+    masked: set[str] = set()
+    if nulls == "mask":
+        # Masks are the same in all splits, so that one model reads them all.
+        for each in manifest.splits:
+            masked.update(name for name, count in each.nulls.items() if count)
+    chosen = []
+    for name in names:
+        column = manifest.column(name)
+        dtype, shape = value_form(type_from_json(column.type))
+        is_label = column.role == "label"
+        chosen.append(SelectedColumn(name, dtype, shape, is_label, fills.get(name), name in masked))
+    _refuse_ragged(chosen)
     if nulls != "mask":
-        _refuse_nulls(
-            {
-                name: split.nulls[name]
-                for name in names
-                if split.nulls.get(name) and name not in fills
-            }
-        )
-    return tuple(_filled(column) for column in chosen)
+        _refuse_nulls(split, [name for name in names if name not in fills])
+    return tuple(map(_with_typed_fill, chosen))
 
 
 def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
@@ -85,12 +85,12 @@ def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
         raise InvalidArgument(f"columns={columns!r} is one text.", hint=f"columns=[{columns!r}]")
     known = [column.name for column in manifest.columns]
     wrong = [name for name in columns if name not in known]
-    if wrong or not columns or len(set(columns)) < len(columns):
-        problem = (
-            f"has no column {listing(wrong)}"
-            if wrong
-            else "reads each column once, and at least one"
-        )
+    problem = None
+    if wrong:
+        problem = f"has no column {listing(wrong)}"
+    elif not columns or len(set(columns)) < len(columns):
+        problem = "reads each column once, and at least one"
+    if problem is not None:
         raise InvalidArgument(
             f"columns={list(columns)}: training dataset {manifest.name!r} {problem}. It has {listing(known, limit=50)}."
         )
@@ -112,14 +112,6 @@ def _fills(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     return dict(nulls)
 
 
-def _column(
-    manifest: Manifest, name: str, *, fills: Mapping[str, Any], masked: bool
-) -> SelectedColumn:
-    column = manifest.column(name)
-    dtype, shape = value_form(type_from_json(column.type))
-    return SelectedColumn(name, dtype, shape, column.role == "label", fills.get(name), masked)
-
-
 def value_form(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return numpy type and shape of one value; a ragged list or a struct has the shape (-1,).
 
@@ -139,7 +131,7 @@ def value_form(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return numpy_type(kind), shape
 
 
-def _refuse_ragged(columns: Sequence[SelectedColumn], manifest: Manifest) -> None:
+def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
     ragged = [column.name for column in columns if -1 in column.shape]
     if ragged:
         others = [column.name for column in columns if -1 not in column.shape]
@@ -149,42 +141,47 @@ def _refuse_ragged(columns: Sequence[SelectedColumn], manifest: Manifest) -> Non
         )
 
 
-def _refuse_nulls(counts: Mapping[str, int]) -> None:
-    if counts:
-        found = ", ".join(f"{name!r} ({count})" for name, count in counts.items())
+def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:
+    found = []
+    for name in names:
+        count = split.nulls.get(name)
+        if count:
+            found.append(f"{name!r} ({count})")
+    if found:
         raise NullsInColumns(
-            f"These columns have nulls: {found}.",
+            f"These columns have nulls: {', '.join(found)}.",
             hint='nulls="mask" adds <column>_present, nulls={column: value} fills them',
         )
 
 
-def _filled(column: SelectedColumn) -> SelectedColumn:
+def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
     """Return the column with its fill value in the column's own type."""
     if column.fill is None:
         return column
-    value = column.fill
-    if column.dtype == object:
-        value = value.encode() if isinstance(value, str) else value
-        fits = isinstance(value, bytes)
-    else:
-        try:
-            cast: npt.NDArray[Any] = np.asarray(value).astype(column.dtype)
-        except (TypeError, ValueError):
-            fits = False
-        else:
-            fits = np.asarray(value).dtype.kind in "biuf" and _same(np.asarray(value), cast)
-            value = cast[()]
-    if not fits:
+    value = _text(column.fill) if column.dtype == object else _number(column.fill, column.dtype)
+    if value is None:
         raise InvalidArgument(
             f"nulls={{{column.name!r}: {column.fill!r}}} is not a value of a column of type {column.dtype}."
         )
-    return SelectedColumn(
-        column.name, column.dtype, column.shape, column.label, value, column.masked
-    )
+    return replace(column, fill=value)
 
 
-def _same(given: npt.NDArray[Any], cast: npt.NDArray[Any]) -> bool:
-    """Tell whether a cast kept the value; floats may lose digits."""
-    if cast.shape != ():
-        return False
-    return cast.dtype.kind == "f" or bool(cast == given)
+def _text(value: object) -> bytes | None:
+    """Return a text or bytes as bytes; None for anything else."""
+    if isinstance(value, str):
+        return value.encode()
+    return value if isinstance(value, bytes) else None
+
+
+def _number(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a number in a type that holds it, where floats may lose digits; None where there is no such number."""
+    given = np.asarray(value)
+    if given.shape != () or given.dtype.kind not in "biuf":
+        return None
+    try:
+        cast: npt.NDArray[Any] = given.astype(dtype)
+    except (TypeError, ValueError):
+        return None
+    if dtype.kind != "f" and cast != given:
+        return None
+    return cast[()]

@@ -21,11 +21,13 @@ from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import Rows
 from featurestore.storage import files
 
-OPEN_READERS = 64
-OPEN_MAPS = 4096
-_MANY = 64
-_CHECKERS = 16
-PLACE_BITS = 40
+_MOST_OPEN_READERS = 64
+_MOST_OPEN_MAPS = 4096
+_FEW_SHARDS = 64
+_CHECKING_THREADS = 16
+# A location is the number of a shard above these bits and a row in it below them.
+_ROW_BITS = 40
+_ROW_MASK = (1 << _ROW_BITS) - 1
 
 
 @dataclass
@@ -44,54 +46,48 @@ class ShardFiles:
     @cached_property
     def first_rows(self) -> Rows:
         """The canonical row at which each shard begins, and the number of rows."""
-        return np.array(
-            [*(shard.first_row for shard in self.split.shards), self.split.rows], dtype=np.int64
-        )
+        firsts = [shard.first_row for shard in self.split.shards]
+        return np.array([*firsts, self.split.rows], dtype=np.int64)
 
-    def places(self, starts: Rows, stops: Rows) -> Rows:
-        """Return the places of the rows of ranges, one after the other: shard and row in it, as one number each."""
-        parts = [
-            np.arange(begin, end, dtype=np.int64) + (shard << PLACE_BITS)
-            for shard, begin, end in self._cuts(starts, stops)
-        ]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    def locations(self, starts: Rows, stops: Rows) -> Rows:
+        """Return where the rows of ranges lie, one after the other: shard and row in it, as one number each."""
+        parts = [np.empty(0, dtype=np.int64)]
+        for shard, begin, end in self._parts_of(starts, stops):
+            parts.append(np.arange(begin, end, dtype=np.int64) + (shard << _ROW_BITS))
+        return np.concatenate(parts)
 
-    def records(self, places: Rows, *, out: npt.NDArray[np.uint8]) -> None:
-        """Copy the records at ascending places into ``out``, (n, record bytes)."""
-        shards, offsets = places >> PLACE_BITS, places & ((1 << PLACE_BITS) - 1)
-        edges = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), len(places)]
-        for begin, end in pairwise(edges):
-            if begin < end:
-                # "clip" writes into ``out`` at once; no place is beyond its shard, whose rows were counted.
-                mine = offsets[begin:end]
-                np.take(
-                    self._map(int(shards[begin])), mine, axis=0, out=out[begin:end], mode="clip"
-                )
+    def records(self, locations: Rows, *, out: npt.NDArray[np.uint8]) -> None:
+        """Copy the records at ascending locations into ``out``, (n, record bytes)."""
+        shards, rows = locations >> _ROW_BITS, locations & _ROW_MASK
+        changes = np.flatnonzero(shards[1:] != shards[:-1]) + 1
+        for begin, end in pairwise([0, *changes.tolist(), len(locations)]):
+            if begin == end:
+                continue
+            # "clip" writes into ``out`` at once; no row is beyond its shard, whose rows were counted.
+            records = self._map(int(shards[begin]))
+            np.take(records, rows[begin:end], axis=0, out=out[begin:end], mode="clip")
 
     def slices(self, starts: Rows, stops: Rows) -> list[npt.NDArray[np.uint8]]:
         """Return the records of ranges as parts of the shards' memory maps."""
-        return [self._map(shard)[begin:end] for shard, begin, end in self._cuts(starts, stops)]
+        return [self._map(shard)[begin:end] for shard, begin, end in self._parts_of(starts, stops)]
 
     def read(self, starts: Rows, stops: Rows, columns: list[str]) -> Any:
         """Return the rows of ranges, one after the other, as an Arrow table."""
         import pyarrow as pa
 
-        batches = [
-            self._reader(shard).read(begin, end, columns)
-            for shard, begin, end in self._cuts(starts, stops)
-        ]
+        batches = []
+        for shard, begin, end in self._parts_of(starts, stops):
+            batches.append(self._reader(shard).read(begin, end, columns))
         if not batches:
             batches.append(self._reader(0).read(0, 0, columns))
         return pa.Table.from_batches(batches)
 
-    def _cuts(self, starts: Rows, stops: Rows) -> Iterator[tuple[int, int, int]]:
+    def _parts_of(self, starts: Rows, stops: Rows) -> Iterator[tuple[int, int, int]]:
         """Yield (shard, begin, end in it) for ranges of canonical rows."""
         firsts = self.first_rows
         shards = np.searchsorted(firsts, starts, side="right") - 1
-        for start, stop, first_shard in zip(
-            starts.tolist(), stops.tolist(), shards.tolist(), strict=True
-        ):
-            shard = first_shard
+        ranges = zip(starts.tolist(), stops.tolist(), shards.tolist(), strict=True)
+        for start, stop, shard in ranges:
             while start < stop:
                 first, end = int(firsts[shard]), min(stop, int(firsts[shard + 1]))
                 if start < end:
@@ -114,33 +110,52 @@ class ShardFiles:
             entry = self.split.shards[shard]
             check_shard(self.directory, entry)
             known = self.access.records(os.path.join(self.directory, entry.path))  # type: ignore[union-attr]
-            self._check_rows(entry, len(known))
+            _check_rows(self.directory, entry, len(known))
             self._maps[shard] = known
-            while len(self._maps) > OPEN_MAPS:
+            while len(self._maps) > _MOST_OPEN_MAPS:
                 self._maps.popitem(last=False)
         return known
 
     def _reader(self, shard: int) -> ShardReader:
         known = self._readers.get(shard)
         if known is None:
-            entry = self.split.shards[shard]
-            check_shard(self.directory, entry)
-            known = self.format.open_shard(
-                os.path.join(self.directory, entry.path), layout=self.manifest.layout
-            )
-            self._check_rows(entry, known.rows)
-            self._readers[shard] = known
-            while len(self._readers) > OPEN_READERS:
+            known = self._readers[shard] = self._open(self.split.shards[shard])
+            while len(self._readers) > _MOST_OPEN_READERS:
                 self._readers.popitem(last=False)[1].close()
         self._readers.move_to_end(shard)
         return known
 
-    def _check_rows(self, entry: ManifestShard, rows: int) -> None:
-        if rows != entry.rows:
-            raise DatasetDamaged(
-                f"{os.path.join(self.directory, entry.path)!r} has {rows} rows, the manifest says {entry.rows}.",
-                hint="TrainingDataset.open(path).verify() re-reads everything",
-            )
+    def _open(self, entry: ManifestShard) -> ShardReader:
+        check_shard(self.directory, entry)
+        path = os.path.join(self.directory, entry.path)
+        reader = self.format.open_shard(path, layout=self.manifest.layout)
+        _check_rows(self.directory, entry, reader.rows)
+        return reader
+
+    def check_rows(self) -> None:
+        """Raise DatasetDamaged unless files hold as many rows as the manifest says.
+
+        A reader's memory and time depend on these numbers, so they are compared before an order is made of them.
+        Records of one width are counted by their bytes. Of other shards the one with the most rows is opened: the
+        others are bounded by it, and compared when they are opened.
+        """
+        if self.access is not None:
+            width = self.access.record_bytes
+            for shard in self.split.shards:
+                if shard.rows * width != shard.bytes:
+                    _check_rows(self.directory, shard, shard.bytes // width)
+            return
+        longest = max(self.split.shards, key=lambda shard: shard.rows, default=None)
+        if longest is not None:
+            self._open(longest).close()
+
+
+def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
+    if rows != shard.rows or rows > _ROW_MASK:
+        raise DatasetDamaged(
+            f"{os.path.join(directory, shard.path)!r} has {rows} rows, the manifest says {shard.rows}.",
+            hint="TrainingDataset.open(path).verify() re-reads everything",
+        )
 
 
 def check_shards(directory: str, split: ManifestSplit) -> None:
@@ -150,16 +165,14 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
         for shard in shards:
             check_shard(directory, shard)
 
-    if len(split.shards) <= _MANY:
+    if len(split.shards) <= _FEW_SHARDS:
         check(split.shards)
         return
     # On a network file system each look takes a round trip. A task is many shards: to submit it costs more than a look.
-    size = -(-len(split.shards) // (4 * _CHECKERS))
-    with ThreadPoolExecutor(_CHECKERS) as pool:
-        for _ in pool.map(
-            check, [split.shards[at : at + size] for at in range(0, len(split.shards), size)]
-        ):
-            pass
+    size = -(-len(split.shards) // (4 * _CHECKING_THREADS))
+    tasks = [split.shards[start : start + size] for start in range(0, len(split.shards), size)]
+    with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
+        list(pool.map(check, tasks))
 
 
 def check_shard(directory: str, shard: ManifestShard) -> None:

@@ -1,8 +1,8 @@
 """Readers as ``tf.data`` datasets with static shapes, alone or under a ``tf.distribute`` strategy.
 
-The only module of the core that imports TensorFlow. Columns are decoded by numpy, a stretch of many steps at once, and
+The only module of the core that imports TensorFlow. Columns are decoded by numpy, a range of many steps at once, and
 cross to TensorFlow together: measured on 25 columns this took a fifth of the processor time of slices and bitcasts in
-the graph, and the cost of crossing is spread over all steps of the stretch.
+the graph, and the cost of crossing is spread over all steps of the range.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import ReaderConfigError, missing_extra
-from featurestore.readers.blocks import Stretches
 from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
 from featurestore.readers.prefetch import available_cores
 from featurestore.readers.recordblocks import RecordBlocks
 from featurestore.readers.selection import SAMPLE_WEIGHT
+from featurestore.readers.steps import Blocks, StepRanges
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -52,19 +52,14 @@ def tf_dataset(
             f"A worker's batch of {batch} rows cannot be cut equally for its {replicas} replicas.",
             hint=f"a global_batch_size that {workers * replicas} divides",
         )
-    part = _Part(
-        reader, tf, Packing(reader.columns, reader.order.remainder == "pad", batch // replicas)
-    )
+    packing = Packing(reader.columns, reader.order.remainder == "pad", batch // replicas)
+    part = _Part(reader, tf, packing)
     # What is wrong with the arguments is said here and not in the first step.
-    stretches = reader.stretches(
+    ranges = reader.step_ranges(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
     source = reader.blocks()
-    dataset = (
-        part.by_number(stretches, source)
-        if isinstance(source, RecordBlocks)
-        else part.in_turn(stretches)
-    )
+    dataset = part.dataset(ranges, source)
     steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -83,53 +78,54 @@ class _Part:
     tf: Any
     packing: Packing
 
-    def by_number(self, stretches: Stretches, source: RecordBlocks) -> Any:
-        """Return a dataset of batches whose stretches are read by their numbers, in any thread."""
+    def dataset(self, ranges: StepRanges, source: Blocks) -> Any:
+        """Return a dataset of batches; records of one width are read by several threads."""
+        if isinstance(source, RecordBlocks):
+            return self.by_number(ranges, source)
+        return self.in_turn(ranges)
+
+    def by_number(self, ranges: StepRanges, source: RecordBlocks) -> Any:
+        """Return a dataset of batches whose ranges of steps are read by their numbers, in any thread."""
         tf, packing = self.tf, self.packing
         specs = self._packed_specs()
 
         @awaited_at_exit
         def read(number: Any) -> list[Any]:
-            return source.read_packed(stretches[int(number)], packing)
+            return source.read_packed(ranges[int(number)], packing)
 
         def load(number: Any) -> Any:
-            tensors = tf.numpy_function(
-                read, [number], [spec.dtype for spec in specs], stateful=False
-            )
+            dtypes = [spec.dtype for spec in specs]
+            tensors = tf.numpy_function(read, [number], dtypes, stateful=False)
             for tensor, spec in zip(tensors, specs, strict=True):
                 tensor.set_shape(spec.shape)
             return self.element(packing.unpack(tensors, tf.unstack))
 
-        numbers = tf.data.Dataset.range(len(stretches))
+        numbers = tf.data.Dataset.range(len(ranges))
         threads = min(_THREADS, available_cores())
         return numbers.map(load, num_parallel_calls=threads, deterministic=True).unbatch()
 
-    def in_turn(self, stretches: Stretches) -> Any:
+    def in_turn(self, ranges: StepRanges) -> Any:
         """Return the same, read one after the other."""
         batch = self.packing.batch
 
         def generate() -> Iterator[dict[str, Any]]:
-            blocks = self.reader.read(stretches)
+            found = self.reader.read(ranges)
 
             @awaited_at_exit
             def following() -> dict[str, Any]:
-                _, arrays = next(blocks, (0, {}))
-                return {
-                    name: array.reshape(-1, batch, *array.shape[1:])
-                    for name, array in arrays.items()
-                }
+                _, arrays = next(found, (0, {}))
+                batches = {}
+                for name, array in arrays.items():
+                    batches[name] = array.reshape(-1, batch, *array.shape[1:])
+                return batches
 
             return iter(following, {})
 
-        specs = {
-            name: self._spec((None, batch, *shape), dtype)
-            for name, (dtype, shape) in self.packing.outputs.items()
-        }
-        return (
-            self.tf.data.Dataset.from_generator(generate, output_signature=specs)
-            .map(self.element)
-            .unbatch()
-        )
+        specs = {}
+        for name, (dtype, shape) in self.packing.outputs.items():
+            specs[name] = self._spec((None, batch, *shape), dtype)
+        dataset = self.tf.data.Dataset.from_generator(generate, output_signature=specs)
+        return dataset.map(self.element).unbatch()
 
     def element(self, columns: Mapping[str, Any]) -> Any:
         """Return what the user gets of one batch: features, label and weight."""
@@ -137,9 +133,11 @@ class _Part:
         weight = rest.pop(SAMPLE_WEIGHT, None)
         labels = {name: rest.pop(name) for name in self.reader.labels}
         parts: list[Any] = [rest]
-        if labels:
-            # A label with nulls leaves its mask among the features, where a loss can be built from it.
-            parts.append(labels if len(labels) > 1 else next(iter(labels.values())))
+        # A label with nulls leaves its mask among the features, where a loss can be built from it.
+        if len(labels) == 1:
+            parts.extend(labels.values())
+        elif labels:
+            parts.append(labels)
         if weight is not None:
             parts.append(weight)
         return tuple(parts) if len(parts) > 1 else rest
@@ -147,19 +145,19 @@ class _Part:
     def _packed_specs(self) -> list[Any]:
         """Return the form of what crosses at once."""
         packing = self.packing
-        together = [
-            self._spec((len(names), None, packing.batch), dtype)
-            for dtype, names in packing.groups.items()
-        ]
-        alone = [packing.outputs[name] for name in packing.alone]
-        return together + [
-            self._spec((None, packing.batch, *shape), dtype) for dtype, shape in alone
-        ]
+        specs = []
+        for dtype, names in packing.groups.items():
+            specs.append(self._spec((len(names), None, packing.batch), dtype))
+        for name in packing.alone:
+            dtype, shape = packing.outputs[name]
+            specs.append(self._spec((None, packing.batch, *shape), dtype))
+        return specs
 
     def _spec(self, shape: tuple[int | None, ...], dtype: Any) -> Any:
         """Return the form of values of a shape."""
         tf = self.tf
-        return tf.TensorSpec(shape, tf.string if dtype.kind == "O" else tf.as_dtype(dtype))
+        kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
+        return tf.TensorSpec(shape, kind)
 
 
 def distribute(
@@ -182,7 +180,7 @@ def distribute(
     return strategy.distribute_datasets_from_function(of_worker)
 
 
-def cluster_place(strategy: Any | None) -> tuple[int, int]:
+def worker_of(strategy: Any | None) -> tuple[int, int]:
     """Return (worker, workers) of this process in a strategy's cluster; (0, 1) without one.
 
     A chief is worker 0, as in the strategy's own input contexts.
@@ -194,9 +192,9 @@ def cluster_place(strategy: Any | None) -> tuple[int, int]:
     chiefs, workers = len(cluster.get("chief", ())), len(cluster.get("worker", ()))
     if chiefs + workers < 2:
         return 0, 1
-    return (
-        0 if resolver.task_type == "chief" else chiefs + int(resolver.task_id)
-    ), chiefs + workers
+    if resolver.task_type == "chief":
+        return 0, chiefs + workers
+    return chiefs + int(resolver.task_id), chiefs + workers
 
 
 def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:
@@ -231,5 +229,6 @@ def _keras_of(model: Any) -> Any:
     import importlib
 
     # tf_keras (Keras 2) and keras (Keras 3) both exist beside TensorFlow; a callback must come from the model's own.
-    names = {each.__module__.split(".")[0] for each in type(model).__mro__}
-    return importlib.import_module("tf_keras" if "tf_keras" in names else "keras")
+    packages = {each.__module__.split(".")[0] for each in type(model).__mro__}
+    name = "tf_keras" if "tf_keras" in packages else "keras"
+    return importlib.import_module(name)

@@ -5,102 +5,97 @@ Batches are cut from these windows. While one window is used up, the next ones a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.readers.blocks import Arrays, Share, Stretch, empty, finish, named, put, weights
-from featurestore.readers.columns import Values, to_numpy
+from featurestore.readers.arrow_numpy import Values, to_numpy
 from featurestore.readers.order import EpochOrder
+from featurestore.readers.outputs import finish, named, padding, put, weights
 from featurestore.readers.selection import SAMPLE_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
+from featurestore.readers.steps import Arrays, StepRange, WorkerEpoch
+
+
+class _Piece(NamedTuple):
+    """Rows of a lane that one window holds: the first one's offset in the steps, and where they are in the window."""
+
+    offset: int
+    window: int
+    begin: int
+    end: int
 
 
 @dataclass
 class WindowBlocks:
-    """Reads stretches window by window; serves one thread."""
+    """Reads ranges of steps window by window; serves one thread."""
 
     files: ShardFiles
     columns: tuple[SelectedColumn, ...]
-    _share: Share | None = None
+    _part: WorkerEpoch | None = None
     _windows: dict[tuple[int, int], Mapping[str, Values]] = field(default_factory=dict)
 
-    def read(self, stretch: Stretch) -> Arrays:
+    def read(self, steps: StepRange) -> Arrays:
         """Return the columns as (steps * batch, ...)."""
-        if stretch.share is not self._share:
-            self._share = stretch.share
+        if steps.part is not self._part:
+            self._part = steps.part
             self._windows.clear()
-        shuffled = stretch.share.epoch.order.shuffle
-        result = named(self.columns, self._lanes(stretch) if shuffled else self._ranges(stretch))
-        if stretch.weighted:
-            result[SAMPLE_WEIGHT] = weights(stretch.rows())
+        read = self._read_lanes if steps.part.order.shuffle else self._read_ranges
+        result = named(self.columns, read(steps))
+        if steps.weighted:
+            result[SAMPLE_WEIGHT] = weights(steps.rows())
         return result
 
-    def _ranges(self, stretch: Stretch) -> dict[str, Values]:
-        count = stretch.steps * stretch.share.epoch.order.worker_batch(stretch.share.workers)
-        table = self.files.read(
-            *stretch.canonical_ranges(), [column.name for column in self.columns]
-        )
+    def _read_ranges(self, steps: StepRange) -> dict[str, Values]:
+        names = [column.name for column in self.columns]
+        table = self.files.read(*steps.canonical_ranges(), names)
         result: dict[str, Values] = {}
         for column in self.columns:
             # Padding stands at the end of the last step, so rows that exist come first.
-            result[column.name] = empty(column, count)
-            put(
-                result[column.name],
-                0,
-                finish(column, to_numpy(table[column.name], name=column.name)),
-            )
+            found = to_numpy(table[column.name], name=column.name)
+            result[column.name] = padding(column, steps.row_count)
+            put(result[column.name], 0, finish(column, found))
         return result
 
-    def _lanes(self, stretch: Stretch) -> dict[str, Values]:
-        order = stretch.share.epoch.order
-        lanes = order.worker_lanes(stretch.share.worker, stretch.share.workers)
-        b, steps = order.lane_batch, stretch.steps
-        result = {column.name: empty(column, steps * len(lanes) * b) for column in self.columns}
-        views = {
-            name: [
-                None if part is None else part.reshape(steps, len(lanes), b, *part.shape[1:])
-                for part in parts
-            ]
-            for name, parts in result.items()
-        }
+    def _read_lanes(self, steps: StepRange) -> dict[str, Values]:
+        lanes, b = steps.part.lanes, steps.part.order.lane_batch
+        shape = steps.steps, len(lanes), b
+        result: dict[str, Values] = {}
+        by_lane: dict[str, Values] = {}
+        for column in self.columns:
+            values, present = result[column.name] = padding(column, steps.row_count)
+            by_lane[column.name] = (
+                values.reshape(*shape, *values.shape[1:]),
+                None if present is None else present.reshape(shape),
+            )
         for index, lane in enumerate(lanes):
-            for at, window, begin, end in self._pieces(lane, stretch.start * b, stretch.stop * b):
-                for name, (values, present) in self._window(lane, window).items():
-                    target, there = views[name]
-                    _place(target, index, at, values[begin:end])
-                    if there is not None:
-                        flags = (
-                            np.ones(end - begin, dtype=np.bool_)
-                            if present is None
-                            else present[begin:end]
-                        )
-                        _place(there, index, at, flags)
-        self._look_ahead(lanes, stretch.stop * b)
+            for piece in self._pieces(lane, steps.start * b, steps.stop * b):
+                for name, found in self._window(lane, piece.window).items():
+                    _put_piece(by_lane[name], index, piece, found)
+        self._look_ahead(lanes, steps.stop * b)
         return result
 
     @property
     def _epoch(self) -> EpochOrder:
-        if self._share is None:
-            raise TypeError("windows belong to a share")
-        return self._share.epoch
+        if self._part is None:
+            raise TypeError("windows belong to an epoch")
+        return self._part.epoch
 
-    def _pieces(self, lane: int, start: int, stop: int) -> list[tuple[int, int, int, int]]:
-        """Return (place in the steps, window, begin and end in it) of rows ``[start, stop)`` of a lane."""
+    def _pieces(self, lane: int, start: int, stop: int) -> Iterator[_Piece]:
+        """Yield the pieces that make up rows ``[start, stop)`` of a lane."""
         size = self._epoch.order.window_rows
         low, high = self._epoch.order.lane_bounds(lane)
         stop = min(stop, high - low)
-        pieces = []
-        at = start
-        while at < stop:
-            window = at // size
-            end = min(stop, (window + 1) * size)
-            pieces.append((at - start, window, at - window * size, end - window * size))
-            at = end
-        return pieces
+        row = start
+        while row < stop:
+            window = row // size
+            first = window * size
+            end = min(stop, first + size)
+            yield _Piece(row - start, window, row - first, end - first)
+            row = end
 
     def _window(self, lane: int, window: int) -> Mapping[str, Values]:
         known = self._windows.get((lane, window))
@@ -109,39 +104,58 @@ class WindowBlocks:
         return known
 
     def _load(self, lane: int, window: int) -> Mapping[str, Values]:
-        epoch = self._epoch
-        starts, stops = epoch.window_ranges(lane, window)
+        starts, stops = self._epoch.window_ranges(lane, window)
         table = self.files.read(starts, stops, [column.name for column in self.columns])
-        order = epoch.window_permutation(lane, window)
+        order = self._epoch.window_permutation(lane, window)
         result = {}
         for column in self.columns:
             values, present = finish(column, to_numpy(table[column.name], name=column.name))
-            result[column.name] = (values[order], None if present is None else present[order])
+            if present is not None:
+                present = present[order]
+            result[column.name] = values[order], present
         return result
 
-    def _look_ahead(self, lanes: range, place: int) -> None:
+    def _look_ahead(self, lanes: range, row: int) -> None:
         """Drop windows that are behind; load the next one of as many lanes as the part of this one that is used up."""
         size = self._epoch.order.window_rows
-        window, used = divmod(place, size)
-        for old in [key for key in self._windows if key[1] < window]:
-            del self._windows[old]
-        for lane in lanes[: -(-used * len(lanes) // size)]:
-            if window + 1 < self._epoch.windows(lane) and (lane, window + 1) not in self._windows:
-                self._windows[lane, window + 1] = self._load(lane, window + 1)
+        window, used = divmod(row, size)
+        for key in list(self._windows):
+            if key[1] < window:
+                del self._windows[key]
+        ready = -(-used * len(lanes) // size)
+        for lane in lanes[:ready]:
+            if window + 1 < self._epoch.windows(lane):
+                self._window(lane, window + 1)
 
 
-def _place(target: Any, lane: int, at: int, values: npt.NDArray[Any]) -> None:
-    """Write values of a lane into a (steps, lanes, b, ...) array from place ``at`` of the lane's rows on."""
+def _put_piece(target: Values, lane: int, piece: _Piece, found: Values) -> None:
+    """Write a piece of a window into the (steps, lanes, b, ...) arrays of a column."""
+    (values, present), (window_values, window_present) = target, found
+    _put_lane(values, lane, piece.offset, window_values[piece.begin : piece.end])
+    if present is None:
+        return
+    if window_present is None:
+        flags = np.ones(piece.end - piece.begin, dtype=np.bool_)
+    else:
+        flags = window_present[piece.begin : piece.end]
+    _put_lane(present, lane, piece.offset, flags)
+
+
+def _put_lane(target: Any, lane: int, offset: int, values: npt.NDArray[Any]) -> None:
+    """Write values of a lane into a (steps, lanes, b, ...) array from an offset in the lane's rows on.
+
+    The first step may be entered in its middle and the last one left there; the steps between are whole.
+    """
     b = target.shape[2]
-    head = min(-at % b, len(values))
+    head = min(-offset % b, len(values))
     if head:
-        target[at // b, lane, at % b : at % b + head] = values[:head]
+        target[offset // b, lane, offset % b : offset % b + head] = values[:head]
     whole = (len(values) - head) // b
-    first = (at + head) // b
+    first = (offset + head) // b
+    end = head + whole * b
     if whole:
-        target[first : first + whole, lane] = values[head : head + whole * b].reshape(
-            whole, b, *values.shape[1:]
-        )
-    rest = len(values) - head - whole * b
+        steps = values[head:end].reshape(whole, b, *values.shape[1:])
+        target[first : first + whole, lane] = steps
+    rest = len(values) - end
     if rest:
-        target[first + whole, lane, :rest] = values[head + whole * b :]
+        target[first + whole, lane, :rest] = values[end:]

@@ -19,7 +19,8 @@ from featurestore.errors import (
     ReaderConfigError,
     UnsupportedType,
 )
-from featurestore.readers import open_reader
+from featurestore.model.manifest import Manifest
+from featurestore.readers import open_reader, resume
 from tests.readers.conftest import Example, make_example
 from tests.readers.datasets import example_table, make_dataset
 from tests.readers.test_reader_contract import open_example
@@ -60,13 +61,47 @@ def test_a_shard_that_is_cut_off_after_opening_is_named_when_it_is_read(copy: Ex
         list(reader.batches())
 
 
-def test_a_shard_shorter_than_the_manifest_says_is_named(copy: Example) -> None:
-    split = copy.manifest.splits[0]
-    wrong = (replace(split.shards[0], rows=split.shards[0].rows + 1), *split.shards[1:])
-    manifest = replace(copy.manifest, splits=(replace(split, shards=wrong),))
-    reader = open_reader(copy.path, manifest, split="train", global_batch_size=12)
-    with pytest.raises(DatasetDamaged, match=r"41 rows, the manifest says 42"):
-        list(reader.batches())
+def with_rows(example: Example, rows: int) -> Manifest:
+    """The manifest that says that the first shard has so many rows."""
+    split = example.manifest.splits[0]
+    shards, first = [], 0
+    for number, shard in enumerate(split.shards):
+        count = shard.rows if number else rows
+        shards.append(replace(shard, first_row=first, rows=count))
+        first += count
+    split = replace(split, shards=tuple(shards), rows=first)
+    return replace(example.manifest, splits=(split,))
+
+
+@pytest.mark.parametrize("rows", [42, 2**39, 2**60])
+def test_more_rows_than_a_shard_has_are_refused_before_an_order_is_made_of_them(
+    example: Example, rows: int
+) -> None:
+    with pytest.raises(DatasetDamaged, match=f"has 41 rows, the manifest says {rows}"):
+        open_reader(example.path, with_rows(example, rows), split="train", global_batch_size=12)
+
+
+def test_windows_wider_than_the_split_take_no_more_memory_than_it(tfrecord: Example) -> None:
+    wide = open_example(tfrecord, window_rows=8 * 10**12)
+    (batch,) = list(wide.batches())[-1:]
+    assert len(batch["label"]) == wide.global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", -1),
+        ("step", "1"),
+        ("epoch", None),
+        ("lanes", "x"),
+        ("window_rows", 1.5),
+        ("seed", []),
+    ],
+)
+def test_a_state_of_something_else_is_refused(tfrecord: Example, name: str, value: object) -> None:
+    state = open_example(tfrecord).state(0, 1)
+    with pytest.raises(ReaderConfigError, match=name):
+        resume(tfrecord.path, tfrecord.manifest, {**state, name: value})
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "variable", "parquet"])

@@ -96,7 +96,7 @@ def peak_bytes(directory: Path, rows: int, data_format: str) -> int:
 def test_memory_does_not_grow_with_the_dataset(
     data_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "_STRETCH_ROWS", 1024)
+    monkeypatch.setattr(reader_module, "_MOST_ROWS", 1024)
     monkeypatch.setattr(parquet, "CACHED_ROW_GROUPS", 4)
     few, many = (peak_bytes(tmp_path / str(rows), rows, data_format) for rows in (120_000, 480_000))
     data = 480_000 * COLUMNS * 4

@@ -13,6 +13,8 @@ from featurestore.errors import NullsInColumns
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
 
 def to_numpy(array: Any, *, name: str) -> Values:
     """Return values of shape (rows, *shape) and which rows are present (None: all are).
@@ -25,30 +27,42 @@ def to_numpy(array: Any, *, name: str) -> Values:
     ([1, 0], [True, False])
     """
     if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks() if array.num_chunks != 1 else array.chunk(0)
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+        array = _one_array(array)
     if pat.is_fixed_size_list(array.type):
         return _matrix(array, name=name)
-    present = None
-    if array.null_count:
-        present = array.is_valid().to_numpy(zero_copy_only=False)
+    present = _valid(array)
     return _flat(array, present), present
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    return pa.concat_arrays(column.chunks)
+
+
+def _valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return which values are there; None: all are."""
+    if not array.null_count:
+        return None
+    valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
 
 
 def _matrix(array: Any, *, name: str) -> Values:
     """Return lists of one size as rows; what null rows hide becomes zeros."""
     rows, kind = len(array), array.type
-    present = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+    present = valid = _valid(array)
     shape: tuple[int, ...] = ()
-    valid = present
     while pat.is_fixed_size_list(kind):
         size = kind.list_size
         array = array.values.slice(array.offset * size, len(array) * size)
         shape, kind = (*shape, size), kind.value_type
-        valid = None if valid is None else np.repeat(valid, size)
-        inside = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-        if inside is not None and (inside if valid is None else inside & valid).any():
+        if valid is not None:
+            valid = np.repeat(valid, size)
+        items = _valid(array)
+        if items is not None and (valid is None or (valid & ~items).any()):
             raise NullsInColumns(
                 f"Lists of column {name!r} have nulls inside.",
                 hint="fill them before the dataset is made",
@@ -59,32 +73,35 @@ def _matrix(array: Any, *, name: str) -> Values:
 def _flat(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     kind = array.type
     if pat.is_decimal(kind):
-        return _objects(
-            [b"" if each is None else format(each, "f").encode() for each in array.to_pylist()]
-        )
-    if (
-        pat.is_string(kind)
-        or pat.is_large_string(kind)
-        or pat.is_binary(kind)
-        or pat.is_large_binary(kind)
-    ):
-        raw = array.cast(pa.large_binary())
-        if raw.null_count:
-            raw = raw.fill_null(b"")
-        texts: npt.NDArray[Any] = raw.to_numpy(zero_copy_only=False)
-        return texts if present is None else np.where(present, texts, b"")
+        return _digits(array)
+    if kind in _TEXTS:
+        return _texts(array, present)
     if pat.is_date(kind):
         array = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
     elif pat.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", tz=kind.tz)).view(pa.int64())
-    if present is not None:
-        array = array.fill_null(False if pat.is_boolean(array.type) else 0)
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if present is None:
+        whole: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return whole
+    values = array.fill_null(pa.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
     # Under null lists anything may stand.
-    return values if present is None else np.where(present, values, values.dtype.type(0))
+    return np.where(present, values, values.dtype.type(0))
 
 
-def _objects(values: list[bytes]) -> npt.NDArray[Any]:
-    result = np.empty(len(values), dtype=object)
-    result[:] = values
+def _texts(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+    raw = array.cast(pa.large_binary())
+    if raw.null_count:
+        raw = raw.fill_null(b"")
+    texts: npt.NDArray[Any] = raw.to_numpy(zero_copy_only=False)
+    if present is None:
+        return texts
+    return np.where(present, texts, b"")
+
+
+def _digits(array: pa.Array) -> npt.NDArray[Any]:
+    """Return decimals as their digits, such as ``b"-12.30"``."""
+    result = np.full(len(array), b"", dtype=object)
+    for row, value in enumerate(array.to_pylist()):
+        if value is not None:
+            result[row] = format(value, "f").encode()
     return result

@@ -95,6 +95,15 @@ def job(
         catchup: At most so many missed windows at once, the oldest first; None takes all.
         on_error: Whether later windows "wait" for a failed one or "go_on".
         on_failure: Command to run when a run failed for good.
+
+    >>> @featurestore.job(
+    ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at", schedule="0 * * * *",
+    ...     inputs={"weather": "weather"}, lookback="2h", closed="left",
+    ... )
+    ... def warm_hours(window, weather):
+    ...     return weather.filter("temp > 38")
+    >>> (warm_hours.spec.name, warm_hours.spec.lookback)
+    ('warm_hours', datetime.timedelta(seconds=7200))
     """
     given = dict(locals())
 
@@ -142,6 +151,17 @@ def sql_job(
     Inputs are table names; ``$window_start`` and ``$window_end`` are bound. Several windows are computed in one query
     where that gives the same rows (see ``docs/how-to/jobs.md``). The other arguments are those of ``job``;
     ``featuregroup`` is the name of the job unless it says otherwise.
+
+    >>> query = '''
+    ...     select origin, date_trunc('day', measured_at) + interval 1 day as day, avg(temp) as temp
+    ...     from weather group by all
+    ... '''
+    >>> definition = featurestore.sql_job(
+    ...     "mean_temp", sql=query, primary_key="origin", event_time="day", schedule="0 0 * * *",
+    ...     start="2013-01-01T00:00Z", inputs={"weather": "weather"},
+    ... )
+    >>> definition.spec.target
+    'mean_temp'
     """
     given = dict(locals())
     del given["sql"]
@@ -184,6 +204,13 @@ def training_job(
         retries: How often a failed run is tried again.
         on_failure: Command to run when a run failed for good.
         keep: How many versions to keep; older ones are deleted. None keeps all.
+
+    >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
+    ... def late_flights(store, window):
+    ...     frame = store.get_features(["weather.temp"], labels="questions")
+    ...     return {"data": frame, "label": "late"}
+    >>> late_flights.spec.kind
+    'training'
     """
     given = dict(locals())
 

@@ -50,6 +50,10 @@ def connect(
         durability: "full" (default): a commit is on disk, with all files that it names, when the call returns.
             "fast": when the operating system writes it, so that a power loss may take or damage the last commits;
             else ``$FEATURESTORE_DURABILITY``. On Spark the file system decides.
+
+    >>> with featurestore.connect("my-store") as store:
+    ...     store.get_featuregroups()
+    []
     """
     from featurestore import _current
     from featurestore.registry import open_registry

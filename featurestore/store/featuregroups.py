@@ -60,6 +60,12 @@ class FeatureGroupCalls(Connected):
         Raises:
             FeatureGroupExists: The version exists.
             ValidationFailed: The rows broke the expectations; nothing was made.
+
+        >>> made = store.create_featuregroup(
+        ...     [{"origin": "JFK", "gates": 128}], "airports", primary_key="origin", description="Airports"
+        ... )
+        >>> (made.name, made.version, made.primary_key)
+        ('airports', 1, ('origin',))
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, create
 
@@ -94,6 +100,12 @@ class FeatureGroupCalls(Connected):
 
         Raises:
             DefinitionMismatch: It exists with another definition; lists the differences.
+
+        >>> rows = [{"origin": "JFK", "runways": 4}]
+        >>> first = store.get_or_create_featuregroup(rows, "runways", primary_key="origin")
+        >>> again = store.get_or_create_featuregroup(rows, "runways", primary_key="origin")
+        >>> (first.version, again.version, again.read().count())
+        (1, 1, 1)
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, get_or_create
 
@@ -133,6 +145,11 @@ class FeatureGroupCalls(Connected):
             DuplicateKeys: A key occurs more than once in the batch.
             ValidationFailed: The rows broke the expectations.
             WriteConflict: Concurrent writers kept winning.
+
+        >>> late = [{"origin": "JFK", "measured_at": hour(8), "temp": 39.5, "wind": 7.0}]
+        >>> commit = store.insert_into_featuregroup(late, "weather", mode="upsert")
+        >>> (commit.operation, commit.rows_in, store.get_featuregroup("weather").count())
+        ('upsert', 1, 5)
         """
         from featurestore.featuregroups import Write, insert
 
@@ -148,13 +165,23 @@ class FeatureGroupCalls(Connected):
     def delete_from_featuregroup(
         self, name: str, where: str, *, version: int | None = None
     ) -> Commit:
-        """Delete the rows for which a condition (DuckDB's SQL, on any engine) is true."""
+        """Delete the rows for which a condition (DuckDB's SQL, on any engine) is true.
+
+        >>> commit = store.delete_from_featuregroup("planes", "seats > 150")
+        >>> store.get_featuregroup("planes").count()
+        1
+        """
         from featurestore.featuregroups import delete_rows
 
         return delete_rows(self._session, name, where, version=version)
 
     def featuregroup(self, name: str, *, version: int | None = None) -> FeatureGroup:
-        """Return the handle of a feature group; ``version=None``: the latest."""
+        """Return the handle of a feature group; ``version=None``: the latest.
+
+        >>> group = store.featuregroup("weather")
+        >>> (group.version, group.primary_key, group.event_time)
+        (1, ('origin',), 'measured_at')
+        """
         from featurestore.featuregroups import FeatureGroup
 
         return FeatureGroup.find(self._session, name, version)
@@ -174,6 +201,16 @@ class FeatureGroupCalls(Connected):
             version: The group version; None: the latest.
             as_of: A moment or a Delta version; None: now.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or "spark".
+
+        >>> store.get_featuregroup("weather").filter("origin = 'JFK'").show(2)
+        +------+-------------------+----+----+
+        |origin|        measured_at|temp|wind|
+        +------+-------------------+----+----+
+        |   JFK|2013-01-01 06:00:00|37.0| 8.0|
+        |   JFK|2013-01-01 07:00:00|39.0|12.0|
+        +------+-------------------+----+----+
+        >>> store.get_featuregroup("weather", dataframe_type="pandas").shape
+        (4, 4)
         """
         from featurestore.featuregroups.read import read
         from featurestore.retrieval import check_dataframe_type, convert
@@ -182,7 +219,11 @@ class FeatureGroupCalls(Connected):
         return convert(read(self._session, name, version=version, as_of=as_of), dataframe_type)
 
     def get_featuregroups(self) -> list[FeatureGroup]:
-        """Return every version of every feature group, by name and version."""
+        """Return every version of every feature group, by name and version.
+
+        >>> [f"{group.name}@v{group.version}" for group in store.get_featuregroups()]
+        ['planes@v1', 'questions@v1', 'weather@v1']
+        """
         from featurestore.featuregroups import FeatureGroup
         from featurestore.registry import featuregroups
 
@@ -191,7 +232,11 @@ class FeatureGroupCalls(Connected):
         return [FeatureGroup(self._session, group.name, group.version) for group in found]
 
     def get_latest_featuregroup_version(self, name: str) -> int:
-        """Return the greatest version of a feature group."""
+        """Return the greatest version of a feature group.
+
+        >>> store.get_latest_featuregroup_version("weather")
+        1
+        """
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:
@@ -207,19 +252,31 @@ class FeatureGroupCalls(Connected):
             version: Its version; None is the latest.
             limit: At most so many.
             before: Only commits before this Delta version: the last one of a page begins the next page.
+
+        >>> history = store.get_featuregroup_history("weather")
+        >>> [(commit.delta_version, commit.operation) for commit in history]
+        [(1, 'create')]
         """
         from featurestore.featuregroups.read import history
 
         return history(self._session, name, version=version, limit=limit, before=before)
 
     def get_features_list(self) -> list[str]:
-        """Return a reference to every feature of the latest version of every group."""
+        """Return a reference to every feature of the latest version of every group.
+
+        >>> store.get_features_list()
+        ['planes.seats', 'questions.late', 'weather.temp', 'weather.wind']
+        """
         from featurestore.featuregroups.discovery import features_list
 
         return features_list(self._session)
 
     def search(self, text: str) -> list[Match]:
-        """Return groups and features whose names, tags or descriptions contain a text, and where it was found."""
+        """Return groups and features whose names, tags or descriptions contain a text, and where it was found.
+
+        >>> [(match.reference, match.where) for match in store.search("hourly")]
+        [('weather', 'description')]
+        """
         from featurestore.featuregroups.discovery import search
 
         return search(self._session, text)
@@ -227,25 +284,44 @@ class FeatureGroupCalls(Connected):
     def add_featuregroup_tag(
         self, name: str, key: str, value: str, *, version: int | None = None
     ) -> None:
-        """Set a tag of a feature group."""
+        """Set a tag of a feature group.
+
+        >>> store.add_featuregroup_tag("weather", "owner", "ops")
+        >>> store.get_featuregroup_tags("weather")["owner"]
+        'ops'
+        """
         from featurestore.featuregroups.discovery import add_tag
 
         add_tag(self._session, name, key, value, version=version)
 
     def get_featuregroup_tags(self, name: str, *, version: int | None = None) -> dict[str, str]:
-        """Return the tags of a feature group."""
+        """Return the tags of a feature group.
+
+        >>> store.get_featuregroup_tags("weather")
+        {'team': 'sky'}
+        """
         from featurestore.featuregroups.discovery import tags_of
 
         return tags_of(self._session, name, version=version)
 
     def remove_featuregroup_tag(self, name: str, key: str, *, version: int | None = None) -> None:
-        """Remove a tag of a feature group."""
+        """Remove a tag of a feature group.
+
+        >>> store.remove_featuregroup_tag("weather", "team")
+        >>> store.get_featuregroup_tags("weather")
+        {}
+        """
         from featurestore.featuregroups.discovery import remove_tag
 
         remove_tag(self._session, name, key, version=version)
 
     def compact_featuregroup(self, name: str, *, version: int | None = None) -> Commit:
-        """Rewrite small files of a feature group into large ones; the rows stay as they are."""
+        """Rewrite small files of a feature group into large ones; the rows stay as they are.
+
+        >>> more = store.insert_into_featuregroup([{"tailnum": "N30", "seats": 300}], "planes")
+        >>> store.compact_featuregroup("planes").operation
+        'compact'
+        """
         from featurestore.featuregroups.maintenance import compact
 
         return compact(self._session, name, version=version)
@@ -253,13 +329,21 @@ class FeatureGroupCalls(Connected):
     def vacuum_featuregroup(
         self, name: str, *, version: int | None = None, retain: timedelta | str = "30d"
     ) -> Sequence[str]:
-        """Remove data files that no version younger than ``retain`` and no training dataset needs; return them."""
+        """Remove data files that no version younger than ``retain`` and no training dataset needs; return them.
+
+        >>> list(store.vacuum_featuregroup("weather", retain="30d"))  # nothing is that old
+        []
+        """
         from featurestore.featuregroups.maintenance import vacuum
 
         return vacuum(self._session, name, version=version, retain=retain)
 
     def delete_featuregroup(self, name: str, *, version: int, force: bool = False) -> None:
-        """Delete a version of a feature group with its data; refused while a training dataset pins it."""
+        """Delete a version of a feature group with its data; refused while a training dataset pins it.
+
+        >>> made = store.create_featuregroup([{"x": 1}], "scratch")
+        >>> store.delete_featuregroup("scratch", version=1)
+        """
         from featurestore.featuregroups import delete_group
 
         delete_group(self._session, name, version=version, force=force)

@@ -28,6 +28,9 @@ class FeatureCalls(Connected):
         Args:
             feature: A reference: ``f``, ``group.f`` or ``group@v2.f``.
             dataframe_type: As in ``get_features``.
+
+        >>> store.get_feature("planes.seats", dataframe_type="python")
+        [{'seats': 100}, {'seats': 200}]
         """
         from featurestore.retrieval import check_dataframe_type, convert, get_feature
 
@@ -73,7 +76,13 @@ class FeatureCalls(Connected):
             LabelTimeRequired: The labels' time cannot be told.
             ColumnConflict: Two columns of the result would have one name.
 
-        >>> store.get_features(["weather.temp", "planes.seats as plane_seats"], labels=df)  # doctest: +SKIP
+        >>> features = ["weather.temp", "planes.seats as plane_seats"]
+        >>> store.get_features(features, labels="questions").filter("temp > 38.7").show()
+        +-------+------+-------------------+----+----+-----------+
+        |tailnum|origin|           asked_at|late|temp|plane_seats|
+        +-------+------+-------------------+----+----+-----------+
+        |    N20|   JFK|2013-01-01 07:30:00|true|39.0|        200|
+        +-------+------+-------------------+----+----+-----------+
         """
         from featurestore.retrieval import check_dataframe_type, convert, get_features
 
@@ -100,6 +109,17 @@ class FeatureCalls(Connected):
         """Write the plan of ``get_features`` with these arguments to standard output and return it; nothing is run.
 
         It names sources, Delta versions, keys, join rules, and expected rows, bytes and memory.
+
+        >>> plan = store.explain_features(["weather.temp"], labels="questions")
+        columns    tailnum, origin, asked_at, late, temp
+        rows       4 expected (one for each label row)
+        ...
+        join 1     weather@v1 at Delta version 1: 4 rows
+                   on origin = origin
+                   the latest by measured_at with measured_at <= asked_at
+                   features: temp
+        >>> [source.spec.name for source in plan.sources]
+        ['questions', 'weather']
         """
         from featurestore.retrieval import explain_features
 
@@ -126,6 +146,10 @@ class FeatureCalls(Connected):
             seed: Which ones.
             recompute: For computed groups ``{group: function}``: called with a moment, the function returns the
                 group's rows made from inputs up to that moment. Without it stored rows are taken as they are.
+
+        >>> frame = store.get_features(["weather.temp"], labels="questions")
+        >>> store.check_leakage(frame).ok
+        True
         """
         from featurestore.retrieval import check_leakage
 

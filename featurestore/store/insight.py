@@ -31,6 +31,11 @@ class InsightCalls(Connected):
             name: The group.
             version: Its version; None: the latest.
             expectations: What to check; None: the group's own expectations.
+
+        >>> hot = {"type": "expect_column_max_to_be_between", "kwargs": {"column": "temp", "max_value": 38}}
+        >>> report = store.validate_featuregroup("weather", expectations=[hot])
+        >>> (report.success, report.results[-1].expectation["type"])
+        (False, 'expect_column_max_to_be_between')
         """
         from featurestore.featuregroups.audit import validate
 
@@ -39,7 +44,11 @@ class InsightCalls(Connected):
     def get_validation_history(
         self, name: str, *, version: int | None = None
     ) -> list[ValidationReport]:
-        """Return the reports of a feature group's audits, refused writes among them, oldest first."""
+        """Return the reports of a feature group's audits, refused writes among them, oldest first.
+
+        >>> [report.success for report in store.get_validation_history("weather")]
+        [True]
+        """
         from featurestore.featuregroups.audit import validation_history
 
         return validation_history(self._session, name, version=version)
@@ -47,7 +56,12 @@ class InsightCalls(Connected):
     def get_featuregroup_statistics(
         self, name: str, *, version: int | None = None, delta_version: AsOf | None = None
     ) -> Statistics:
-        """Return the statistics of a feature group; counted now when none are kept for that Delta version."""
+        """Return the statistics of a feature group; counted now when none are kept for that Delta version.
+
+        >>> statistics = store.get_featuregroup_statistics("weather")
+        >>> (statistics.rows, statistics.column("temp").mean)
+        (4, 37.625)
+        """
         from featurestore.featuregroups.statistics import statistics_of
 
         return statistics_of(self._session, name, version=version, delta_version=delta_version)
@@ -55,7 +69,11 @@ class InsightCalls(Connected):
     def update_featuregroup_statistics(
         self, name: str, *, version: int | None = None
     ) -> Statistics:
-        """Count the statistics of a feature group anew, keep and return them."""
+        """Count the statistics of a feature group anew, keep and return them.
+
+        >>> store.update_featuregroup_statistics("planes").rows
+        2
+        """
         from featurestore.featuregroups.statistics import statistics_of
 
         return statistics_of(self._session, name, version=version, recount=True)
@@ -83,6 +101,9 @@ class InsightCalls(Connected):
             cmap: A diverging colour map of matplotlib.
             annot: Write the numbers into the cells; None: where they are readable.
             method: "pearson" (all rows) or "spearman" (ranks within the sample).
+
+        >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
+        >>> figure.savefig("correlations.png")
         """
         from featurestore.featuregroups.pictures import correlations
 
@@ -101,7 +122,12 @@ class InsightCalls(Connected):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the distribution of each feature of a group (arguments as for correlations)."""
+        """Draw the distribution of each feature of a group (arguments as for correlations).
+
+        >>> figure = store.visualize_featuregroup_distributions("weather", plot=False)
+        >>> len(figure.axes)
+        2
+        """
         from featurestore.featuregroups.pictures import distributions
 
         return distributions(
@@ -123,7 +149,10 @@ class InsightCalls(Connected):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the clusters of a group's sampled rows: k-means on its scaled features (None: how many fit best)."""
+        """Draw the clusters of a group's sampled rows: k-means on its scaled features (None: how many fit best).
+
+        >>> figure = store.visualize_featuregroup_clusters("weather", plot=False)
+        """
         from featurestore.featuregroups.pictures import clusters as draw
 
         return draw(
@@ -133,7 +162,11 @@ class InsightCalls(Connected):
     def visualize_featuregroup_descriptive_stats(
         self, name: str, *, version: int | None = None
     ) -> pd.DataFrame:
-        """Return the statistics of a feature group as a pandas frame, one row a feature."""
+        """Return the statistics of a feature group as a pandas frame, one row a feature.
+
+        >>> store.visualize_featuregroup_descriptive_stats("weather").loc["temp", "mean"]
+        37.625
+        """
         from featurestore.featuregroups.pictures import descriptive_stats
 
         return descriptive_stats(self._session, name, version=version)
@@ -151,7 +184,10 @@ class InsightCalls(Connected):
         annot: bool | None = None,
         method: str = "pearson",
     ) -> Figure | None:
-        """Draw a heatmap of the correlations of a split (None: the first), beside those of split ``compare_with``."""
+        """Draw a heatmap of the correlations of a split (None: the first), beside those of split ``compare_with``.
+
+        >>> figure = store.visualize_training_dataset_correlations("late_flights", plot=False)
+        """
         from featurestore.training.catalog import get
         from featurestore.training.pictures import correlations
 
@@ -171,7 +207,10 @@ class InsightCalls(Connected):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the distribution of each column of a split (None: the first), and over it those of another split."""
+        """Draw the distribution of each column of a split (None: the first), and over it those of another split.
+
+        >>> figure = store.visualize_training_dataset_distributions("late_flights", plot=False)
+        """
         from featurestore.training.catalog import get
         from featurestore.training.pictures import distributions
 
@@ -190,7 +229,10 @@ class InsightCalls(Connected):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the clusters of the sampled rows of a split (None: the first)."""
+        """Draw the clusters of the sampled rows of a split (None: the first).
+
+        >>> figure = store.visualize_training_dataset_clusters("late_flights", plot=False)
+        """
         from featurestore.training.catalog import get
         from featurestore.training.pictures import clusters as draw
 
@@ -200,7 +242,11 @@ class InsightCalls(Connected):
     def visualize_training_dataset_descriptive_stats(
         self, name: str, *, version: int | None = None, split: str | None = None
     ) -> pd.DataFrame:
-        """Return the statistics of a split (None: the first) as a pandas frame, one row a column."""
+        """Return the statistics of a split (None: the first) as a pandas frame, one row a column.
+
+        >>> store.visualize_training_dataset_descriptive_stats("late_flights").loc["seats", "mean"]
+        150.0
+        """
         from featurestore.training.catalog import get
         from featurestore.training.pictures import descriptive_stats
 

@@ -32,13 +32,21 @@ class JobCalls(Connected):
         """Register the jobs of a module, a Python file or a folder of such; return them as registered.
 
         A job that is registered already gets a new version when its definition changed, and keeps its watermark.
+
+        >>> [(job.spec.name, job.version) for job in store.register_jobs("jobs.py")]
+        [('mean_temp', 1)]
         """
         from featurestore.jobs import service
 
         return service.register_jobs(self._session, module_or_path)
 
     def get_jobs(self) -> list[JobStatus]:
-        """Return every registered job and how it stands: windows that are due, windows that failed, its last run."""
+        """Return every registered job and how it stands: windows that are due, windows that failed, its last run.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> [(status.name, status.failed, status.last) for status in store.get_jobs()]
+        [('mean_temp', 0, None)]
+        """
         from featurestore.jobs import service
 
         return service.get_jobs(self._session)
@@ -51,6 +59,12 @@ class JobCalls(Connected):
         Args:
             name: Name of the job.
             window: A range of time, whose windows are planned; None: what is due.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> print(store.plan_job("mean_temp", window=("2013-01-01T00:00Z", "2013-01-03T00:00Z")))
+        mean_temp: 2 windows from 2013-01-01T00:00:00+00:00 to 2013-01-03T00:00:00+00:00
+        reads about 4 rows, ... bytes; no run to estimate the time from
+          weather: weather at Delta version 1, rows: about 4
         """
         from featurestore.jobs.plan import plan_job
 
@@ -75,6 +89,18 @@ class JobCalls(Connected):
         Raises:
             JobFailed: Windows could not be computed; the others were. The history has each run with its error.
             JobLeased: Another process runs the job.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> (run,) = store.run_job("mean_temp", window="2013-01-01T00:00Z")
+        >>> (run.state, run.rows)
+        ('done', 2)
+        >>> store.get_featuregroup("mean_temp").show()
+        +------+-------------------+----+
+        |origin|                day|temp|
+        +------+-------------------+----+
+        |   JFK|2013-01-02 00:00:00|38.0|
+        |   LGA|2013-01-02 00:00:00|37.3|
+        +------+-------------------+----+
         """
         from featurestore.jobs import service
 
@@ -108,6 +134,13 @@ class JobCalls(Connected):
         Raises:
             JobFailed: Windows could not be computed; the others were.
             JobLeased: Another process runs the job.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> runs = store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")
+        >>> sum(run.windows for run in runs)
+        7
+        >>> store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")  # all of them are done
+        []
         """
         from featurestore.jobs import service
         from featurestore.jobs.execution import Watch
@@ -133,19 +166,38 @@ class JobCalls(Connected):
         return definition(store=self, window=window)
 
     def get_runs(self, name: str) -> list[Run]:
-        """Return the runs of a job, oldest first."""
+        """Return the runs of a job, oldest first.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> runs = store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")
+        >>> [(run.state, run.windows, run.rows) for run in store.get_runs("mean_temp")]
+        [('done', 7, 2)]
+        """
         from featurestore.jobs import service
 
         return service.get_runs(self._session, name)
 
     def pause_job(self, name: str) -> None:
-        """Keep schedulers and ``run_job(due=True)`` from running a job."""
+        """Keep schedulers and ``run_job(due=True)`` from running a job.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> store.pause_job("mean_temp")
+        >>> store.run_job("mean_temp", due=True)
+        []
+        """
         from featurestore.jobs import service
 
         service.set_paused(self._session, name, paused=True)
 
     def unpause_job(self, name: str) -> None:
-        """Let a paused job go on; windows that it missed are due."""
+        """Let a paused job go on; windows that it missed are due.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> store.pause_job("mean_temp")
+        >>> store.unpause_job("mean_temp")
+        >>> [status.job.paused for status in store.get_jobs()]
+        [False]
+        """
         from featurestore.jobs import service
 
         service.set_paused(self._session, name, paused=False)

@@ -69,6 +69,13 @@ class TrainingDatasetCalls(Connected):
         Raises:
             UnsupportedType: The format cannot hold some columns; all are listed.
             ValidationFailed: The rows broke their expectations; nothing was written.
+
+        >>> frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
+        >>> dataset = store.create_training_dataset(
+        ...     frame, "delays", label="late", splits={"train": 0.5, "test": 0.5}, seed=1, progress=False
+        ... )
+        >>> (dataset.version, sum(dataset.num_rows(split) for split in dataset.splits))
+        (1, 4)
         """
         from featurestore.model.requests import TrainingDatasetRequest
         from featurestore.training.create import create
@@ -96,29 +103,51 @@ class TrainingDatasetCalls(Connected):
         return create(self._session, data, request, progress=progress)
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
-        """Return a training dataset; ``version=None`` takes the latest."""
+        """Return a training dataset; ``version=None`` takes the latest.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> (dataset.version, list(dataset.splits), dataset.num_rows("train"))
+        (1, ['train'], 4)
+        """
         from featurestore.training.catalog import get
 
         return get(self._session, name, version)
 
     def get_training_datasets(self) -> list[TrainingDataset]:
-        """Return every version of every training dataset, by name and version."""
+        """Return every version of every training dataset, by name and version.
+
+        >>> [dataset.name for dataset in store.get_training_datasets()]
+        ['late_flights']
+        """
         from featurestore.training.catalog import every
 
         return every(self._session)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
-        """Return the highest version of a training dataset."""
+        """Return the highest version of a training dataset.
+
+        >>> store.get_latest_training_dataset_version("late_flights")
+        1
+        """
         return self.get_training_dataset(name).version
 
     def get_training_dataset_tf_record_schema(
         self, name: str, *, version: int | None = None
     ) -> dict[str, Any]:
-        """Return ``{column: tf.io feature}`` of a training dataset, for ``tf.io.parse_example``."""
+        """Return ``{column: tf.io feature}`` of a training dataset, for ``tf.io.parse_example``.
+
+        >>> sorted(store.get_training_dataset_tf_record_schema("late_flights"))
+        ['asked_at', 'late', 'origin', 'seats', 'tailnum', 'temp']
+        """
         return self.get_training_dataset(name, version=version).tf_feature_spec()
 
     def delete_training_dataset(self, name: str, *, version: int) -> None:
-        """Delete one version of a training dataset and what it pinned."""
+        """Delete one version of a training dataset and what it pinned.
+
+        >>> store.delete_training_dataset("late_flights", version=1)
+        >>> store.get_training_datasets()
+        []
+        """
         from featurestore.training.catalog import remove
 
         remove(self._session, name, version)

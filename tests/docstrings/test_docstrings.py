@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import importlib
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,33 +14,27 @@ from tests.docstrings import weather
 
 ROOT = Path(__file__).parents[2]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-HEAVY = {"tensorflow", "tf_keras", "pyspark", "petastorm", "great_expectations", "torch"}
 
 
-def modules_with_examples() -> Iterator[Any]:
-    """Yield the modules that have examples, those that import heavy libraries marked as such."""
+def modules_with_examples() -> list[str]:
+    """Return the names of the modules that have examples."""
+    found = []
     for root in (ROOT, ROOT / "connectors"):
         for file in sorted(root.glob("featurestore*/**/*.py")):
-            text = file.read_text(encoding="utf-8")
-            if ">>> " not in text:
-                continue
-            name = ".".join(file.relative_to(root).with_suffix("").parts)
-            heavy = imported_at_the_top(text) & HEAVY
-            yield pytest.param(
-                name.removesuffix(".__init__"),
-                marks=[getattr(pytest.mark, each) for each in heavy if each == "tensorflow"],
-                id=name,
-            )
-
-
-def imported_at_the_top(text: str) -> set[str]:
-    found = set()
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            if ">>> " in file.read_text(encoding="utf-8"):
+                name = ".".join(file.relative_to(root).with_suffix("").parts)
+                found.append(name.removesuffix(".__init__"))
     return found
+
+
+def examples_of(name: str, *, tensorflow: bool = False) -> list[doctest.DocTest]:
+    """Return the examples of a module: those that start TensorFlow, or all others."""
+    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
+    return [each for each in found if each.examples and mentions(each, "tf_") == tensorflow]
+
+
+def mentions(example: doctest.DocTest, text: str) -> bool:
+    return any(text in line.source for line in example.examples)
 
 
 @pytest.fixture(scope="module")
@@ -55,29 +45,44 @@ def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("name", list(modules_with_examples()))
-def test_the_examples_of_a_module_are_true(
-    name: str, filled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = importlib.import_module(name)
-    examples = [
-        each for each in doctest.DocTestFinder(exclude_empty=True).find(module) if each.examples
-    ]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
-    source = "".join(example.source for each in examples for example in each.examples)
-    names: dict[str, Any] = {}
-    if "store" in source:
-        shutil.copytree(filled_store, tmp_path / "featurestore-data")
-        names["store"] = featurestore.connect(tmp_path / "featurestore-data")
+def run(examples: list[doctest.DocTest], store: Path, place: Path) -> None:
+    """Run examples, each with a store of its own where it asks for one."""
     told: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    for each in examples:
-        each.globs.update(names)
+    for number, each in enumerate(examples):
         each.globs.update(featurestore=featurestore, hour=weather.hour)
-        runner.run(each, out=told.append, clear_globs=False)
-    if names:
-        names["store"].close()
+        if not mentions(each, "store."):
+            runner.run(each, out=told.append)
+            continue
+        with featurestore.connect(shutil.copytree(store, place / f"store{number}")) as connected:
+            each.globs["store"] = connected
+            runner.run(each, out=told.append)
     assert runner.failures == 0, "".join(told)
-    assert os.getcwd() == str(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let examples write into a directory of their own, and draw without a window."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.py").write_text(weather.JOBS)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_of_a_module_are_true(name: str, filled_store: Path, tmp_path: Path) -> None:
+    run(examples_of(name), filled_store, tmp_path)
+
+
+@pytest.mark.tensorflow
+def test_the_examples_that_start_tensorflow_are_true(filled_store: Path, tmp_path: Path) -> None:
+    for name in modules_with_examples():
+        run(examples_of(name, tensorflow=True), filled_store, tmp_path)
+
+
+def test_every_call_of_the_store_has_an_example() -> None:
+    missing = []
+    for name in featurestore._FUNCTIONS:
+        if ">>> " not in (getattr(featurestore.FeatureStore, name).__doc__ or ""):
+            missing.append(name)
+    assert missing == []

@@ -19,8 +19,9 @@ def weather() -> pa.Table:
     return pa.table(
         {
             "origin": ["JFK", "LGA", "JFK", "LGA"],
-            "at": [hour(6), hour(6), hour(7), hour(7)],
+            "measured_at": [hour(6), hour(6), hour(7), hour(7)],
             "temp": [37.0, 36.0, 39.0, 38.5],
+            "wind": [8.0, 10.0, 12.0, 9.0],
         }
     )
 
@@ -48,7 +49,7 @@ def fill(store: FeatureStore) -> None:
         weather(),
         "weather",
         primary_key="origin",
-        event_time="at",
+        event_time="measured_at",
         description="Hourly weather",
         tags={"team": "sky"},
     )
@@ -58,3 +59,21 @@ def fill(store: FeatureStore) -> None:
     )
     frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
     store.create_training_dataset(frame, "late_flights", label="late", shards=1, progress=False)
+
+
+JOBS = '''
+import featurestore
+
+mean_temp = featurestore.sql_job(
+    "mean_temp",
+    sql="""
+        select origin, date_trunc('day', measured_at) + interval 1 day as day, round(avg(temp), 1) as temp
+        from weather group by all order by all
+    """,
+    primary_key="origin",
+    event_time="day",
+    schedule="0 0 * * *",
+    start="2013-01-01T00:00Z",
+    inputs={"weather": "weather"},
+)
+'''

@@ -180,10 +180,17 @@ def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Acti
     found: list[tuple[int, Actions]] = []
     for version in range(last, max(last - count, -1), -1):
         file = log.commit_path(path, version)
-        if not os.path.exists(file) and version < log.list_log(path).earliest:
+        if not os.path.exists(file) and _was_cleaned(path, version):
             break
         found.append((version, log.read_commit(file)))
     return found
+
+
+def _was_cleaned(path: str, version: int) -> bool:
+    """Tell whether a commit and all before it were removed after a checkpoint, as other writers do."""
+    listed = log.list_log(path)
+    first = listed.commits[0] if listed.commits else listed.latest + 1
+    return version < first and max(listed.checkpoints, default=-1) >= version
 
 
 def _log_commit(

@@ -20,6 +20,9 @@ _HARMLESS_FEATURES = frozenset(
         "columnMapping",
         "deletionVectors",
         "timestampNtz",
+        # Files of narrower types are cast by whoever reads them with the schema of the table.
+        "typeWidening",
+        "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
     }

@@ -1,0 +1,346 @@
+"""Tables that other programs wrote: read right, or refused by name, and never read wrongly."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from featurestore.delta import deltalog
+from featurestore.errors import TableDamaged, UnsupportedTable, UnsupportedType, VersionNotFound
+from featurestore.model.times import NaiveTimeWarning
+from featurestore.plugins.engine import TableWrite
+from featurestore.testing.table_conformance import new_table, some, write
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+from tests.deltalog.hand_made import add, commit, metadata, protocol, schema_string
+
+IDS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
+
+
+@pytest.fixture
+def engine() -> Iterator[DuckDBEngine]:
+    engine = DuckDBEngine(threads=2)
+    yield engine
+    engine.close()
+
+
+def read(engine: DuckDBEngine, path: Path, **how: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = (
+        engine.stream(engine.read_table(str(path), **how)).read_all().to_pydict()
+    )
+    return found
+
+
+def simple(path: Path, *features: str, **configuration: str) -> Path:
+    commit(path, 0, protocol(*features), metadata(IDS.schema, **configuration))
+    commit(path, 1, add(path, "part-0.parquet", IDS))
+    return path
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        ["v2Checkpoint"],
+        ["vacuumProtocolCheck"],
+        ["timestampNtz"],
+        ["deletionVectors"],
+        ["columnMapping", "typeWidening"],
+    ],
+)
+def test_features_that_change_no_rows_are_read(
+    engine: DuckDBEngine, tmp_path: Path, features: list[str]
+) -> None:
+    assert read(engine, simple(tmp_path / "t", *features)) == {"id": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("feature", ["catalogManaged", "variantType", "geospatial", "somethingNew"])
+def test_features_that_nobody_here_knows_are_refused_by_name(
+    engine: DuckDBEngine, tmp_path: Path, feature: str
+) -> None:
+    path = simple(tmp_path / "t", "v2Checkpoint", feature)
+    with pytest.raises(UnsupportedTable, match=f"'{feature}'"):
+        read(engine, path)
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_mapped_columns_are_refused(engine: DuckDBEngine, tmp_path: Path, mode: str) -> None:
+    path = simple(tmp_path / "t", **{"delta__columnMapping__mode": mode})
+    with pytest.raises(UnsupportedTable, match="column mapping"):
+        read(engine, path)
+
+
+def test_readers_of_a_version_to_come_are_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    commit(path, 0, protocol("deletionVectors", reader=4), metadata(IDS.schema))
+    with pytest.raises(UnsupportedTable, match="reader version 4"):
+        read(engine, path)
+
+
+def test_a_file_with_a_deletion_vector_is_refused_where_it_counts(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = simple(tmp_path / "t", "deletionVectors")
+    vector = {"storageType": "u", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
+    with_vector = add(path, "part-0.parquet", IDS, deletionVector=vector)
+    # The file goes and comes in one commit, in whichever order.
+    commit(path, 2, with_vector, {"remove": {"path": "part-0.parquet", "dataChange": True}})
+    with pytest.raises(UnsupportedTable, match="deletion vectors"):
+        read(engine, path)
+    assert read(engine, path, version=1) == {"id": [1, 2, 3]}
+    gone = {"remove": {"path": "part-0.parquet", "dataChange": True}}
+    commit(path, 3, gone, add(path, "part-1.parquet", IDS.slice(0, 2)))
+    assert read(engine, path) == {"id": [1, 2]}
+
+
+@pytest.mark.parametrize("kind", ["variant", "geometry(OGC:CRS84)"])
+def test_types_that_nobody_here_knows_are_refused_by_name(
+    engine: DuckDBEngine, tmp_path: Path, kind: str
+) -> None:
+    commit(tmp_path / "t", 0, protocol(), metadata(schema_string(("id", "long"), ("shape", kind))))
+    with pytest.raises(UnsupportedTable, match=r"'shape'"):
+        read(engine, tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["file:///etc/data.parquet", "/etc/data.parquet", "../x.parquet", "s3://b/x"]
+)
+def test_files_outside_the_table_are_refused(
+    engine: DuckDBEngine, tmp_path: Path, elsewhere: str
+) -> None:
+    path = simple(tmp_path / "t")
+    commit(path, 2, {"add": {"path": elsewhere, "size": 1, "stats": '{"numRecords":1}'}})
+    with pytest.raises(UnsupportedTable, match="outside its folder"):
+        read(engine, path)
+
+
+def test_absolute_paths_of_files_inside_the_table_are_read(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "a b"
+    commit(path, 0, protocol(), metadata(IDS.schema))
+    action = add(path, "part-0.parquet", IDS)
+    action["add"]["path"] = (path / "part-0.parquet").as_uri()
+    commit(path, 1, action)
+    assert read(engine, path) == {"id": [1, 2, 3]}
+
+
+def test_a_map_is_refused_only_when_it_is_asked_for(engine: DuckDBEngine, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    a_map = {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}
+    commit(path, 0, protocol(), metadata(schema_string(("id", "long"), ("counts", a_map))))
+    counts = pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int64()))
+    commit(path, 1, add(path, "part-0.parquet", IDS.append_column("counts", counts)))
+    assert read(engine, path, columns=["id"]) == {"id": [1, 2, 3]}
+    with pytest.raises(UnsupportedType, match="counts"):
+        read(engine, path, columns=["counts"])
+
+
+def test_times_without_zone_are_utc_with_one_warning(engine: DuckDBEngine, tmp_path: Path) -> None:
+    path, moment = tmp_path / "t", dt.datetime(2024, 5, 1, 12, 0, 0, 250001)
+    rows = pa.table({"at": pa.array([moment, None], pa.timestamp("us"))})
+    commit(path, 0, protocol("timestampNtz"), metadata(rows.schema))
+    commit(path, 1, add(path, "part-0.parquet", rows))
+    with pytest.warns(NaiveTimeWarning, match="'at'") as told:
+        found = read(engine, path)
+    assert len(told) == 1
+    assert found == {"at": [moment.replace(tzinfo=dt.UTC), None]}
+
+
+def test_files_of_narrower_types_are_read_as_the_table_says(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    wide = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("at", pa.timestamp("us"))])
+    commit(path, 0, protocol("typeWidening", "timestampNtz"), metadata(wide))
+    day = dt.date(2024, 5, 1)
+    narrow = pa.table(
+        {"n": pa.array([7], pa.int32()), "x": pa.array([7], pa.int32()), "at": pa.array([day])}
+    )
+    commit(path, 1, add(path, "part-0.parquet", narrow))
+    with pytest.warns(NaiveTimeWarning):
+        found = read(engine, path)
+    assert found == {"n": [7], "x": [7.0], "at": [dt.datetime(2024, 5, 1, tzinfo=dt.UTC)]}
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])
+def test_separators_in_texts_of_other_writers_are_part_of_the_text(
+    engine: DuckDBEngine, tmp_path: Path, separator: str
+) -> None:
+    path = new_table(engine, tmp_path)
+    write(engine, path, some(1))
+    file = Path(deltalog.commit_path(path, 1))
+    actions = [json.loads(line) for line in file.read_text().split("\n") if line]
+    for action in actions:
+        if "add" in action:
+            stats = json.loads(action["add"]["stats"])
+            stats["maxValues"]["zone"] = f"z{separator}z"
+            action["add"]["stats"] = json.dumps(stats, ensure_ascii=False)
+    lines = [json.dumps(action, ensure_ascii=False) for action in actions]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert write(engine, path, some(2)) == 2
+    assert write(engine, path, some(2, value=5.0), TableWrite("upsert", key=("id",))) == 3
+    assert deltalog.table_state(path).rows == 2
+
+
+def test_a_log_that_begins_with_a_checkpoint_is_a_table(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = new_table(engine, tmp_path)
+    for number in range(10):
+        write(engine, path, some(number))
+    log = Path(path) / "_delta_log"
+    for version in range(11):
+        Path(deltalog.commit_path(path, version)).unlink()
+    assert deltalog.exists(path)
+    assert deltalog.latest_version(path) == 10
+    assert deltalog.table_state(path).rows == 10
+    assert sorted(read(engine, Path(path))["id"]) == list(range(10))
+    assert deltalog.history(path) == ()
+    assert write(engine, path, some(99)) == 11
+    assert [each.rows for each in deltalog.history(path)] == [11]
+    with pytest.raises(VersionNotFound, match="10 to 11"):
+        deltalog.table_state(path, 4)
+    (log / "_last_checkpoint").unlink()
+    assert deltalog.table_state(path, 10).rows == 10
+
+
+def test_checkpoints_in_parts_and_with_sidecars_are_read(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = simple(tmp_path / "t", "v2Checkpoint")
+    before = deltalog.table_state(str(path))
+    log = path / "_delta_log"
+    file = before.files[0]
+    added = {
+        "path": file.log_path,
+        "size": file.bytes,
+        "modificationTime": 1,
+        "stats": file.statistics,
+    }
+    told = {"partitionValues": pa.array([[]], pa.map_(pa.string(), pa.string()))}
+    struct = pa.StructArray.from_arrays(
+        [*(pa.array([each]) for each in added.values()), *told.values()], [*added, *told]
+    )
+    (log / "_sidecars").mkdir()
+    parquet.write_table(pa.table({"add": struct}), log / "_sidecars" / "one.parquet")
+    top = [protocol("v2Checkpoint"), metadata(IDS.schema), {"checkpointMetadata": {"version": 1}}]
+    top.append({"sidecar": {"path": "one.parquet", "sizeInBytes": 1, "modificationTime": 1}})
+    name = f"{1:020d}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
+    (log / name).write_text("\n".join(map(json.dumps, top)))
+    for version in (0, 1):
+        Path(deltalog.commit_path(str(path), version)).unlink()
+    found = deltalog.table_state(str(path))
+    assert (found.version, found.schema, found.rows) == (1, before.schema, 3)
+    assert read(engine, path) == {"id": [1, 2, 3]}
+    other = shutil.copytree(path, tmp_path / "other")
+    (other / "_delta_log" / "_sidecars" / "one.parquet").unlink()
+    with pytest.raises(TableDamaged, match=r"one\.parquet"):
+        deltalog.table_state(str(other))
+
+
+def test_partition_values_come_from_the_log_and_not_from_the_path(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    """The store lies below folders named like columns, and files in folders that say other values."""
+    path = tmp_path / "zone=north" / "id=77" / "t"
+    rows = pa.table(
+        {"id": pa.array([1, 2], pa.int64()), "file_index": pa.array([5, 6], pa.int64())}
+    )
+    whole = rows.schema.append(pa.field("zone", pa.string())).append(pa.field("day", pa.date32()))
+    commit(path, 0, protocol(), metadata(whole, partition_by=("zone", "day")))
+    values: list[dict[str, str | None]] = [
+        {"zone": "a=b'c", "day": "2024-05-01"},
+        {"zone": None, "day": None},
+        {"zone": "south", "day": "0001-01-01"},
+    ]
+    files = [
+        add(path, f"zone=wrong/day=1999-01-01/{number}.parquet", rows, partitionValues=each)
+        for number, each in enumerate(values)
+    ]
+    commit(path, 1, *files)
+    found = read(engine, path)
+    assert found["id"] == [1, 2] * 3
+    assert found["file_index"] == [5, 6] * 3
+    assert found["zone"] == ["a=b'c"] * 2 + [None] * 2 + ["south"] * 2
+    assert found["day"] == [dt.date(2024, 5, 1)] * 2 + [None] * 2 + [dt.date(1, 1, 1)] * 2
+    write(
+        engine,
+        str(path),
+        pa.table({"id": [2], "file_index": [9], "zone": ["south"]}),
+        TableWrite("upsert", key=("id", "zone")),
+    )
+    after = read(engine, path)
+    assert sorted(zip(after["id"], after["zone"], strict=True), key=str)[-3:] == [
+        (2, "a=b'c"), (2, "south"), (2, None),
+    ]  # fmt: skip
+
+
+def test_times_that_other_writers_cut_to_milliseconds_leave_no_file_out(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = tmp_path / "t"
+    moment = dt.datetime(2024, 5, 1, 12, 0, 0, 123999, tzinfo=dt.UTC)
+    rows = pa.table({"at": pa.array([moment], pa.timestamp("us", tz="UTC")), "v": [1.0]})
+    commit(path, 0, protocol(), metadata(rows.schema))
+    cut = {
+        "minValues": {"at": "2024-05-01T12:00:00.123Z"},
+        "maxValues": {"at": "2024-05-01T12:00:00.123Z"},
+    }
+    commit(path, 1, add(path, "part-0.parquet", rows, stats=cut))
+    bounds = deltalog.table_state(str(path)).bounds("at")
+    assert bounds is not None
+    greatest = bounds.greatest()
+    assert greatest is not None
+    assert greatest >= (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
+        microseconds=1
+    )
+    write(
+        engine,
+        str(path),
+        rows.set_column(1, "v", pa.array([2.0])),
+        TableWrite("upsert", key=("at",)),
+    )
+    assert read(engine, path)["v"] == [2.0]
+
+
+@pytest.mark.parametrize("year", [1, 9999])
+def test_times_at_the_edges_can_be_written_and_matched(
+    engine: DuckDBEngine, tmp_path: Path, year: int
+) -> None:
+    path = tmp_path / "t"
+    edge = dt.datetime(year, 1 if year == 1 else 12, 1 if year == 1 else 31, tzinfo=dt.UTC)
+    moment = edge if year == 1 else edge.replace(hour=23, minute=59, second=59, microsecond=999999)
+    rows = pa.table({"at": pa.array([moment], pa.timestamp("us", tz="UTC")), "v": [1.0]})
+    commit(path, 0, protocol(), metadata(rows.schema))
+    for number in range(3):
+        new = rows.set_column(1, "v", pa.array([float(number)]))
+        write(engine, str(path), new, TableWrite("upsert", key=("at",)))
+    assert read(engine, path) == {"at": [moment], "v": [2.0]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"add": []}',
+        '{"add": {"size": 1}}',
+        '{"commitInfo": 3}',
+        '{"txn": {"appId": "a"}}',
+        '{"protocol": {"minReaderVersion": "x"}}',
+        '{"metaData": {"id": "a", "schemaString": "[]"}}',
+        '{"metaData": {"id": "a", "schemaString": "{", "configuration": 3}}',
+        '{"add": {"path": "part-0.parquet"}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_commit_that_makes_no_sense_is_damage(tmp_path: Path, text: str) -> None:
+    path = simple(tmp_path / "t")
+    (path / "_delta_log" / f"{2:020d}.json").write_text(text)
+    with pytest.raises(TableDamaged):
+        deltalog.table_state(str(path))

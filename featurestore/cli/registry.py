@@ -16,7 +16,7 @@ app = typer.Typer(help="The index of the store.", no_args_is_help=True)
 def rebuild(context: typer.Context) -> None:
     """Write the registry anew from the Delta tables and manifests; says what these do not know."""
     from featurestore.jobs.restore import restore_runs
-    from featurestore.registry.rebuild import rebuild as rebuild_registry
+    from featurestore.recovery.rebuild import rebuild as rebuild_registry
 
     location, url = _place(context)
     show_record(context, vars(rebuild_registry(location, url=url, restore=restore_runs)))

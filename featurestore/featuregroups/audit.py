@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from featurestore.delta import deltalog
 from featurestore.featuregroups.definition import plain_expectations
 from featurestore.featuregroups.table import open_group, resolve
-from featurestore.featuregroups.underway import Underway
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 from featurestore.validation import audit, quarantine_schema, report_from_json, report_to_json
@@ -45,7 +45,7 @@ def audit_staged(
     spec: FeatureGroupSpec,
     *,
     validation: str,
-    run: Underway,
+    run: InFlight,
     mode: str,
 ) -> AuditedRows:
     """Audit staged rows; ValidationFailed when they may not land."""
@@ -68,7 +68,7 @@ def audit_staged(
 
 
 def transaction_of(
-    audited: AuditedRows, given: tuple[str, int] | None, run: Underway
+    audited: AuditedRows, given: tuple[str, int] | None, run: InFlight
 ) -> tuple[str, int] | None:
     """Return the transaction of a write: the caller's; one of its own where two tables are written."""
     if given is not None or audited.quarantined is None:

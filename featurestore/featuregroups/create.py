@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -14,15 +15,20 @@ from featurestore.featuregroups.conform import Conformed
 from featurestore.featuregroups.definition import Declaration, check_same, define
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.featuregroups.underway import Underway, underway, wait_for_creator
 from featurestore.featuregroups.write import Write, note, prepare
 from featurestore.ingest import handed_over, schema_of
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
+from featurestore.model.paths import version_of
 from featurestore.plugins.engine import Relation, TableWrite
-from featurestore.registry import featuregroups, heal, intents
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import InFlight, in_flight
+from featurestore.recovery.owners import versions_in_flight
+from featurestore.registry import featuregroups
 from featurestore.session import FEATUREGROUPS, Session
 from featurestore.storage import files
+
+_POLL_SECONDS = 0.05
 
 
 def create(
@@ -54,7 +60,9 @@ def create(
         with ExitStack() as held:
             try:
                 run = held.enter_context(
-                    underway(session, kind="create", name=name, version=number, run_id=write.run_id)
+                    in_flight(
+                        session, kind="create", name=name, version=number, run_id=write.run_id
+                    )
                 )
             except FeatureGroupExists:
                 # Whoever leaves the choice of the version to the store takes the next one.
@@ -84,11 +92,22 @@ def get_or_create(
         try:
             return create(session, df, name, declared=declared, version=number)[0]
         except FeatureGroupExists:
-            if wait_for_creator(session, name, number):
+            if _wait_for_creator(session, name, number):
                 return get_or_create(session, df, name, declared=declared, version=version)
     stored = open_group(session, name, version).spec
     check_same(declared, stored, given=schema_of(df, engine=session.engine, like=stored.schema))
     return stored
+
+
+def _wait_for_creator(session: Session, name: str, version: int) -> bool:
+    """Wait while another process creates a version; return whether one did when this was called."""
+    waited = False
+    while True:
+        with session.registry.reading() as connection:
+            if version not in versions_in_flight(connection, session.location, "create", name):
+                return waited
+        waited = True
+        time.sleep(_POLL_SECONDS)
 
 
 def _version_to_create(session: Session, name: str) -> int | None:
@@ -98,7 +117,7 @@ def _version_to_create(session: Session, name: str) -> int | None:
     with session.registry.reading() as connection:
         if featuregroups.find(connection, name, None) is not None:
             return None
-        return min(intents.creating(connection, name), default=number)
+        return min(versions_in_flight(connection, session.location, "create", name), default=number)
 
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
@@ -106,12 +125,12 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     with session.registry.reading() as connection:
         known = featuregroups.versions(connection, name)
         if claimed:
-            known += intents.creating(connection, name)
+            known += versions_in_flight(connection, session.location, "create", name)
     folder = os.path.join(session.location, FEATUREGROUPS, name)
     on_disk = [
         int(entry[1:])
         for entry in files.list_directory(folder)
-        if entry[:1] == "v" and entry[1:].isdigit() and heal.is_group(os.path.join(folder, entry))
+        if version_of(entry) is not None and groups.is_group(os.path.join(folder, entry))
     ]
     return max([*known, *on_disk], default=0) + 1
 
@@ -122,7 +141,7 @@ def _create(
     spec: FeatureGroupSpec,
     declared: Declaration,
     write: Write,
-    run: Underway,
+    run: InFlight,
 ) -> Commit:
     audited = prepare(session, Conformed(rows, spec), write, run)
     path = session.featuregroup_path(spec.name, spec.version)
@@ -144,6 +163,7 @@ def _create(
         transaction=transaction_of(audited, write.transaction, run),
     )
     quarantine(session, audited, spec, how)
+    run.check_held()
     written = write_rows(session, group, audited.relation, how, run)
     return register(
         session,

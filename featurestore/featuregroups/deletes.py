@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
 from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group, resolve
-from featurestore.featuregroups.underway import underway
 from featurestore.model.featuregroup import Commit
-from featurestore.registry import heal
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import in_flight
 from featurestore.session import Session
 from featurestore.sql import predicate
-from featurestore.storage import files
 
 
 def delete_rows(
@@ -33,7 +30,7 @@ def delete_rows(
         )
     spec = group.spec
     condition = predicate(where, columns=spec.schema.names, dialect=session.engine.dialect)
-    with underway(
+    with in_flight(
         session, kind="write", name=spec.name, version=spec.version, run_id=run_id
     ) as run:
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
@@ -60,12 +57,8 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
             f"Feature group {name!r} version {version} is pinned by the training datasets {listing(named)}.",
             hint="delete those first, or force=True: they stay readable, but cannot be recomputed any more",
         )
-    path = session.featuregroup_path(name, version)
-    with underway(session, kind="delete", name=name, version=version) as run:
+    with in_flight(session, kind="delete", name=name, version=version) as run:
         with session.registry.transaction() as connection:
-            heal.forget_group(connection, name, version)
-        # Without its log the folder is no table any more, whatever happens next.
-        files.remove(os.path.join(path, deltalog.LOG_FOLDER), below=session.location)
-        for folder in (path, session.quarantine_path(name, version), f"{path}_statistics"):
-            files.remove(folder, below=session.location)
+            groups.forget(connection, name, version)
+        groups.remove_files(session.paths, name, version)
         run.registered = True

@@ -10,9 +10,9 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_tags
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
-from featurestore.featuregroups.underway import underway
 from featurestore.model.featuregroup import Commit
 from featurestore.model.references import parse_reference
+from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups, features, lineage, tags
 from featurestore.session import Session
 
@@ -152,6 +152,6 @@ def _newest_first(group: OpenGroup) -> Iterator[Commit]:
 def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -> None:
     spec = group.spec
     meta = commits.Meta(commits.meta_of(group.state).description, values)
-    with underway(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         session.engine.set_properties(group.path, {commits.META: meta.to_text()})
         advance(session, spec, deltalog.latest_version(group.path), run=run, tags=values)

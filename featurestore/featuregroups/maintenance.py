@@ -9,10 +9,10 @@ from featurestore.delta import commits, deltalog
 from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group
-from featurestore.featuregroups.underway import underway
 from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
+from featurestore.recovery.in_flight import in_flight
 from featurestore.session import Session
 
 
@@ -20,7 +20,7 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
     """Rewrite small files into large ones; the rows stay as they are. Returns the last commit."""
     group = open_group(session, name, version)
     spec = group.spec
-    with underway(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         written = session.engine.compact(group.path)
         latest = group.delta_version if written is None else written
         advance(session, spec, latest, run=run)
@@ -40,7 +40,7 @@ def vacuum(
         each.delta_version for each in pinned_by(session, group.spec.name, group.spec.version)
     }
     spec = group.spec
-    with underway(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         removed = session.engine.vacuum(group.path, keep_versions=sorted(pinned), retain=oldest)
         advance(session, spec, deltalog.latest_version(group.path), run=run)
     return removed

@@ -5,7 +5,6 @@ The rows are visible by then, so nothing here raises: what cannot be done is a w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from sqlalchemy.engine import Connection
@@ -16,11 +15,12 @@ from featurestore.featuregroups.audit import AuditedRows, with_delta_version
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.statistics import count_commit
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.featuregroups.underway import Underway
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation, TableWrite
-from featurestore.registry import featuregroups, heal, reports
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import InFlight
+from featurestore.registry import featuregroups, reports
 from featurestore.registry import tags as registered_tags
 from featurestore.session import Session
 from featurestore.storage.publication import after_publication, warn_published
@@ -30,7 +30,7 @@ UNKNOWN = -1
 
 
 def write_rows(
-    session: Session, group: OpenGroup, relation: Relation, how: TableWrite, run: Underway
+    session: Session, group: OpenGroup, relation: Relation, how: TableWrite, run: InFlight
 ) -> int | None:
     """Write one commit and return its Delta version; None when its transaction is a repeat.
 
@@ -52,7 +52,7 @@ def register(
     spec: FeatureGroupSpec,
     delta_version: int,
     *,
-    run: Underway,
+    run: InFlight,
     audited: AuditedRows,
     mode: str,
     declared: Declaration | None = None,
@@ -89,7 +89,7 @@ def advance(
     spec: FeatureGroupSpec,
     delta_version: int,
     *,
-    run: Underway,
+    run: InFlight,
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Register the Delta version of a commit that brought no rows, and the tags that it set."""
@@ -124,7 +124,7 @@ def _register(
             )
         else:
             _add_definition(connection, session, group, commit, declared)
-        heal.add_lineage(connection, spec, commit)
+        groups.add_lineage(connection, spec, commit)
         if audited.report is not None:
             report = with_delta_version(audited.report, commit.delta_version)
             reports.add_validation(connection, featuregroups.KIND, report.to_json())
@@ -141,7 +141,6 @@ def _add_definition(
     featuregroups.add(
         connection,
         spec,
-        path=os.path.relpath(group.path, session.location),
         table_id=group.state.table_id,
         delta_version=commit.delta_version,
         description=declared.description,

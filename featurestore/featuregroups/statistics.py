@@ -1,18 +1,15 @@
 """Statistics kept beside a group's table: counted at each write, merged by appends, recounted when stale.
 
-The files are those of ``featurestore.statistics.storage``; the registry notes where they lie.
+The files are those of ``featurestore.statistics.storage``.
 """
 
 from __future__ import annotations
-
-import os
 
 from featurestore.delta import commits, deltalog
 from featurestore.featuregroups.table import AsOf, OpenGroup, open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.plugins.engine import Relation
-from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 from featurestore.statistics import (
     StatisticsFiles,
@@ -54,7 +51,7 @@ def count_commit(
     if written is None:
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
-    _register(session, spec, delta_version, kept.write(delta_version, state, base=base))
+    kept.write(delta_version, state, base=base)
     if base is None:
         kept.write_result(delta_version, state)
 
@@ -95,8 +92,7 @@ def _count(session: Session, group: OpenGroup, counted: int) -> StatisticsState:
     )
     state = count_statistics(session.engine, rows, group.spec, rows=group.state.rows)
     if counted == commits.latest_data_version(group.path, deltalog.latest_version(group.path)):
-        file = _files(session, group.spec).write(counted, state)
-        _register(session, group.spec, counted, file)
+        _files(session, group.spec).write(counted, state)
     return state
 
 
@@ -114,15 +110,3 @@ def _written(
         return None  # partition values are not in the files
     added = deltalog.added_files(path, delta_version)
     return session.engine.read_files(added, schema=spec.schema) if added else None
-
-
-def _register(session: Session, spec: FeatureGroupSpec, delta_version: int, file: str) -> None:
-    with session.registry.transaction() as connection:
-        reports.set_statistics(
-            connection,
-            featuregroups.KIND,
-            spec.name,
-            spec.version,
-            delta_version=delta_version,
-            path=os.path.relpath(file, session.location),
-        )

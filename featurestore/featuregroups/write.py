@@ -20,11 +20,12 @@ from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.featuregroups.underway import Underway, lock_group, underway
 from featurestore.ingest import handed_over
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import TableWrite, TimeRange
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 
@@ -67,7 +68,7 @@ def insert(
     if write.transaction is not None and _is_repeat(group.path, write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     with (
-        underway(
+        in_flight(
             session,
             kind="write",
             name=group.spec.name,
@@ -87,7 +88,7 @@ def insert(
 
 
 def commit(
-    session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: Underway
+    session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: InFlight
 ) -> Commit:
     """Stage, audit, commit and register conformed rows; the group's table exists."""
     audited = prepare(session, conformed, write, run)
@@ -114,7 +115,7 @@ def commit(
     )
 
 
-def prepare(session: Session, conformed: Conformed, write: Write, run: Underway) -> AuditedRows:
+def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
     """Return the rows that may be committed: staged and audited where there is something to check."""
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
     validation = write.validation or spec.validation
@@ -138,7 +139,7 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: Underway)
 
 
 def note(
-    write: Write, run: Underway, spec: FeatureGroupSpec, *, validation: str | None, claim: Mapping[str, Any],
+    write: Write, run: InFlight, spec: FeatureGroupSpec, *, validation: str | None, claim: Mapping[str, Any],
     operation: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what the commit's info tells: who wrote it, from what, and what is known about it."""
@@ -208,7 +209,7 @@ def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) 
     """
     name, version = group.spec.name, group.spec.version
     with session.registry.transaction() as connection:
-        lock_group(session, connection, name, version)
+        groups.lock(connection, name, version)
         stored = commits.announced_spec(deltalog.table_state(group.path))
         known = {field.name: field.type for field in stored.schema}
         other = [

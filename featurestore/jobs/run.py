@@ -33,7 +33,8 @@ from featurestore.jobs.target import commits_of_job, declaration, target, transa
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore.registry import heal, jobs, runs
+from featurestore.recovery import recover as recover_writes
+from featurestore.registry import jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -134,8 +135,7 @@ def recover(session: Session, name: str) -> list[Run]:
     with session.registry.reading() as connection:
         left = runs.of_job(connection, name, state=runs.RUNNING)
     if left:
-        with session.registry.transaction() as connection:
-            heal.heal(connection, session.location)
+        recover_writes(session)
     return [_recovered(session, run) for run in left]
 
 
@@ -306,7 +306,7 @@ def _recovered(session: Session, run: Run) -> Run:
 
 def _last_dataset(session: Session, name: str) -> int:
     """Return the last version of a dataset, also one whose export died between the manifest and the registry."""
-    catalog.heal(session, name)
+    recover_writes(session)
     return catalog.last_version(session, name)
 
 

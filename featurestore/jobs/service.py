@@ -11,7 +11,6 @@ from types import ModuleType
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.execution import Outcome, Watch, compute_windows
-from featurestore.jobs.lease import leased
 from featurestore.jobs.loading import load, load_registered, trust
 from featurestore.jobs.restore import restore
 from featurestore.jobs.run import Attempt, TrainingCall, recover
@@ -29,6 +28,7 @@ from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
+from featurestore.recovery.leases import leased
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
@@ -196,7 +196,7 @@ def attempt(
         JobLeased: Another process runs the job.
     """
     definition_of(session, get_job(session, name))
-    with leased(session.registry, name) as owner:
+    with leased(session, name) as owner:
         recover(session, name)
         job = get_job(session, name)
         definition = definition_of(session, job)

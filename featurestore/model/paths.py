@@ -17,6 +17,7 @@ FEATUREGROUPS = "featuregroups"
 TRAININGDATASETS = "trainingdatasets"
 STAGING = "_staging"
 LOGS = "_logs"
+OWNERS = "_owners"
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
 _VERSION_DIRECTORY = re.compile(r"v([1-9][0-9]{0,8})")
@@ -51,6 +52,11 @@ class StorePaths:
     def logs(self) -> str:
         """The directory of log files of jobs."""
         return os.path.join(self.location, LOGS)
+
+    @property
+    def owners(self) -> str:
+        """The directory of the lock files of processes that write."""
+        return os.path.join(self.location, OWNERS)
 
     def featuregroup(self, name: str, version: int) -> str:
         """Return the directory of a group's Delta table."""

@@ -79,21 +79,10 @@ def open_registry(directory: str, *, url: str | None = None) -> Registry:
     try:
         if _stamped(registry) != head_revision():
             upgrade(registry)
-        _heal(registry, directory)
     except BaseException:
         registry.close()
         raise
     return registry
-
-
-def _heal(registry: Registry, directory: str) -> None:
-    from featurestore.registry import heal, intents
-
-    with registry.reading() as connection:
-        dead = any(not intent.is_alive for intent in intents.every(connection))
-    if dead:
-        with registry.transaction() as connection:
-            heal.heal(connection, directory)
 
 
 @cache

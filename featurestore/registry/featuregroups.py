@@ -24,7 +24,6 @@ class RegisteredGroup:
 
     id: int
     spec: FeatureGroupSpec
-    path: str
     table_id: str
     delta_version: int
     description: str
@@ -45,14 +44,23 @@ def add(
     connection: Connection,
     spec: FeatureGroupSpec,
     *,
-    path: str,
     table_id: str,
     delta_version: int,
     description: str = "",
     created: datetime | None = None,
 ) -> int:
-    """Register a version and its features; return its id. FeatureGroupExists when it is there."""
-    if _row(connection, spec.name, spec.version) is not None:
+    """Register a version and its features; return its id.
+
+    A table that is registered already, as ``registry rebuild`` does beside a creation, is brought up to date.
+
+    Raises:
+        FeatureGroupExists: Another table is registered as that version.
+    """
+    known = _row(connection, spec.name, spec.version)
+    if known is not None and known.table_id == table_id:
+        advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
+        return int(known.id)
+    if known is not None:
         raise FeatureGroupExists(
             f"Feature group {spec.name!r} version {spec.version} exists already.",
             hint="leave version=None for the next version, or use insert_into_featuregroup",
@@ -61,7 +69,6 @@ def add(
         featuregroups.insert().values(
             name=spec.name,
             version=spec.version,
-            path=path,
             table_id=table_id,
             delta_version=delta_version,
             spec=json.dumps(spec.to_json()),
@@ -186,7 +193,6 @@ def _group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
     return RegisteredGroup(
         id=row.id,
         spec=FeatureGroupSpec.from_json(json.loads(row.spec)),
-        path=row.path,
         table_id=row.table_id,
         delta_version=row.delta_version,
         description=row.description,

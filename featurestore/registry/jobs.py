@@ -1,13 +1,10 @@
-"""Jobs in the registry: definitions by version, where each job stands, and the lease of the process that runs it."""
+"""Jobs in the registry: definitions by version, where each job stands, and who holds its lease."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import threading
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
@@ -17,7 +14,6 @@ from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.registry.tables import job_definitions, job_states
-from featurestore.storage import files
 
 
 @dataclass(frozen=True)
@@ -127,63 +123,29 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
     )
 
 
-# -- leases -----------------------------------------------------------------------------------
+# -- leases; featurestore.recovery.leases says who may take one ---------------------------------
 
 
-def owner_name() -> str:
-    """Return the name of this thread of this process as the owner of leases and runs."""
-    pid = os.getpid()
-    return f"{socket.gethostname()}/{pid}/{files.process_start(pid)}/{threading.get_ident()}"
-
-
-def is_dead(owner: str) -> bool:
-    """Tell whether an owner is a process of this host that has ended; those of other hosts cannot be looked at."""
-    host, pid, started, _ = owner.rsplit("/", 3)
-    return host == socket.gethostname() and files.process_start(int(pid)) != int(started)
-
-
-def take_lease(connection: Connection, name: str, owner: str, *, lasting: timedelta) -> str | None:
-    """Take the lease of a job; return None when it is taken, else who holds it.
-
-    A lease that ran out, or whose owner died on this host, is taken over.
-    """
-    row = connection.execute(
-        sa.select(job_states).where(job_states.c.name == name).with_for_update()
-    ).one()
-    now = times.utc_now()
-    held = row.lease_owner is not None and row.lease_owner != owner
-    if held and row.lease_until > to_micros(now) and not is_dead(row.lease_owner):
-        return str(row.lease_owner)
-    until = to_micros(now + lasting)
-    connection.execute(
-        job_states.update()
-        .where(job_states.c.name == name)
-        .values(lease_owner=owner, lease_until=until)
-    )
-    return None
-
-
-def lease_owner(connection: Connection, name: str) -> str | None:
-    """Return who holds the lease of a job."""
+def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> str | None:
+    """Return who holds the lease of a job; ``locked`` keeps others from taking it until this transaction ends."""
+    query = sa.select(job_states.c.lease_owner).where(job_states.c.name == name)
     found: str | None = connection.execute(
-        sa.select(job_states.c.lease_owner).where(job_states.c.name == name)
+        query.with_for_update() if locked else query
     ).scalar_one()
     return found
 
 
-def keep_lease(connection: Connection, name: str, owner: str, *, lasting: timedelta) -> bool:
-    """Extend a lease; False when another owner has it by now."""
-    mine = sa.and_(job_states.c.name == name, job_states.c.lease_owner == owner)
-    until = to_micros(times.utc_now() + lasting)
-    return (
-        connection.execute(job_states.update().where(mine).values(lease_until=until)).rowcount == 1
+def set_lease(connection: Connection, name: str, holder: str) -> None:
+    """Give the lease of a job to a holder."""
+    connection.execute(
+        job_states.update().where(job_states.c.name == name).values(lease_owner=holder)
     )
 
 
-def drop_lease(connection: Connection, name: str, owner: str) -> None:
+def drop_lease(connection: Connection, name: str, holder: str) -> None:
     """Give a lease back."""
-    mine = sa.and_(job_states.c.name == name, job_states.c.lease_owner == owner)
-    connection.execute(job_states.update().where(mine).values(lease_owner=None, lease_until=None))
+    mine = sa.and_(job_states.c.name == name, job_states.c.lease_owner == holder)
+    connection.execute(job_states.update().where(mine).values(lease_owner=None))
 
 
 def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None:

@@ -10,7 +10,7 @@ from featurestore.registry import lineage, tags, training_datasets
 from featurestore.registry.training_datasets import KIND, RegisteredDataset
 
 
-def register(connection: Connection, manifest: Manifest, *, path: str) -> None:
+def register(connection: Connection, manifest: Manifest) -> None:
     """Register a finished dataset; nothing happens when it is there."""
     name, version = manifest.name, manifest.version
     if training_datasets.find(connection, name, version) is not None:
@@ -18,7 +18,6 @@ def register(connection: Connection, manifest: Manifest, *, path: str) -> None:
     dataset = RegisteredDataset(
         name=name,
         version=version,
-        path=path,
         manifest_hash=manifest.content_hash,
         format=manifest.data_format,
         rows=sum(split.rows for split in manifest.splits),

@@ -1,4 +1,4 @@
-"""Validation reports and statistics: what was found in a version, and where its numbers lie."""
+"""Validation reports: what was found in a version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.times import to_micros, utc_now
-from featurestore.registry.tables import statistics, validation_reports
+from featurestore.registry.tables import validation_reports
 
 
 def add_validation(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
@@ -42,46 +42,8 @@ def validations(connection: Connection, kind: str, name: str, version: int) -> l
     return [json.loads(each) for each in connection.execute(query).scalars()]
 
 
-def set_statistics(
-    connection: Connection, kind: str, name: str, version: int, *, delta_version: int, path: str
-) -> None:
-    """Record where the statistics of a Delta version lie (0 for training datasets)."""
-    connection.execute(
-        statistics.delete().where(
-            _is(kind, name, version), statistics.c.delta_version == delta_version
-        )
-    )
-    connection.execute(
-        statistics.insert().values(
-            kind=kind,
-            name=name,
-            version=version,
-            delta_version=delta_version,
-            path=path,
-            created=to_micros(utc_now()),
-        )
-    )
-
-
-def statistics_path(
-    connection: Connection, kind: str, name: str, version: int, *, delta_version: int
-) -> str | None:
-    """Return where the statistics of a Delta version lie, or None."""
-    query = sa.select(statistics.c.path).where(
-        _is(kind, name, version), statistics.c.delta_version == delta_version
-    )
-    found = connection.execute(query).scalar()
-    return None if found is None else str(found)
-
-
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
-    """Forget the reports and statistics of a version."""
+    """Forget the reports of a version."""
     columns = validation_reports.c
     same = sa.and_(columns.kind == kind, columns.name == name, columns.version == version)
     connection.execute(validation_reports.delete().where(same))
-    connection.execute(statistics.delete().where(_is(kind, name, version)))
-
-
-def _is(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
-    columns = statistics.c
-    return sa.and_(columns.kind == kind, columns.name == name, columns.version == version)

@@ -25,7 +25,6 @@ featuregroups = Table(
     Column("id", Integer, primary_key=True),
     Column("name", String(63), nullable=False),
     Column("version", Integer, nullable=False),
-    Column("path", Text, nullable=False),
     Column("table_id", String(64), nullable=False),
     Column("delta_version", BigInteger, nullable=False),
     Column("spec", Text, nullable=False),
@@ -79,7 +78,6 @@ training_datasets = Table(
     Column("id", Integer, primary_key=True),
     Column("name", String(63), nullable=False),
     Column("version", Integer, nullable=False),
-    Column("path", Text, nullable=False),
     Column("manifest_hash", String(64), nullable=False),
     Column("format", String(63), nullable=False),
     Column("rows", BigInteger, nullable=False),
@@ -104,17 +102,6 @@ training_dataset_pins = Table(
     Index("ix_pins_featuregroup", "featuregroup", "version"),
 )
 
-statistics = Table(
-    "statistics",
-    metadata,
-    Column("kind", String(32), primary_key=True),
-    Column("name", String(63), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("delta_version", BigInteger, primary_key=True),
-    Column("path", Text, nullable=False),
-    Column("created", BigInteger, nullable=False),
-)
-
 validation_reports = Table(
     "validation_reports",
     metadata,
@@ -132,7 +119,7 @@ validation_reports = Table(
     Index("ix_validation_reports_name", "kind", "name", "version"),
 )
 
-# A row lives from before a write begins until its result is in the registry; one whose process died is healed.
+# A row lives from before a write begins until its result is in the registry; if its owner dies, it is settled.
 intents = Table(
     "intents",
     metadata,
@@ -140,11 +127,17 @@ intents = Table(
     Column("kind", String(32), nullable=False),
     Column("name", String(63), nullable=False),
     Column("version", Integer, nullable=False),
-    Column("path", Text, nullable=False),
-    Column("host", Text, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("process_start", BigInteger, nullable=False),
+    Column("owner", String(128), nullable=False),
     Column("created", BigInteger, nullable=False),
+    Index("ix_intents_name", "kind", "name"),
+)
+
+# When each process that writes was last heard of.
+owners = Table(
+    "owners",
+    metadata,
+    Column("name", String(128), primary_key=True),
+    Column("seen", BigInteger, nullable=False),
 )
 
 # Every definition that a job ever had; the highest version is the one that runs.
@@ -167,7 +160,6 @@ job_states = Table(
     Column("paused", Boolean, nullable=False, server_default=false()),
     Column("watermark", BigInteger),
     Column("lease_owner", String(128)),
-    Column("lease_until", BigInteger),
 )
 
 runs = Table(

@@ -32,7 +32,6 @@ class RegisteredDataset:
 
     name: str
     version: int
-    path: str
     manifest_hash: str
     format: str
     rows: int
@@ -53,7 +52,6 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
         training_datasets.insert().values(
             name=dataset.name,
             version=dataset.version,
-            path=dataset.path,
             manifest_hash=dataset.manifest_hash,
             format=dataset.format,
             rows=dataset.rows,
@@ -172,7 +170,6 @@ def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> Registered
     return RegisteredDataset(
         name=row.name,
         version=row.version,
-        path=row.path,
         manifest_hash=row.manifest_hash,
         format=row.format,
         rows=row.rows,

@@ -187,8 +187,13 @@ def _names_below(path: str, below: str) -> list[str]:
 
 def _open_directory(name: str, parent: int | None, opened: ExitStack) -> int:
     """Open a directory by its name in an open one; a symbolic link is refused."""
-    follow = 0 if parent is None else os.O_NOFOLLOW
-    handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | follow, dir_fd=parent)
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    if parent is not None:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if not stat.S_ISDIR(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+            raise FileNotFoundError(name)  # below a file there is nothing
+        flags |= os.O_NOFOLLOW
+    handle = os.open(name, flags, dir_fd=parent)
     opened.callback(os.close, handle)
     return handle
 

@@ -56,6 +56,7 @@ def connect(
     []
     """
     from featurestore import _current
+    from featurestore.recovery import recover
     from featurestore.registry import open_registry
 
     named = engine if isinstance(engine, str) or engine is None else None
@@ -69,5 +70,6 @@ def connect(
     else:
         chosen = engine
     session = Session(directory, chosen, open_registry(directory, url=settings.registry))
+    recover(session)
     _current.store = FeatureStore(session)
     return _current.store

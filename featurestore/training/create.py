@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +11,17 @@ from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.plugins.engine import Relation
+from featurestore.recovery import datasets
+from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.training.catalog import last_version, register
-from featurestore.training.claim import claim_version
+from featurestore.storage import files
+from featurestore.storage.publication import after_publication
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export import Dropped, export
 from featurestore.training.inspect import Gate
 from featurestore.training.progress import Report, open_progress
 from featurestore.training.request import check_request
-from featurestore.training.staging import staging
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def create(
     progress: bool | Report | None = None,
 ) -> TrainingDataset:
     """Create a version of a training dataset; ``FeatureStore.create_training_dataset`` describes the request."""
-    name = check_name(asked.name, noun="training dataset")
+    check_name(asked.name, noun="training dataset")
     given = given_data(session, data)
     request = check_request(asked, schema=given.schema, default_key=given.key, time=given.time)
     gate = Gate(
@@ -67,30 +67,34 @@ def create(
         policy=asked.validation,
         statistics=asked.statistics,
     )
-    parent = os.path.dirname(session.training_dataset_path(name, 1))
-    claim = claim_version(parent, asked.version, floor=last_version(session, name))
-    finished = False
-    try:
-        with staging(session) as place, open_progress(progress) as reports:
-            manifest = export(
-                session.engine,
-                given.relation(),
-                request,
-                directory=claim.directory,
-                staging=place,
-                plan=given.plan,
-                version=claim.version,
-                provenance=given.provenance(),
-                progress=reports,
-                inspect=gate,
-                dropped=given.dropped,
-            )
-        finished = True
-    finally:
-        claim.release(keep=finished)
-    register(session, manifest, path=claim.directory)
-    gate.record(manifest)
-    return TrainingDataset(claim.directory, manifest, session)
+    what = f"Training dataset {request.name!r}"
+    with (
+        in_flight(session, kind="export", name=request.name, version=asked.version) as run,
+        open_progress(progress) as reports,
+    ):
+        files.make_directory(session.paths.staging)
+        directory = session.training_dataset_path(request.name, run.version)
+        manifest = export(
+            session.engine,
+            given.relation(),
+            request,
+            directory=directory,
+            staging=run.staging,
+            plan=given.plan,
+            version=run.version,
+            provenance=given.provenance(),
+            progress=reports,
+            inspect=gate,
+            dropped=given.dropped,
+            check_held=run.check_held,
+        )
+        run.landed = run.version
+        with after_publication(f"{what} version {run.version}"):
+            with session.registry.transaction() as connection:
+                datasets.register(connection, manifest)
+            run.registered = True
+            gate.record(manifest)
+    return TrainingDataset(directory, manifest, session)
 
 
 def given_data(session: Session, data: object) -> Given:

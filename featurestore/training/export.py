@@ -77,13 +77,21 @@ def shard_tasks(request: ExportRequest, shape: Shape) -> tuple[ShardTask, ...]:
     return tuple(tasks)
 
 
-def finish(manifest: Manifest, request: ExportRequest, *, directory: str) -> Manifest:
+def finish(
+    manifest: Manifest,
+    request: ExportRequest,
+    *,
+    directory: str,
+    check_held: Callable[[], None] | None = None,
+) -> Manifest:
     """Write the format's own files and then, last and atomically, the manifest."""
     written = request.format.finish(directory, manifest)
     prefixes = {**manifest.prefixes, **prefixes_of(written)}
     manifest = replace(
         manifest, files=tuple(manifest_file(each) for each in written), prefixes=prefixes
     )
+    if check_held is not None:
+        check_held()
     write_manifest(directory, manifest)
     return manifest
 
@@ -101,11 +109,13 @@ def export(
     progress: ExportProgress,
     inspect: Inspect | None = None,
     dropped: Dropped | None = None,
+    check_held: Callable[[], None] | None = None,
 ) -> Manifest:
     """Write a whole dataset into a claimed directory; whatever goes wrong, no manifest appears.
 
     ``inspect`` sees the staged rows before any shard is written (validation) and returns those to export, and the
     statistics to note. ``dropped`` tells from the number of rows how many label rows an inner join left out.
+    ``check_held`` raises when another process has taken this one for dead; it is called just before the manifest.
     """
     progress.phase("compute rows")
     staged = prepare(engine, relation, request, plan=plan, directory=os.path.join(staging, "rows"))
@@ -132,7 +142,7 @@ def export(
     manifest = replace(manifest, dropped_rows=left_out)
     if inspect is not None:
         manifest = inspect.after(rows, shape.assignment, manifest, directory=directory)
-    return finish(manifest, request, directory=directory)
+    return finish(manifest, request, directory=directory, check_held=check_held)
 
 
 class Inspect:

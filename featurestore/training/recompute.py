@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.plugins.format import find_format
+from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
+from featurestore.storage import files
 from featurestore.training.assemble import build_manifest
 from featurestore.training.export import write
 from featurestore.training.prepare import prepare
@@ -18,7 +20,6 @@ from featurestore.training.request import ExportRequest
 from featurestore.training.rows import dataset_schema
 from featurestore.training.shape import plan_shape
 from featurestore.training.splitting import SplitRule
-from featurestore.training.staging import staging
 from featurestore.training.verify import Problem
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ def recompute_problems(
             hint="featurestore.connect(...).get_training_dataset(name).verify(recompute=True)",
         )
     try:
-        with staging(session) as place:
-            again = _export_again(session, manifest, staging=place)
+        with in_flight(session, kind="stage", name=manifest.name, version=manifest.version) as run:
+            again = _export_again(session, manifest, staging=run.staging)
+            run.registered = True
     except FeatureStoreError as error:
         yield Problem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")
         return
@@ -60,7 +62,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     shards = [len(split.shards) for split in manifest.splits]
     shape = plan_shape(session.engine, staged, request, shard_counts=shards)
     target = os.path.join(staging, "dataset")
-    os.makedirs(target)
+    files.make_directory(target)
     summaries = write(session.engine, staged, request, shape, directory=target)
     return build_manifest(
         request,

@@ -81,9 +81,8 @@ def check(location: Path, write: str) -> str:
         with store.session.registry.reading() as connection:
             assert intents.every(connection) == []
             for group in featuregroups.every(connection):
-                assert group.delta_version == deltalog.latest_version(
-                    os.path.join(location, group.path)
-                )
+                path = store.session.featuregroup_path(group.name, group.version)
+                assert group.delta_version == deltalog.latest_version(path)
         staging = location / "_staging"
         assert not staging.exists() or not list(staging.iterdir())
         # Everything goes on as if nothing had happened.

@@ -10,13 +10,12 @@ import os
 import signal
 import time
 from datetime import datetime, timedelta
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import featurestore
-from featurestore.jobs import execution, lease, service
+from featurestore.jobs import execution
 from featurestore.jobs.scheduler import Options
 from featurestore.model import times
 from tests.jobs.conftest import HOURS, START, Clock
@@ -89,5 +88,4 @@ def schedule(location: str, began: float, speed: float, now: datetime) -> None:
     """Be a scheduler whose clock showed ``now`` at the real time ``began`` and runs ``speed`` times as fast."""
     faulthandler.enable()
     times.utc_now = lambda: now + timedelta(seconds=(time.time() - began) * speed)
-    service.leased = partial(lease.leased, lasting=lease.LASTING * max(speed, 1))
     featurestore.connect(location).scheduler(Options(every=0.1)).run()

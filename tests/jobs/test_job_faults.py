@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from featurestore.errors import JobFailed, JobLeased
-from featurestore.jobs.lease import leased
-from featurestore.model.times import from_micros
-from featurestore.registry import jobs, tables
+from featurestore.recovery import leases, owners
+from featurestore.registry import jobs
+from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
 from tests.jobs import killing
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job
@@ -107,50 +108,31 @@ def test_after_forty_kills_at_random_each_window_is_there_once(
 
 def test_a_lease_is_held_by_one_and_lost_by_the_dead(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job()))
-    registry = city.session.registry
-    alive = jobs.owner_name().rsplit("/", 1)[0] + "/1"
-    dead = alive.split("/")[0] + "/999999/1/1"
-    for owner, held in ((dead, False), (alive, True)):
-        with registry.transaction() as connection:
-            assert jobs.take_lease(connection, "demand", owner, lasting=HOUR) is None
-        if held:
-            with pytest.raises(JobLeased):
-                city.run_job("demand", window=START)
-            with registry.transaction() as connection:
-                jobs.drop_lease(connection, "demand", owner)
-        else:
-            assert city.run_job("demand", window=START)[0].state == "done"
+    registry, location = city.session.registry, city.location
+    mine = owners.this_process(location)
+    dead = f"{mine.rpartition('.')[0]}.00000000/1"
+    with registry.transaction() as connection:
+        assert leases.take(connection, location, "demand", dead) is None
+    assert city.run_job("demand", window=START)[0].state == "done"
+    with registry.transaction() as connection:
+        assert leases.take(connection, location, "demand", f"{mine}/1") is None  # another thread
+    with pytest.raises(JobLeased, match=re.escape(mine)):
+        city.run_job("demand", window=START)
 
 
-def test_a_heartbeat_keeps_a_lease_and_silence_loses_it(
+def test_a_lease_of_another_machine_is_lost_by_silence(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     city.register_jobs(define(sql_job()))
-    registry, short, other = city.session.registry, timedelta(seconds=0.4), "another.host/1/1/1"
-
-    def taken_by_other() -> str | None:
-        with registry.transaction() as connection:
-            return jobs.take_lease(connection, "demand", other, lasting=60 * timedelta(seconds=1))
-
-    with leased(registry, "demand", lasting=short) as owner:
-        for _ in range(4):  # longer than the lease lasts
-            clock.now += short * 0.75
-            deadline = time.monotonic() + 20
-            while _lease_until(city) <= clock.now + short / 2 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert taken_by_other() == owner
-    assert taken_by_other() is None
+    other = "another-host.1.ffffffff.00000000"
+    with city.session.registry.transaction() as connection:
+        heartbeats.record(connection, other)
+        assert leases.take(connection, city.location, "demand", f"{other}/1") is None
     clock.now += timedelta(seconds=59)
-    with pytest.raises(JobLeased, match=r"another\.host"):
+    with pytest.raises(JobLeased, match="another-host"):
         city.run_job("demand", window=START)
-    clock.now += timedelta(seconds=2)  # nobody can look whether a process of another host lives
+    clock.now += timedelta(seconds=2)  # nobody can look whether a process of another machine lives
     assert city.run_job("demand", window=START)[0].state == "done"
-
-
-def _lease_until(store: FeatureStore) -> datetime:
-    with store.session.registry.reading() as connection:
-        found = connection.execute(tables.job_states.select()).one().lease_until
-    return from_micros(found)
 
 
 def test_a_clock_set_back_or_forward_loses_and_repeats_nothing(

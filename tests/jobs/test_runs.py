@@ -442,8 +442,9 @@ def test_another_key_makes_the_next_version_which_a_backfill_fills(
 def test_a_lost_registry_gets_runs_and_watermark_back_from_the_table(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
-    from featurestore.jobs.restore import restore_runs
     from featurestore.registry.rebuild import rebuild
+
+    from featurestore.jobs.restore import restore_runs
 
     file = define(sql_job())
     city.register_jobs(file)

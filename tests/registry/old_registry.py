@@ -47,7 +47,6 @@ def fill(directory: str) -> None:
         featuregroups.add(
             connection,
             SPEC,
-            path="featuregroups/speeds/v1",
             table_id="t-1",
             delta_version=1,
             description="Speeds of roads",
@@ -58,11 +57,8 @@ def fill(directory: str) -> None:
             inputs=[{"featuregroup": "raw", "version": 1, "delta_version": 4}],
         )  # fmt: skip
         reports.add_validation(connection, "featuregroup", REPORT)
-        reports.set_statistics(
-            connection, "featuregroup", "speeds", 1, delta_version=1, path="v1_statistics/1.json"
-        )
         dataset = training_datasets.RegisteredDataset(
-            "rides", 1, "trainingdatasets/rides/v1", "0" * 64, "tfrecord", 10,
+            "rides", 1, "0" * 64, "tfrecord", 10,
             pins=(training_datasets.Pin("speeds", 1, 1, "t-1"),),
         )  # fmt: skip
         training_datasets.add(connection, dataset)

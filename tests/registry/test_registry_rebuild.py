@@ -18,8 +18,8 @@ import featurestore
 from featurestore.cli.main import main
 from featurestore.errors import JobFailed, ValidationFailed
 from featurestore.featuregroups.write import Write, insert
+from featurestore.recovery.rebuild import NOT_RESTORED, rebuild
 from featurestore.registry import featuregroups, features, lineage, tags, training_datasets
-from featurestore.registry.rebuild import NOT_RESTORED, rebuild
 from featurestore.store import FeatureStore
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -35,7 +35,6 @@ def known(store: FeatureStore) -> dict[str, Any]:
                 (
                     g.name,
                     g.version,
-                    g.path,
                     g.table_id,
                     g.delta_version,
                     g.description,

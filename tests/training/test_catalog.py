@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import featurestore
 from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, TrainingDatasetNotFound
-from featurestore.registry import tags, training_datasets
+from featurestore.recovery import datasets, owners
+from featurestore.recovery.in_flight import in_flight
+from featurestore.registry import intents, tags
 from featurestore.registry.training_datasets import KIND
 from featurestore.training.catalog import clean_all
-from featurestore.training.claim import claim_version
 
 Example = Callable[..., pa.Table]
 
@@ -24,11 +26,23 @@ def test_a_finished_dataset_that_was_not_registered_is_found_again(
     made = duckdb_store.create_training_dataset(example(50), "d", key=["at"], tags={"team": "risk"})
     registry = duckdb_store.session.registry
     with registry.transaction() as connection:
-        training_datasets.remove(connection, "d", 1)
-    assert duckdb_store.get_training_dataset("d").manifest == made.manifest
-    assert [each.name for each in duckdb_store.get_training_datasets()] == ["d"]
+        datasets.forget(connection, "d", 1)
+    leave_dead(duckdb_store, "export", 1)
+    again = featurestore.connect(duckdb_store.location)
+    assert again.get_training_dataset("d").manifest == made.manifest
+    assert [each.name for each in again.get_training_datasets()] == ["d"]
     with registry.reading() as connection:
         assert tags.of(connection, KIND, "d", 1) == {"team": "risk"}
+
+
+def leave_dead(store: FeatureStore, kind: str, version: int) -> None:
+    """Record the intent of a process of this machine that has died."""
+    mine = owners.this_process(store.location)
+    dead = f"{mine.rpartition('.')[0]}.00000000"
+    with store.session.registry.transaction() as connection:
+        intents.begin(
+            connection, run_id=f"run{version}", kind=kind, name="d", version=version, owner=dead
+        )
 
 
 def test_unknown_datasets_are_refused_with_what_there_is(
@@ -45,16 +59,31 @@ def test_clean_removes_what_killed_exports_left_and_nothing_else(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
-    parent = made.path.rsplit("/", 1)[0]
-    running = claim_version(parent, None)
-    dead = claim_version(parent, None)
-    dead_directory = dead.directory
+    session = duckdb_store.session
+    dead = Path(session.training_dataset_path("d", 7))
+    dead.mkdir()
+    leave_dead(duckdb_store, "export", 7)
+    unknown = Path(session.training_dataset_path("d", 8))
+    unknown.mkdir()
+    with in_flight(session, kind="export", name="d", version=9) as running:
+        unknown.mkdir(exist_ok=True)
+        dead.mkdir(exist_ok=True)
+        assert clean_all(session) == [
+            "export of d version 7: removed, it had no manifest yet",
+            str(unknown),
+        ]
+        assert Path(session.training_dataset_path("d", running.version)).is_dir()
+        assert made.verify().ok
 
-    os.close(dead.handle)  # as the operating system does when a process dies
-    assert clean_all(duckdb_store.session) == [dead_directory]
-    assert os.path.isdir(running.directory)
-    assert made.verify().ok
-    running.release(keep=False)
+
+def test_a_deletion_that_was_killed_is_finished(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
+    made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
+    leave_dead(duckdb_store, "remove", 1)
+    again = featurestore.connect(duckdb_store.location)
+    assert again.get_training_datasets() == []
+    assert not Path(made.path).exists()
 
 
 def test_a_group_that_a_dataset_pins_is_not_deleted(

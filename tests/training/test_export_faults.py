@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,8 @@ import pytest
 import featurestore
 from featurestore import FeatureStore
 from featurestore.errors import StorageError, TrainingDatasetExists
-from featurestore.training.claim import claim_version, is_finished
+from featurestore.recovery.in_flight import in_flight
+from featurestore.storage.manifests import is_finished
 
 Example = Callable[..., pa.Table]
 TRIALS = 30
@@ -49,9 +51,9 @@ def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example) ->
             [sys.executable, "-c", EXPORTER, str(tmp_path / "store")], stdout=subprocess.PIPE
         )
         assert process.stdout is not None
-        before = set(staging.glob("td-*"))
+        before = set(staging.glob("*"))
         assert process.stdout.readline()
-        while set(staging.glob("td-*")) <= before:  # until an export has begun
+        while set(staging.glob("*")) <= before:  # until an export has begun
             assert process.poll() is None
             time.sleep(0.001)
         time.sleep(rng.uniform(0.0, 0.4))
@@ -59,7 +61,7 @@ def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example) ->
         process.wait()
         process.stdout.close()
         unfinished += sum(not is_finished(str(each)) for each in place.glob("v*"))
-        staged += len(set(staging.glob("td-*")) - before)
+        staged += len(set(staging.glob("*")) - before)
     assert unfinished > TRIALS / 3, "too few kills met an export"
     assert staged > TRIALS / 3, "too few kills met staged rows"
     hashes = set()
@@ -151,16 +153,18 @@ def test_two_exports_of_one_name_make_two_versions(
     assert all(each.verify().ok for each in duckdb_store.get_training_datasets())
 
 
-def test_a_running_export_is_never_taken_for_a_dead_one(tmp_path: Path) -> None:
-    parent = str(tmp_path / "d")
-    running = claim_version(parent, None)
-    with pytest.raises(TrainingDatasetExists):
-        claim_version(parent, 1)
-    other = claim_version(parent, None)
-    assert (running.version, other.version) == (1, 2)
-    assert os.path.isdir(running.directory)
-    other.release(keep=False)
-    running.release(keep=False)
-    third = claim_version(parent, None)
-    assert third.version == 1
-    third.release(keep=False)
+def test_a_running_export_is_never_taken_for_a_dead_one(duckdb_store: FeatureStore) -> None:
+    session = duckdb_store.session
+
+    def export(version: int | None = None) -> Any:
+        return in_flight(session, kind="export", name="d", version=version)
+
+    with export() as running:
+        with pytest.raises(TrainingDatasetExists), export(1):
+            pass
+        with export() as other:
+            assert (running.version, other.version) == (1, 2)
+            featurestore.connect(duckdb_store.location)
+            assert os.path.isdir(session.training_dataset_path("d", 1))
+    with export() as third:
+        assert third.version == 1

@@ -1,0 +1,121 @@
+"""Training datasets as their manifests tell of them: registered, forgotten, removed, claimed."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import DatasetDamaged, TrainingDatasetExists
+from featurestore.model.manifest import Manifest
+from featurestore.model.paths import StorePaths, check_version, version_of
+from featurestore.recovery.owners import versions_in_flight
+from featurestore.registry import manifests, reports, training_datasets
+from featurestore.storage import files, publication
+from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
+
+EXPORT, REMOVE = "export", "remove"
+
+
+def read(directory: str, name: str, version: int) -> Manifest:
+    """Return the manifest of the directory of a version.
+
+    Raises:
+        DatasetDamaged: It cannot be read, or is that of another dataset.
+        TrainingDatasetNotFound: There is none.
+    """
+    manifest = read_manifest(directory)
+    if (manifest.name, manifest.version) != (name, version):
+        raise DatasetDamaged(
+            f"{directory!r} holds the manifest of {manifest.name!r} version {manifest.version}.",
+            hint="restore the directory; TrainingDataset.open(path) opens it as what it is",
+        )
+    return manifest
+
+
+def register(connection: Connection, manifest: Manifest) -> None:
+    """Register a finished dataset; nothing happens when it is there."""
+    manifests.register(connection, manifest)
+
+
+def forget(connection: Connection, name: str, version: int) -> None:
+    """Remove everything that is recorded about a version of a dataset."""
+    manifests.remove(connection, name, version)
+    reports.remove(connection, training_datasets.KIND, name, version)
+
+
+def remove_files(paths: StorePaths, name: str, version: int) -> None:
+    """Remove a version, the manifest first: without it a directory is no dataset, whatever happens next."""
+    directory = paths.training_dataset(name, version)
+    files.remove(manifest_path(directory), below=paths.location)
+    files.remove(directory, below=paths.location)
+
+
+def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
+    """Make this process the only one that exports a version, and return it; None takes the next one.
+
+    Raises:
+        TrainingDatasetExists: The version exists, or another export is writing it.
+    """
+    if version is not None:
+        check_version(version)
+    paths = StorePaths(location)
+    _lock(connection, name)
+    busy = versions_in_flight(connection, location, EXPORT, name)
+    busy += versions_in_flight(connection, location, REMOVE, name)
+    remove_abandoned(connection, location, name)
+    taken = {*busy, *training_datasets.versions(connection, name)}
+    taken.update(versions_on_disk(paths, name))
+    chosen = max(taken, default=0) + 1 if version is None else version
+    if chosen in taken:
+        raise TrainingDatasetExists(
+            f"Version {chosen} of training dataset {name!r} exists or is being written.",
+            hint="leave version= out to make the next one",
+        )
+    files.make_directory(paths.training_dataset_versions(name))
+    directory = paths.training_dataset(name, chosen)
+    with files.writing(directory):
+        publication.make_directory(directory)
+    return chosen
+
+
+def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
+    """Return the versions of a dataset that have a directory, finished or not, ascending."""
+    found = []
+    for entry in files.list_directory(paths.training_dataset_versions(name)):
+        version = version_of(entry)
+        if version is not None:
+            found.append(version)
+    return sorted(found)
+
+
+def remove_abandoned(connection: Connection, location: str, name: str) -> list[str]:
+    """Remove directories without a manifest that no living export writes; return them."""
+    paths = StorePaths(location)
+    removed = []
+    for version in versions_on_disk(paths, name):
+        directory = paths.training_dataset(name, version)
+        if is_finished(directory):
+            continue
+        if version not in versions_in_flight(connection, location, EXPORT, name):
+            files.remove(directory, below=location)
+            removed.append(directory)
+    return removed
+
+
+def _lock(connection: Connection, name: str) -> None:
+    """Let no other process claim or clean versions of a dataset until this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        key = func.hashtext(f"trainingdataset/{name}")
+        connection.execute(select(func.pg_advisory_xact_lock(key)))
+
+
+__all__ = [
+    "claim",
+    "forget",
+    "is_finished",
+    "read",
+    "register",
+    "remove_abandoned",
+    "remove_files",
+    "versions_on_disk",
+]

@@ -1,0 +1,148 @@
+"""Writes in flight: an intent recorded before the write begins, settled whatever becomes of it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from featurestore.errors import FeatureStoreError, WriteConflict
+from featurestore.model.paths import StorePaths
+from featurestore.recovery import datasets, groups, owners
+from featurestore.recovery.owners import Store
+from featurestore.recovery.settle import settle
+from featurestore.registry import Registry, intents
+from featurestore.registry import owners as heartbeats
+from featurestore.storage import files
+
+# Intents of this process, by registry, whose writes have ended without being settled.
+_unsettled: set[tuple[str, str]] = set()
+
+
+@dataclass
+class InFlight:
+    """One write between its intent and its registration.
+
+    ``run_id`` names the run in commits and manifests, ``staging`` is the directory for its rows, ``version`` is what
+    was claimed. ``landed`` is the version that it published, as soon as it is known that there is one; ``registered``
+    says that the registry knows the result.
+    """
+
+    run_id: str
+    staging: str
+    version: int
+    intent: str
+    registry: Registry
+    registered: bool = False
+    landed: int | None = None
+
+    def check_held(self) -> None:
+        """Make sure, just before publication, that nobody has settled this write, thinking its process dead.
+
+        Raises:
+            WriteConflict: Another process did; nothing was published.
+        """
+        with self.registry.reading() as connection:
+            held = intents.find(connection, self.intent) is not None
+        if not held:
+            raise WriteConflict(
+                "Another process took this write for dead and cleaned up after it: no heartbeat came through "
+                f"for {owners.PATIENCE.total_seconds():.0f} seconds.",
+                hint="write again",
+            )
+
+
+def new_run_id() -> str:
+    """Return an id for a run."""
+    return uuid.uuid4().hex
+
+
+@contextmanager
+def in_flight(
+    store: Store, *, kind: str, name: str, version: int | None, run_id: str | None = None
+) -> Iterator[InFlight]:
+    """Record an intent; afterwards remove the stage, and settle what the write left if it did not register itself.
+
+    What cannot be settled (the registry is locked, the disk is full) keeps its intent, and is settled before the next
+    write of this process, or at a connect after its end.
+
+    Args:
+        store: The session.
+        kind: One of those that ``registry.intents.Intent`` lists.
+        name: The group or dataset.
+        version: Its version; None for the next one of a training dataset.
+        run_id: The id of a run that writes more than once; else the intent gives its own.
+
+    Raises:
+        FeatureGroupExists: The version to create exists, or another process is creating it.
+        TrainingDatasetExists: The version to export exists, or another process is exporting it.
+    """
+    # The id of a run may come from a job that writes more than once; the intent has its own.
+    own = new_run_id()
+    with owners.heartbeat(store.registry, store.location) as owner:
+        number = _begin(store, own, owner, kind=kind, name=name, version=version)
+        staging = StorePaths(store.location).stage(own)
+        write = InFlight(run_id or own, staging, number, own, store.registry)
+        try:
+            yield write
+        except BaseException as error:
+            if write.landed is not None:
+                error.add_note(
+                    f"The rows of this write had landed as version {write.landed}: do not write them again."
+                )
+            _finish(store, write, unregistered=True)
+            raise
+        # Where the registry has just refused to register what landed, it is not asked again.
+        _finish(store, write, unregistered=write.landed is None)
+
+
+def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version: int | None) -> int:
+    _settle_left(store)
+    with store.registry.transaction() as connection:
+        if kind == "create" and version is not None:
+            number = groups.claim(connection, store.location, name, version)
+        elif kind == "export":
+            number = datasets.claim(connection, store.location, name, version)
+        else:
+            number = version or 1
+        heartbeats.record(connection, owner)
+        intents.begin(connection, run_id=own, kind=kind, name=name, version=number, owner=owner)
+    return number
+
+
+def _finish(store: Store, write: InFlight, *, unregistered: bool) -> None:
+    """End an intent; no error leaves, since the write has its result, or its error, already."""
+    left = store.registry.url, write.intent
+    _unsettled.add(left)
+    try:
+        files.remove(write.staging, below=store.location)
+        if write.registered:
+            with store.registry.transaction() as connection:
+                intents.end(connection, write.intent)
+        elif unregistered:
+            _settle(store, write.intent)
+        else:
+            return
+    except (FeatureStoreError, OSError, SQLAlchemyError):
+        return
+    _unsettled.discard(left)
+
+
+def _settle_left(store: Store) -> None:
+    """Settle the writes of this process that could not be settled when they ended."""
+    for url, own in list(_unsettled):
+        if url != store.registry.url:
+            continue
+        with suppress(FeatureStoreError, OSError):
+            _settle(store, own)
+            _unsettled.discard((url, own))
+
+
+def _settle(store: Store, own: str) -> None:
+    with store.registry.transaction() as connection:
+        intent = intents.find(connection, own)
+        if intent is not None:  # else another process took this one for dead
+            settle(connection, store.location, intent)

@@ -1,0 +1,62 @@
+"""Settling one write: what was published is registered, what was not is removed."""
+
+from __future__ import annotations
+
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import InvalidArgument, InvalidName
+from featurestore.model.paths import StorePaths
+from featurestore.recovery import datasets, groups
+from featurestore.registry import intents
+from featurestore.storage import files
+
+
+def settle(connection: Connection, location: str, intent: intents.Intent) -> str:
+    """Register what a write published, or remove what it left half made; return what was done."""
+    paths = StorePaths(location)
+    what = f"{intent.kind} of {intent.name} version {intent.version}"
+    try:
+        stage = paths.stage(intent.run_id)
+        if intent.kind in ("export", "remove"):
+            done = _settle_dataset(connection, paths, intent)
+        elif intent.kind in ("create", "write", "delete"):
+            done = _settle_group(connection, paths, intent)
+        else:
+            done = "removed what it staged"
+    except (InvalidName, InvalidArgument) as error:
+        # No write of this store: whoever wrote the row decides nothing about files.
+        intents.end(connection, intent.run_id)
+        return f"an intent was dropped: {error.message}"
+    files.remove(stage, below=location)
+    intents.end(connection, intent.run_id)
+    return f"{what}: {done}"
+
+
+def _settle_group(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+    name, version = intent.name, intent.version
+    path = paths.featuregroup(name, version)
+    if intent.kind == "delete":
+        groups.forget(connection, name, version)
+        groups.remove_files(paths, name, version)
+        return "finished"
+    if groups.is_group(path):
+        groups.register(connection, path, name, version)
+        return "registered as the table is"
+    if intent.kind == "create":
+        groups.remove_files(paths, name, version)
+        return "removed, it had no rows yet"
+    return "nothing to do"
+
+
+def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+    name, version = intent.name, intent.version
+    directory = paths.training_dataset(name, version)
+    if intent.kind == "remove":
+        datasets.forget(connection, name, version)
+        datasets.remove_files(paths, name, version)
+        return "finished"
+    if datasets.is_finished(directory):
+        datasets.register(connection, datasets.read(directory, name, version))
+        return "registered as its manifest says"
+    datasets.remove_files(paths, name, version)
+    return "removed, it had no manifest yet"

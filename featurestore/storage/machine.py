@@ -1,0 +1,29 @@
+"""Which machine this is: processes of one machine see one another's locks at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from pathlib import Path
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_name() -> str:
+    """Return the name of this host."""
+    return socket.gethostname()
+
+
+def machine_id(directory: str) -> str:
+    """Return eight digits that are equal for processes that share a kernel and the file system of a directory.
+
+    Containers of one machine that mount one volume share both, and so does a container that was started again. After
+    a reboot the digits are others.
+    """
+    try:
+        kernel = _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        kernel = host_name()
+    device = os.stat(directory).st_dev
+    return hashlib.sha256(f"{kernel}/{device}".encode()).hexdigest()[:8]

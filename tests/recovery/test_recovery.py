@@ -1,0 +1,274 @@
+"""What a process that died left between a Delta commit and the registry is settled when the store is opened next."""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.delta import deltalog
+from featurestore.errors import (
+    FeatureGroupExists,
+    FeatureGroupNotFound,
+    TrainingDatasetExists,
+    WriteConflict,
+)
+from featurestore.model import times
+from featurestore.plugins.engine import TableWrite
+from featurestore.recovery import owners, recover
+from featurestore.recovery.in_flight import in_flight
+from featurestore.registry import featuregroups, intents
+from featurestore.registry import owners as heartbeats
+from featurestore.store import FeatureStore
+
+TABLE = pa.table({"x": [1, 2]})
+
+
+def another_owner(store: FeatureStore, *, machine: str | None = None) -> str:
+    """Return the name of an owner that is not this process, on this machine or another one."""
+    host, pid, here, _ = owners.this_process(store.location).split(".")
+    return f"{host}.{pid}.{machine or here}.00000000"
+
+
+def begin(
+    store: FeatureStore,
+    kind: str,
+    name: str,
+    version: int = 1,
+    run_id: str = "run",
+    owner: str | None = None,
+) -> None:
+    """Record an intent, of a process of this machine that has died unless ``owner`` says otherwise."""
+    owner = owner or another_owner(store)
+    with store.session.registry.transaction() as connection:
+        intents.begin(connection, run_id=run_id, kind=kind, name=name, version=version, owner=owner)
+
+
+def left_over(store: FeatureStore) -> list[str]:
+    with store.session.registry.reading() as connection:
+        return [each.run_id for each in intents.every(connection)]
+
+
+def test_a_creation_without_rows_is_removed(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    begin(store, "create", "g")
+    path = store.session.featuregroup_path("g", 1)
+    store.session.engine.create_table(
+        path, schema=TABLE.schema, partition_by=(), properties={}, note={}
+    )
+    stage = Path(store.session.staging_path("run"))
+    stage.mkdir(parents=True)
+    again = featurestore.connect(store.location)
+    assert not os.path.exists(path)
+    assert not stage.exists()
+    assert left_over(again) == []
+    assert again.create_featuregroup(TABLE, "g").version == 1
+
+
+def test_a_creation_with_rows_is_registered(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup(TABLE, "g", description="Found again", tags={"a": "b"})
+    with store.session.registry.transaction() as connection:
+        featuregroups.remove(connection, "g", 1)
+    begin(store, "create", "g")
+    with pytest.raises(FeatureGroupNotFound):
+        store.featuregroup("g")
+    again = featurestore.connect(store.location)
+    assert (again.featuregroup("g").description, again.get_featuregroup_tags("g")) == (
+        "Found again",
+        {"a": "b"},
+    )
+    assert again.get_featuregroup("g").count() == 2
+    assert left_over(again) == []
+    assert group.history()[-1].operation == "create"
+
+
+def test_a_commit_that_was_not_registered_is(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup(TABLE, "g")
+    begin(store, "write", "g")
+    note = {
+        "operation": "append",
+        "run": "r9",
+        "inputs": [{"featuregroup": "raw", "version": 1, "delta_version": 3}],
+    }
+    rows = store.session.engine.from_arrow(TABLE.to_reader())
+    store.session.engine.write(group.path, rows, TableWrite("append", note=note))
+    again = featurestore.connect(store.location)
+    with again.session.registry.reading() as connection:
+        assert featuregroups.get(connection, "g").delta_version == 2
+        from featurestore.registry import lineage
+
+        assert lineage.results(connection, "raw")[0].run_id == "r9"
+
+
+def test_a_deletion_is_finished(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup(TABLE, "g")
+    begin(store, "delete", "g")
+    again = featurestore.connect(store.location)
+    assert not os.path.exists(group.path)
+    assert again.get_featuregroups() == []
+
+
+def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
+    """Leave what a creation leaves that has not written rows yet; return its directory."""
+    begin(store, "create", "g", owner=owner)
+    path = store.session.featuregroup_path("g", 1)
+    store.session.engine.create_table(
+        path, schema=TABLE.schema, partition_by=(), properties={}, note={}
+    )
+    return path
+
+
+def test_the_writes_of_this_process_are_left_alone(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    path = half_created(store, owner=owners.this_process(store.location))
+    featurestore.connect(store.location)
+    assert deltalog.exists(path)
+    assert left_over(store) == ["run"]
+    with pytest.raises(FeatureGroupExists, match="is being created by another process"):
+        store.create_featuregroup(TABLE, "g", version=1)
+
+
+CREATOR = """
+import sys, featurestore
+from featurestore.recovery.in_flight import in_flight
+store = featurestore.connect(sys.argv[1])
+with in_flight(store.session, kind="create", name="g", version=1):
+    with in_flight(store.session, kind="export", name="d", version=1):
+        print("begun", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_another_process_keeps_what_it_writes_until_it_dies(duckdb_store: FeatureStore) -> None:
+    """Nothing of this looks at process ids: it holds for containers that are started again, too."""
+    store = duckdb_store
+    with subprocess.Popen(
+        [sys.executable, "-c", CREATOR, store.location],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as creator:
+        assert creator.stdout is not None
+        assert creator.stdout.readline() == b"begun\n"
+        featurestore.connect(store.location)
+        assert len(left_over(store)) == 2
+        with pytest.raises(FeatureGroupExists):
+            store.create_featuregroup(TABLE, "g", version=1)
+        with pytest.raises(TrainingDatasetExists):
+            store.create_training_dataset(TABLE, "d", version=1)
+        creator.kill()
+    again = featurestore.connect(store.location)
+    assert left_over(again) == []
+    assert again.create_featuregroup(TABLE, "g", version=1).version == 1
+    assert again.create_training_dataset(TABLE, "d", version=1).version == 1
+    assert os.listdir(Path(store.location, "_owners")) == [owners.this_process(store.location)]
+
+
+def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = duckdb_store
+    elsewhere = another_owner(store, machine="ffffffff")
+    with store.session.registry.transaction() as connection:
+        heartbeats.record(connection, elsewhere)
+    path = half_created(store, owner=elsewhere)
+    now = times.utc_now()
+    monkeypatch.setattr(times, "utc_now", lambda: now + dt.timedelta(seconds=59))
+    featurestore.connect(store.location)
+    assert deltalog.exists(path)
+    monkeypatch.setattr(times, "utc_now", lambda: now + dt.timedelta(seconds=61))
+    again = featurestore.connect(store.location)
+    assert not os.path.exists(path)
+    assert left_over(again) == []
+
+
+def test_heartbeats_come_while_a_write_is_in_flight(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owners, "BEAT_SECONDS", 0.001)
+    beats = threading.Semaphore(0)
+    monkeypatch.setattr(heartbeats, "record", lambda connection, name: beats.release())
+    with in_flight(duckdb_store.session, kind="write", name="g", version=1):
+        for _ in range(3):
+            assert beats.acquire(timeout=60)
+
+
+def test_a_write_that_was_taken_for_dead_publishes_nothing(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = duckdb_store
+
+    def taken_over(*_: Any) -> None:
+        monkeypatch.setattr(owners, "is_alive", lambda *_: False)
+        recover(store.session)  # as another machine does that heard nothing
+        monkeypatch.undo()
+
+    monkeypatch.setattr(
+        importlib.import_module("featurestore.featuregroups.create"), "quarantine", taken_over
+    )
+    with pytest.raises(WriteConflict, match="took this write for dead"):
+        store.create_featuregroup(TABLE, "g")
+    assert store.get_featuregroups() == []
+    assert left_over(store) == []
+    assert store.create_featuregroup(TABLE, "g").version == 1
+
+
+def test_a_child_made_by_fork_is_an_owner_of_its_own(duckdb_store: FeatureStore) -> None:
+    location = duckdb_store.location
+    mine = owners.this_process(location)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, location],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    parent, child = ended.stdout.split()
+    assert len({mine, parent, child}) == 3
+    assert set(os.listdir(Path(location, "_owners"))) & {parent} == set(), "it left at its end"
+
+
+FORKING = """
+import os, sys
+from featurestore.recovery import owners, recover
+from featurestore.recovery.in_flight import in_flight
+print(owners.this_process(sys.argv[1]), flush=True)
+child = os.fork()
+if child == 0:
+    print(owners.this_process(sys.argv[1]), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_one_write_that_cannot_be_settled_stops_no_other(
+    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup(TABLE, "damaged")
+    begin(store, "write", "damaged", run_id="one")
+    path = half_created(store)
+    Path(deltalog.commit_path(group.path, 1)).write_text("{not json")
+    again = featurestore.connect(store.location)
+    assert not os.path.exists(path)
+    assert left_over(again) == ["one"], "it is tried again at the next connect"
+    assert "write of damaged version 1 could not be settled" in caplog.text
+
+
+def test_a_group_without_its_folder_is_said(duckdb_store: FeatureStore) -> None:
+    import shutil
+
+    group = duckdb_store.create_featuregroup(TABLE, "g")
+    shutil.rmtree(group.path)
+    with pytest.raises(featurestore.FeatureStoreError, match="no Delta table at"):
+        duckdb_store.get_featuregroup("g")

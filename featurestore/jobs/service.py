@@ -25,6 +25,7 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.target import target
 from featurestore.model import times
+from featurestore.model.cores import usable_cores
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
@@ -176,7 +177,7 @@ def backfill_job(
         held = _held(session, job, first, last)
         return [window for window in found if window not in held]
 
-    parallel = min(_MOST_AT_ONCE, os.cpu_count() or 1)
+    parallel = min(_MOST_AT_ONCE, usable_cores())
     outcome = attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
     return _checked(name, outcome)
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from featurestore.errors import ManifestMismatch, ReaderConfigError
 from featurestore.model.arrow_json import type_from_json
+from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
 from featurestore.readers.order import (
@@ -23,7 +24,7 @@ from featurestore.readers.order import (
     default_lanes,
     is_whole,
 )
-from featurestore.readers.prefetch import available_cores, prefetched
+from featurestore.readers.prefetch import prefetched
 from featurestore.readers.recordblocks import RecordBlocks
 from featurestore.readers.selection import Nulls, SelectedColumn, select_columns, value_form
 from featurestore.readers.shardfiles import ShardFiles, check_shards
@@ -239,7 +240,7 @@ class Reader:
             1  # Windows are read one after the other; records may be gathered by several threads.
         )
         if isinstance(source, RecordBlocks):
-            threads = min(_THREADS, available_cores())
+            threads = min(_THREADS, usable_cores())
 
         def read(steps: StepRange) -> tuple[StepRange, Batch]:
             return steps, source.read(steps)

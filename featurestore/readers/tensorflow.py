@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import ReaderConfigError, missing_extra
+from featurestore.model.cores import usable_cores
 from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
-from featurestore.readers.prefetch import available_cores
 from featurestore.readers.recordblocks import RecordBlocks
 from featurestore.readers.selection import SAMPLE_WEIGHT
 from featurestore.readers.steps import Blocks, StepRanges
@@ -101,7 +101,7 @@ class _Part:
             return self.element(packing.unpack(tensors, tf.unstack))
 
         numbers = tf.data.Dataset.range(len(ranges))
-        threads = min(_THREADS, available_cores())
+        threads = min(_THREADS, usable_cores())
         return numbers.map(load, num_parallel_calls=threads, deterministic=True).unbatch()
 
     def in_turn(self, ranges: StepRanges) -> Any:

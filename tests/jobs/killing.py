@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import featurestore
-from featurestore.jobs import execution
+from featurestore.jobs import execution, service
 from featurestore.jobs.scheduler import Options
 from featurestore.model import times
 from tests.jobs.conftest import HOURS, START, Clock
@@ -63,7 +63,7 @@ def backfill(
     _prepare(places, START + HOURS * timedelta(hours=1))
     if size:
         execution.CHUNKS.update(sql=size, python=size)
-    os.cpu_count = lambda: at_once  # type: ignore[assignment]
+    service.usable_cores = lambda: at_once
     store = featurestore.connect(location)
     Path(location, "ready").touch()
     store.backfill_job(name, START, START + HOURS * timedelta(hours=1))

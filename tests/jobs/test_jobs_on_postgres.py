@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import featurestore
-from featurestore.jobs import execution
+from featurestore.jobs import execution, service
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, rows, sql_job, trips
@@ -34,7 +33,7 @@ def test_a_parallel_backfill_moves_the_watermark_to_its_end(
     hosts: list[FeatureStore], define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": 2})
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(service, "usable_cores", lambda: 4)
     hosts[0].register_jobs(define(sql_job()))
     hosts[0].backfill_job("demand", START, END)
     assert rows(hosts[1]) == expected()

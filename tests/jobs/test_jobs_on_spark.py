@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,7 @@ from typer.testing import CliRunner
 
 import featurestore
 from featurestore.cli import app
-from featurestore.jobs import execution
+from featurestore.jobs import execution, service
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, expected, rows, sql_job, trips
 
@@ -122,7 +121,7 @@ def test_chunks_side_by_side_land_once_on_spark(
     cities: list[FeatureStore], define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": 2})
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(service, "usable_cores", lambda: 2)
     store = cities[1]
     store.register_jobs(define(sql_job()))
     found = store.backfill_job("demand", START, START + 10 * HOUR)

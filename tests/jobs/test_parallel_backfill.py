@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import JobFailed
-from featurestore.jobs import execution
+from featurestore.jobs import execution, service
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs import killing
@@ -28,7 +28,7 @@ SIZE = 4
 def four_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of four windows, four of them at once whatever this machine has."""
     monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": SIZE, "python": SIZE})
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(service, "usable_cores", lambda: 4)
 
 
 def noting(place: Path) -> str:

@@ -69,11 +69,8 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
     if list(stored) == spec.schema.names:
         return spec
     known = [each for each in spec.schema if each.name in stored]
-    foreign = [
-        pa.field(name, _plain(stored[name].type))
-        for name in stored
-        if name not in spec.schema.names
-    ]
+    ours = set(spec.schema.names)
+    foreign = [pa.field(name, _plain(stored[name].type)) for name in stored if name not in ours]
     created = spec.created_time if spec.created_time in stored else None
     return replace(spec, schema=pa.schema([*known, *foreign]), created_time=created)
 

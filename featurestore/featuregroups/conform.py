@@ -61,35 +61,36 @@ def check_columns(
     given: pa.Schema, spec: FeatureGroupSpec, *, schema_change: str | None
 ) -> list[pa.Field]:
     """Return the columns that are new, which ``schema_change="add"`` allows; SchemaMismatch for all else."""
+    held = {field.name: field.type for field in spec.schema}
+    names = set(given.names)
     problems, new = [], []
     for field in given:
-        if field.name not in spec.schema.names:
+        if field.name not in held:
             new.append(field)
-        elif not widens(field.type, spec.schema.field(field.name).type):
+        elif not widens(field.type, held[field.name]):
             problems.append(
-                f"{field.name!r} is {field.type} where the group has {spec.schema.field(field.name).type}"
+                f"{field.name!r} is {field.type} where the group has {held[field.name]}"
             )
-    absent = [name for name in spec.schema.names if name not in given.names]
+    absent = [name for name in held if name not in names]
     if absent:
         problems.append(f"missing: {listing(absent)}")
     twins = _twins(new, spec.schema.names)
+    refused = bool(new) and schema_change is None and not twins
     if twins:
         problems.append(f"new columns differ from existing ones only in case: {', '.join(twins)}")
-    elif new and schema_change is None:
+    elif refused:
         problems.append("unknown: " + ", ".join(f"{field.name!r} ({field.type})" for field in new))
     if problems:
+        only_new = refused and len(problems) == 1
         raise SchemaMismatch(
             f"The rows do not fit feature group {spec.name!r} version {spec.version}: {'; '.join(problems)}.",
-            hint=_way_out(
-                problems,
-                new=bool(new) and schema_change is None and not twins and len(problems) == 1,
-            ),
+            hint=_way_out(problems, only_new=only_new),
         )
     return [pa.field(field.name, field.type, nullable=True) for field in new]
 
 
-def _way_out(problems: Sequence[str], *, new: bool) -> str:
-    if new:
+def _way_out(problems: Sequence[str], *, only_new: bool) -> str:
+    if only_new:
         return "schema_change='add' lets new nullable columns in"
     if all(problem.startswith("missing") for problem in problems):
         return "columns match by name; give a column of nulls where values are unknown"
@@ -97,16 +98,18 @@ def _way_out(problems: Sequence[str], *, new: bool) -> str:
 
 
 def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
+    """Return the new columns whose name another column has in other letters, each pair as a text."""
     folded = {name.lower(): name for name in names}
-    return [
-        f"{each.name!r} and {folded[each.name.lower()]!r}"
-        for each in new
-        if each.name.lower() in folded
-    ]
+    pairs = []
+    for field in new:
+        twin = folded.get(field.name.lower())
+        if twin is not None:
+            pairs.append(f"{field.name!r} and {twin!r}")
+    return pairs
 
 
 def _equal(left: pa.Schema, right: pa.Schema) -> bool:
+    if left.names != right.names:
+        return False
     # Equality of nested types overlooks the names of list items, which every later reader would see.
-    return left.names == right.names and all(
-        str(a.type) == str(b.type) for a, b in zip(left, right, strict=True)
-    )
+    return [str(kind) for kind in left.types] == [str(kind) for kind in right.types]

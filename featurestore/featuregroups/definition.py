@@ -129,15 +129,15 @@ def check_same(declared: Declaration, stored: FeatureGroupSpec, *, given: pa.Sch
 
 
 def _column_differences(stored: pa.Schema, asked: pa.Schema) -> list[str]:
+    given = {column.name: column.type for column in asked}
     found = []
-    for field_ in stored:
-        if field_.name not in asked.names:
-            found.append(f"column {field_.name!r} ({field_.type}) is missing")
-        elif asked.field(field_.name).type != field_.type:
-            found.append(
-                f"column {field_.name!r}: stored {field_.type}, given {asked.field(field_.name).type}"
-            )
-    found += [f"column {name!r} is new" for name in asked.names if name not in stored.names]
+    for column in stored:
+        kind = given.pop(column.name, None)
+        if kind is None:
+            found.append(f"column {column.name!r} ({column.type}) is missing")
+        elif kind != column.type:
+            found.append(f"column {column.name!r}: stored {column.type}, given {kind}")
+    found += [f"column {name!r} is new" for name in given]
     return found
 
 

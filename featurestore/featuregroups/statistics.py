@@ -18,6 +18,9 @@ from featurestore.statistics import (
     statistics_accumulator,
 )
 
+# Results of more columns take longer than the write: they are made from the kept state when they are asked for.
+_EAGER_COLUMNS = 500
+
 
 def count_commit(
     session: Session,
@@ -52,7 +55,7 @@ def count_commit(
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
     kept.write(delta_version, state, base=base)
-    if base is None:
+    if base is None and len(spec.schema) <= _EAGER_COLUMNS:
         kept.write_result(delta_version, state)
 
 

@@ -142,7 +142,8 @@ def _plan(
 
 def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
     spec = source.spec
-    absent = [member.column for member in members if member.column not in spec.schema.names]
+    present = set(spec.schema.names)
+    absent = [member.column for member in members if member.column not in present]
     if absent:
         raise FeatureNotFound(
             f"Feature group {spec.name!r} had no {listing(absent)} at Delta version {source.delta_version}; "

@@ -164,10 +164,9 @@ def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
     """Return a schema of storage types with the storage types of the columns that it lacks at its end."""
     if added is None:
         return schema
-    for column in storage_schema(added):
-        if column.name not in schema.names:
-            schema = schema.append(column)
-    return schema
+    present = set(schema.names)
+    new = [column for column in storage_schema(added) if column.name not in present]
+    return pa.schema([*schema, *new])
 
 
 def metadata_with(state: TableState, added: pa.Schema | None) -> dict[str, Any] | None:

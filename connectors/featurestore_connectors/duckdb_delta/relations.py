@@ -243,7 +243,8 @@ def last_per_key(database: Database, given: Relation, key: Sequence[str]) -> Rel
 
 def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
     """Raise SchemaMismatch when a schema lacks some of the columns."""
-    absent = [column for column in columns if column not in schema.names]
+    present = set(schema.names)  # ``names`` is a new list each time
+    absent = [column for column in columns if column not in present]
     if absent:
         raise SchemaMismatch(
             f"There are no columns {listing(absent)}; there are {listing(schema.names, limit=50)}."

@@ -59,7 +59,8 @@ def select(
     condition = "" if where is None else f" WHERE {where}"
     if not files:
         return f"SELECT *{extra} FROM ({sqltext.empty(target)}){condition}"
-    stored = pa.schema([field for field in snapshot.schema if field.name in target.names])
+    wanted = set(target.names)
+    stored = pa.schema([field for field in snapshot.schema if field.name in wanted])
     columns = sqltext.casts(target, sqltext.types_of(stored))
     source = _from_files(snapshot, files, stored)
     return f"SELECT {columns}{extra} FROM {source}{condition}"
@@ -81,7 +82,8 @@ def _wanted(
     """Return the feature types that a read gives; only columns that are read have to have some."""
     given = snapshot.schema if schema is None else schema
     if columns is not None:
-        absent = [column for column in columns if column not in given.names]
+        present = set(given.names)
+        absent = [column for column in columns if column not in present]
         if absent:
             raise SchemaMismatch(
                 f"{snapshot.path} has no columns {listing(absent)}; it has {listing(given.names, limit=50)}."

@@ -117,7 +117,8 @@ def _is_repeat(path: str, how: TableWrite) -> bool:
 def _table_schema(state: TableState, relation: Relation, how: TableWrite) -> pa.Schema:
     """Return the storage types of the table with the columns that this write adds."""
     schema = commits.wider_schema(state.schema, how.add_columns)
-    unknown = [name for name in relation.schema.names if name not in schema.names]
+    present = set(schema.names)
+    unknown = [name for name in relation.schema.names if name not in present]
     if unknown:
         known = listing(state.schema.names, limit=50)
         raise SchemaMismatch(

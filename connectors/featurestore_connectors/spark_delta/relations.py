@@ -111,7 +111,8 @@ def read_table(
 
 def select(given: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns under new names."""
-    absent = [name for name in columns.values() if name not in given.schema.names]
+    present = set(given.schema.names)
+    absent = [name for name in columns.values() if name not in present]
     if absent:
         raise SchemaMismatch(
             f"There are no columns {listing(absent)}; there are {listing(given.schema.names, limit=50)}."

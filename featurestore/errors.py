@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
+
+MANY_FILES_HINT = "allow more open files (ulimit -n 65536), or let the group have fewer: compact_featuregroup(name)"
 
 
 class FeatureStoreError(Exception):
@@ -260,3 +263,16 @@ def missing_extra(library: str, extra: str) -> MissingExtra:
         f"This needs the library {library!r}, which is not installed.",
         hint=f"pip install 'featurestore[{extra}]'",
     )
+
+
+def refusal_hint(error: OSError) -> str | None:
+    """Return what to do about a refusal of the operating system that has one usual way out, else None.
+
+    >>> refusal_hint(OSError(errno.ENOSPC, "No space left on device"))
+    'free some space and repeat'
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return MANY_FILES_HINT
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space and repeat"
+    return None

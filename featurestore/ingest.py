@@ -84,14 +84,22 @@ def _adopted(df: object, engine: Engine) -> Relation | None:
         return lazy
     adopted = engine.adopt(df)
     if adopted is not None:
-        check_feature_names(adopted.schema.names)
+        _check_names(adopted.schema)
     return adopted
+
+
+def _check_names(schema: pa.Schema) -> None:
+    if not schema.names:
+        raise UnsupportedDataframe(
+            "The dataframe has no columns.", hint="give one with a column for each feature"
+        )
+    check_feature_names(schema.names)
 
 
 def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
     """Return a dataframe argument as an Arrow stream of feature types; arguments as in ``to_relation``."""
     reader = open_stream(df)
-    check_feature_names(reader.schema.names)
+    _check_names(reader.schema)
     target = _target(reader.schema, like)
     naive = _naive_columns(reader.schema)
     if naive:

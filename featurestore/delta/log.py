@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from featurestore.errors import StorageError, TableDamaged
+from featurestore.errors import StorageError, TableDamaged, refusal_hint
 
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
@@ -252,7 +252,7 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
         return damaged_file(file, "is missing")
     if error.errno is None:
         return damaged_file(file, "cannot be read: it is no file of its kind")
-    return StorageError(f"{file} could not be read: {error}.")
+    return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
 
 
 def _stated_checkpoint(path: str) -> int:

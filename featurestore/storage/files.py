@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
+from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation, refusal_hint
 from featurestore.model.paths import is_relative_path
 
 
@@ -66,7 +66,7 @@ def writing(path: str) -> Iterator[None]:
     except OSError as error:
         raise StorageError(
             f"Cannot write {path!r}: {error.strerror or error}.",
-            hint="check free space and permissions",
+            hint=refusal_hint(error) or "check free space and permissions",
         ) from error
 
 
@@ -76,7 +76,9 @@ def reading(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"Cannot read {path!r}: {error.strerror or error}.") from error
+        raise StorageError(
+            f"Cannot read {path!r}: {error.strerror or error}.", hint=refusal_hint(error)
+        ) from error
 
 
 def make_directory(path: str) -> None:

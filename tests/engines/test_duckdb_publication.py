@@ -123,7 +123,7 @@ def test_vacuum_beside_writers_removes_no_committed_file(
     def work() -> None:
         writer = DuckDBEngine(threads=1)
         try:
-            for number in range(1, 25):
+            for number in range(1, 16):
                 if how == "append":
                     write(writer, path, some(number))
                 else:
@@ -138,7 +138,7 @@ def test_vacuum_beside_writers_removes_no_committed_file(
     while not done.is_set():
         engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC))
     thread.join()
-    assert ids(engine, path) == list(range(25))
+    assert ids(engine, path) == list(range(16))
 
 
 def test_files_and_folders_are_on_disk_before_the_commit_names_them(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -450,3 +451,19 @@ def test_one_folder_takes_several_stages(engine: DuckDBEngine, tmp_path: Path) -
         for each in (2, 3)
     ]
     assert [engine.count(stage) for stage in stages] == [2, 3]
+
+
+def test_too_many_open_files_are_no_damage(engine: DuckDBEngine, tmp_path: Path) -> None:
+    path = new_table(engine, tmp_path)
+    for number in range(40):
+        write(engine, path, some(number))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, hard))
+        with pytest.raises(StorageError, match=r"ulimit -n 65536.*compact_featuregroup") as caught:
+            ids(engine, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not isinstance(caught.value, TableDamaged)
+    assert ids(engine, path) == list(range(40))

@@ -7,6 +7,7 @@ import os
 import threading
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,6 +19,7 @@ from featurestore.errors import (
     InvalidArgument,
     InvalidName,
     KeyRequired,
+    UnsupportedDataframe,
 )
 from featurestore.store import FeatureStore
 
@@ -207,3 +209,17 @@ def test_deleting_a_version_leaves_the_others(duckdb_store: FeatureStore) -> Non
         first.read()
     again = duckdb_store.create_featuregroup(TABLE, "g", version=1)
     assert (again.tags, again.delta_version) == ({}, 1)
+
+
+@pytest.mark.parametrize("df", [pa.table({}), np.zeros((3, 0))])
+def test_a_dataframe_without_columns_is_refused(duckdb_store: FeatureStore, df: object) -> None:
+    with pytest.raises(UnsupportedDataframe, match="no columns"):
+        duckdb_store.create_featuregroup(df, "g")
+    assert duckdb_store.get_featuregroups() == []
+
+
+def test_a_group_of_a_thousand_columns_is_written_and_read(duckdb_store: FeatureStore) -> None:
+    wide = pa.table({f"c{number}": [float(number)] for number in range(1_000)})
+    group = duckdb_store.create_featuregroup(wide, "g", statistics=False)
+    group.insert(wide, validation="off")
+    assert group.read().to_arrow().equals(pa.concat_tables([wide, wide]))

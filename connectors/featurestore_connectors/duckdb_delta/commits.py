@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from featurestore.delta import deltalog, protocol
 from featurestore.delta.deltalog import DataFile, TableState
-from featurestore.errors import StorageError, TableDamaged, WriteConflict
+from featurestore.errors import StorageError, TableDamaged, WriteConflict, refusal_hint
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
 from featurestore.storage.publication import Publication, after_publication, make_directory
@@ -287,7 +287,8 @@ def _put(
     except OSError as error:
         raise StorageError(
             f"The commit {target} could not be written: {error}; the table is as it was before.",
-            hint="is the disk full, the folder read-only, or the file system without hard links?",
+            hint=refusal_hint(error)
+            or "is the disk full, the folder read-only, or the file system without hard links?",
         ) from error
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import duckdb
 
 from featurestore.errors import (
+    MANY_FILES_HINT,
     ConfigurationError,
     EngineError,
     FeatureStoreError,
@@ -35,6 +36,7 @@ _SETTINGS = {
 }
 _INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
 _DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
+_TOO_MANY_FILES = "too many open files"
 _DAMAGED = (
     "no files found",
     "no such file",
@@ -211,6 +213,8 @@ def _translation(error: duckdb.Error) -> FeatureStoreError:
             f"The disk is full: {message}",
             hint="free some space and repeat; the table is as it was before",
         )
+    if _TOO_MANY_FILES in lowered:
+        return StorageError(f"DuckDB cannot open its files: {message}", hint=MANY_FILES_HINT)
     if isinstance(error, duckdb.OutOfMemoryException):
         return EngineError(
             f"DuckDB ran out of memory: {message}",

@@ -18,6 +18,7 @@ from typing import Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation, refusal_hint
 from featurestore.model.paths import is_relative_path
+from featurestore.storage import publication
 
 
 def local_directory(location: str | os.PathLike[str]) -> str:
@@ -99,11 +100,12 @@ def write_atomically(path: str, data: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-            _sync_directory(directory)
     except StorageError:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+    with publication.after_publication(f"The file {path!r}"):
+        _sync_directory(directory)
 
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:

@@ -17,12 +17,14 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.errors import StorageError, TrainingDatasetExists
+from featurestore.errors import PublicationWarning, StorageError, TrainingDatasetExists
 from featurestore.recovery.in_flight import in_flight
+from featurestore.storage import files
 from featurestore.storage.manifests import is_finished
 
 Example = Callable[..., pa.Table]
 TRIALS = 30
+SPLITS = {"train": 0.8, "test": 0.2}
 EXPORTER = """
 import sys, featurestore
 store = featurestore.connect(sys.argv[1])
@@ -168,3 +170,69 @@ def test_a_running_export_is_never_taken_for_a_dead_one(duckdb_store: FeatureSto
             assert os.path.isdir(session.training_dataset_path("d", 1))
     with export() as third:
         assert third.version == 1
+
+
+def test_a_directory_that_cannot_be_synced_after_the_manifest_is_a_warning(
+    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync_directory = files._sync_directory
+
+    def failing(directory: str) -> None:
+        if is_finished(directory):
+            raise OSError(5, "Input/output error", directory)
+        sync_directory(directory)
+
+    monkeypatch.setattr(files, "_sync_directory", failing)
+    with pytest.warns(PublicationWarning, match="landed, and then"):
+        made = duckdb_store.create_training_dataset(example(100), "d", key=["at"])
+    assert made.verify().ok
+    assert [each.version for each in duckdb_store.get_training_datasets()] == [1]
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt at the n-th call of a function of the store; counts calls without ``number``."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.calls = 0
+        self.number = number
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and "featurestore" in frame.f_code.co_filename:
+            self.calls += 1
+            if self.calls == self.number:
+                raise KeyboardInterrupt
+
+    def run(self, call: Callable[[], object]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            call()
+        finally:
+            sys.settrace(before)
+
+
+def test_an_interrupt_at_any_moment_leaves_a_whole_dataset_or_none(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
+    rows = example(50)
+
+    def create() -> None:
+        duckdb_store.create_training_dataset(rows, "d", label="label", key=["at"], splits=SPLITS)
+
+    counted = InterruptAt()
+    counted.run(create)
+    rng = random.Random(1)
+    last = range(counted.calls - 60, counted.calls, 4)  # around the manifest and behind it
+    moments = sorted({*rng.sample(range(1, counted.calls), 10), *last})
+    finished = 1
+    for moment in moments:
+        with pytest.raises(KeyboardInterrupt):
+            InterruptAt(moment).run(create)
+        there = duckdb_store.get_training_datasets()
+        assert len(there) in (finished, finished + 1), moment
+        finished = len(there)
+        assert all(each.verify().ok for each in there[-2:]), moment
+    assert finished > 1, "no interrupt came after the manifest"
+    create()
+    versions = Path(duckdb_store.location, "trainingdatasets", "d")
+    assert len(list(versions.glob("v*"))) == finished + 1, "what interrupted exports left is gone"

@@ -189,7 +189,7 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
     engine = find_engine("duckdb")
     relation = relation_of(engine, write(folder / "gate", rows))
     validator = find_validator()
-    rules = validator.normalise(expectations())
+    rules = validator.normalize(expectations())
     columns = ["x0", "n0", "kind", "x1", "x2", "at"]
     frame = pa.Table.from_batches(
         list(engine.stream(engine.select(relation, {name: name for name in columns})))

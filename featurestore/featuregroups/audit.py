@@ -52,7 +52,7 @@ def audit_staged(
     found = audit(
         relation,
         spec=spec,
-        policy=validation,
+        validation=validation,
         engine=session.engine,
         expectations=spec.expectations,
         mode=mode,
@@ -126,7 +126,7 @@ def validate(
     found = audit(
         rows,
         spec=group.spec,
-        policy="warn",
+        validation="warn",
         engine=session.engine,
         expectations=rules,
         mode="check",

@@ -76,7 +76,7 @@ def plain_expectations(given: object) -> tuple[Mapping[str, Any], ...]:
         return ()
     if isinstance(given, list | tuple) and not given:
         return ()
-    return find_validator().normalise(given)
+    return find_validator().normalize(given)
 
 
 def check_policy(policy: str | None) -> None:

@@ -23,7 +23,7 @@ MeasureKind = Literal[
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckOutcome:
     """The outcome of one expectation on one table.
 
     ``checked`` counts the rows that it looked at (nulls are often left out). ``failing`` marks the rows that
@@ -59,7 +59,7 @@ class Validator(Protocol):
         """The entry point's name."""
         ...
 
-    def normalise(self, expectations: object) -> tuple[Expectation, ...]:
+    def normalize(self, expectations: object) -> tuple[Expectation, ...]:
         """Return plain dicts for whatever form the user gave; InvalidExpectation names what is wrong."""
         ...
 
@@ -71,8 +71,8 @@ class Validator(Protocol):
         """Tell whether the expectation can be checked chunk by chunk and names failing rows."""
         ...
 
-    def check(self, table: pa.Table, expectations: Sequence[Expectation]) -> list[Verdict]:
-        """Return a verdict for each expectation; InvalidExpectation for one that cannot be computed."""
+    def check(self, table: pa.Table, expectations: Sequence[Expectation]) -> list[CheckOutcome]:
+        """Return a outcome for each expectation; InvalidExpectation for one that cannot be computed."""
         ...
 
     def holds(self, expectation: Expectation, *, checked: int, unexpected: int) -> bool:
@@ -83,7 +83,7 @@ class Validator(Protocol):
         """Return what decides an expectation about a table; None when only its values do."""
         ...
 
-    def judge(
+    def evaluate(
         self, expectation: Expectation, schema: pa.Schema, *, found: Mapping[Measure, Any]
     ) -> ExpectationResult:
         """Return the result of an expectation whose ``measures`` are known."""

@@ -68,7 +68,7 @@ class Gate(Inspect):
         self._statistics = statistics
         self._validator = find_validator() if expectations else None
         self._expectations = (
-            self._validator.normalise(expectations) if self._validator is not None else ()
+            self._validator.normalize(expectations) if self._validator is not None else ()
         )
         self._report: ValidationReport | None = None
         self._quarantined: Relation | None = None
@@ -84,7 +84,7 @@ class Gate(Inspect):
         outcome = audit(
             staged,
             spec=Subject(self._request.name, 0, self._request.schema),
-            policy=self._policy,
+            validation=self._policy,
             engine=self._session.engine,
             expectations=self._expectations,
             validator=self._validator,

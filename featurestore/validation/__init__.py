@@ -1,4 +1,4 @@
-"""Validation: policies, built-in checks, the gate before every commit, reports."""
+"""Validation: policies, built-in checks, the audit before every commit, reports."""
 
 from collections.abc import Mapping
 from typing import Any

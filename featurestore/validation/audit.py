@@ -1,4 +1,4 @@
-"""The gate: audit staged rows, then refuse them, report on them, or part the good from the failing."""
+"""Write-audit-publish: audit staged rows, then refuse them, report on them, or let only the good ones through."""
 
 from __future__ import annotations
 
@@ -16,23 +16,31 @@ from featurestore.errors import (
 )
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.times import utc_now
-from featurestore.model.validation import ExpectationResult, ValidationReport, describe
+from featurestore.model.validation import (
+    ExpectationResult,
+    ValidationReport,
+    describe,
+    outcome_text,
+    plain_json,
+)
 from featurestore.plugins.validator import Validator, find_validator
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
+    CheckCounts,
     RowCheck,
     duplicates_result,
     row_check_result,
     row_checks,
 )
-from featurestore.validation.messages import failure_message
-from featurestore.validation.quarantine import part
+from featurestore.validation.quarantine import QuarantineSplit, split_rows
 from featurestore.validation.rows import RowAccumulator, RowExpectations
 from featurestore.validation.subject import Subject
 from featurestore.validation.tables import check_table
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
+
+_SHOWN_SAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class AuditOutcome:
 
 @dataclass(frozen=True)
 class _Audit:
-    """One audit under way."""
+    """What one audit checks."""
 
     subject: Subject
     engine: Engine
@@ -61,12 +69,22 @@ class _Audit:
     by_row: tuple[Mapping[str, Any], ...]
     by_table: tuple[Mapping[str, Any], ...]
 
+    def columns(self) -> list[str]:
+        """Return the columns that checks of rows need, in the order of the table."""
+        needed = set(self.subject.key)
+        for check in self.checks:
+            needed.update(check.columns)
+        if self.validator is not None:
+            for expectation in self.by_row:
+                needed.update(self.validator.columns(expectation))
+        return [name for name in self.subject.schema.names if name in needed]
+
 
 def audit(
     relation: Relation,
     *,
     spec: FeatureGroupSpec | Subject,
-    policy: str,
+    validation: str,
     engine: Engine,
     expectations: Sequence[Mapping[str, Any]] = (),
     validator: Validator | None = None,
@@ -85,14 +103,14 @@ def audit(
     Args:
         relation: The staged rows; must be readable more than once.
         spec: The group (or another subject) that they are for.
-        policy: "strict", "warn", "quarantine" or "off" (no audit).
+        validation: "strict", "warn", "quarantine" or "off" (no audit).
         engine: The engine that holds the rows.
         expectations: Plain dicts; empty: built-in checks only.
         validator: Knows the expectations; found among the entry points when None.
-        mode: "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys under any policy.
+        mode: "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys whatever is asked for.
         now: The present, for event times in the future.
         event_time_tolerance: How far ahead an event time may lie.
-        directory: Where parted rows are staged; without it they are marked anew at each read.
+        directory: Where marked rows are staged; without it they are marked anew at each read.
         run_id: The run that writes, for the report.
 
     Raises:
@@ -101,41 +119,36 @@ def audit(
         InvalidExpectation: An expectation names absent columns or cannot be computed.
     """
     subject = spec if isinstance(spec, Subject) else Subject.of(spec)
-    if policy not in VALIDATION_POLICIES:
+    if validation not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={policy!r} is not a policy.",
+            f"validation={validation!r} is not a policy.",
             hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
     now = now or utc_now()
     report = ValidationReport(
-        subject.name, subject.version, policy, now, 0, run_id=run_id, details={"mode": mode}
+        subject.name, subject.version, validation, now, 0, run_id=run_id, details={"mode": mode}
     )
-    if policy == "off":
+    if validation == "off":
         return AuditOutcome(report, relation)
     if expectations and validator is None:
         validator = find_validator()
-    run = _prepare(
-        subject,
-        engine,
-        expectations,
-        validator,
-        row_checks(subject, now=now, tolerance=event_time_tolerance),
-    )
+    checks = row_checks(subject, now=now, tolerance=event_time_tolerance)
+    run = _prepare(subject, engine, expectations, validator, checks)
     results, rows = _check_rows(run, relation)
-    duplicated = next(
-        (each for each in results if _is(each, DUPLICATE_KEYS) and not each.success), None
-    )
-    unique = (duplicated is None) if subject.key else None
-    good, quarantined = relation, None
     failed = [each for each in results if not each.success and not each.warning]
-    if policy == "quarantine" and failed:
-        good, quarantined = _part(run, relation, failed, directory)
-        unique = True if subject.key else None
-    results = [*results, *_check_table(run, good)]
+    good, quarantined = relation, None
+    if validation == "quarantine" and failed:
+        split = _split(run, relation, failed, directory)
+        good, quarantined = split.good, split.quarantined
+    results += _check_table(run, good)
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
         report = replace(report, rows_quarantined=engine.count(quarantined))
     _refuse(report, mode=mode, row_failures=failed)
+    unique = None
+    if subject.key:
+        # All copies of a key go to the quarantine.
+        unique = quarantined is not None or _failure(failed, DUPLICATE_KEYS) is None
     return AuditOutcome(report, good, quarantined, unique)
 
 
@@ -146,46 +159,38 @@ def _prepare(
     validator: Validator | None,
     checks: tuple[RowCheck, ...],
 ) -> _Audit:
+    """Return what is to be checked, after each expectation has been read anew."""
     by_row: list[Mapping[str, Any]] = []
     by_table: list[Mapping[str, Any]] = []
     if validator is None:
         return _Audit(subject, engine, None, checks, (), ())
-    # They come from the table's definition, which another program may have written: read them anew.
-    for expectation in validator.normalise(expectations):
-        absent = [
-            name for name in validator.columns(expectation) if name not in subject.schema.names
-        ]
+    known = subject.schema.names
+    # They come from the table's definition, which another program may have written.
+    for expectation in validator.normalize(expectations):
+        absent = [name for name in validator.columns(expectation) if name not in known]
         if absent:
             raise InvalidExpectation(
                 f"{describe(expectation)} names columns that {subject.name!r} does not have: {listing(absent)}; "
-                f"it has {listing(subject.schema.names)}."
+                f"it has {listing(known)}."
             )
-        (by_row if validator.is_row_level(expectation) else by_table).append(expectation)
+        if validator.is_row_level(expectation):
+            by_row.append(expectation)
+        else:
+            by_table.append(expectation)
     return _Audit(subject, engine, validator, checks, tuple(by_row), tuple(by_table))
 
 
 def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult], int]:
     """Return the results of all checks of rows, and the number of rows."""
-    rules = RowExpectations(run.by_row, run.validator, run.subject.key)
-    needed = [*run.subject.key, *(name for check in run.checks for name in check.columns)]
-    needed += [
-        name
-        for each in run.by_row
-        if run.validator is not None
-        for name in run.validator.columns(each)
-    ]
+    needed = run.columns()
     results: list[ExpectationResult] = []
+    by_row: list[CheckCounts] = []
     if needed:
-        names = dict.fromkeys(needed)
-        columns = run.engine.select(
-            relation, {name: name for name in run.subject.schema.names if name in names}
-        )
+        rules = RowExpectations(run.by_row, run.validator, run.subject.key)
+        columns = run.engine.select(relation, {name: name for name in needed})
         state = run.engine.aggregate(columns, RowAccumulator(run.checks, rules))
-        rows = state.rows
-        results += [
-            row_check_result(check, found)
-            for check, found in zip(run.checks, state.checks, strict=True)
-        ]
+        rows, by_row = state.rows, state.found
+        results += map(row_check_result, run.checks, state.checks)
     else:
         rows = run.engine.count(relation)
     if run.subject.key:
@@ -193,21 +198,23 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
         results.append(
             duplicates_result(run.subject.key, rows=rows, duplicated=duplicated, samples=examples)
         )
-    if needed and run.validator is not None:
-        for expectation, found in zip(run.by_row, state.found, strict=True):
-            results.append(
-                ExpectationResult(
-                    expectation=expectation,
-                    success=run.validator.holds(
-                        expectation, checked=found.checked, unexpected=found.unexpected
-                    ),
-                    rows=found.rows,
-                    unexpected=found.unexpected,
-                    samples=tuple(found.samples),
-                    warning=found.warning,
-                )
-            )
+    if run.validator is not None:
+        for expectation, found in zip(run.by_row, by_row, strict=True):
+            results.append(_row_result(expectation, found, run.validator))
     return results, rows
+
+
+def _row_result(
+    expectation: Mapping[str, Any], found: CheckCounts, validator: Validator
+) -> ExpectationResult:
+    return ExpectationResult(
+        expectation=expectation,
+        success=validator.holds(expectation, checked=found.checked, unexpected=found.unexpected),
+        rows=found.rows,
+        unexpected=found.unexpected,
+        samples=tuple(found.samples),
+        warning=found.warning,
+    )
 
 
 def _check_table(run: _Audit, relation: Relation) -> list[ExpectationResult]:
@@ -218,41 +225,71 @@ def _check_table(run: _Audit, relation: Relation) -> list[ExpectationResult]:
     )
 
 
-def _part(
+def _split(
     run: _Audit, relation: Relation, failed: Sequence[ExpectationResult], directory: str | None
-) -> tuple[Relation, Relation]:
+) -> QuarantineSplit:
     types = {str(each.expectation["type"]) for each in failed}
-    parted = part(
+    duplicates = _failure(failed, DUPLICATE_KEYS)
+    return split_rows(
         relation,
         run.subject,
         engine=run.engine,
         checks=[check for check in run.checks if check.type in types],
         expectations=[each.expectation for each in failed if each.expectation in run.by_row],
         validator=run.validator,
-        duplicates=next((each.expectation for each in failed if _is(each, DUPLICATE_KEYS)), None),
+        duplicates=None if duplicates is None else duplicates.expectation,
         directory=directory,
     )
-    return parted.good, parted.quarantined
 
 
 def _refuse(
     report: ValidationReport, *, mode: str, row_failures: Sequence[ExpectationResult]
 ) -> None:
     """Raise when nothing may land."""
-    if report.policy == "strict":
-        refused = report.failed
-    elif report.policy == "quarantine":
-        refused = tuple(each for each in report.failed if each not in row_failures)
-    else:
-        refused = tuple(
-            each for each in report.failed if mode == "upsert" and _is(each, DUPLICATE_KEYS)
-        )
+    refused = []
+    for each in report.failed:
+        if report.policy == "strict":
+            refused.append(each)
+        elif report.policy == "quarantine":
+            if each not in row_failures:
+                refused.append(each)
+        elif mode == "upsert" and _is(each, DUPLICATE_KEYS):
+            refused.append(each)
     if not refused:
         return
-    message, hint = failure_message(report, refused)
+    message, hint = _message(report, refused), _hint(report, refused)
     if all(_is(each, DUPLICATE_KEYS) for each in refused):
         raise DuplicateKeys(message, report=report, hint=hint)
     raise ValidationFailed(message, report=report, hint=hint)
+
+
+def _message(report: ValidationReport, refused: Sequence[ExpectationResult]) -> str:
+    """Return what a person reads: counts and sample rows of each failed check."""
+    many = "1 check" if len(refused) == 1 else f"{len(refused)} checks"
+    lines = [
+        f"{report.name!r} version {report.version}: {many} of {len(report.results)} failed; nothing was written."
+    ]
+    for result in refused:
+        lines.append(f"  {describe(result.expectation)}: {outcome_text(result)}")
+        for sample in result.samples[:_SHOWN_SAMPLES]:
+            lines.append(f"    {plain_json(sample)}")
+    return "\n".join(lines)
+
+
+def _hint(report: ValidationReport, refused: Sequence[ExpectationResult]) -> str:
+    if all(_is(each, DUPLICATE_KEYS) for each in refused):
+        return "remove the copies, or keep the last of each key with on_duplicates='last'"
+    if report.policy == "quarantine":
+        return "an expectation about the whole table cannot be met by leaving rows out; validation='warn' lands them all"
+    return "fix the rows, or validation='quarantine' lands the good ones and keeps the others with their reasons"
+
+
+def _failure(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:
+    """Return the failed result of a kind, None when there is none."""
+    for each in results:
+        if _is(each, kind):
+            return each
+    return None
 
 
 def _is(result: ExpectationResult, kind: str) -> bool:

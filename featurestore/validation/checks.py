@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -50,12 +50,7 @@ class RowCheck:
     def failing(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Mark the rows that fail."""
         if self.type == FUTURE_TIMES and self.latest is not None:
-            column = batch.column(self.columns[0])
-            latest: datetime | date = (
-                self.latest.date() if pat.is_date(column.type) else self.latest
-            )
-            late = pc.fill_null(pc.greater(column, pa.scalar(latest, column.type)), False)
-            return np.asarray(late.to_numpy(zero_copy_only=False), dtype=np.bool_)
+            return _later_than(self.latest, batch.column(self.columns[0]))
         result = np.zeros(batch.num_rows, dtype=np.bool_)
         for name in self.columns:
             column = batch.column(name)
@@ -64,8 +59,14 @@ class RowCheck:
         return result
 
 
+def _later_than(latest: datetime, column: pa.Array) -> NDArray[np.bool_]:
+    limit = pa.scalar(latest.date() if pat.is_date(column.type) else latest, column.type)
+    late = pc.fill_null(pc.greater(column, limit), False)
+    return np.asarray(late.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
 @dataclass
-class Found:
+class CheckCounts:
     """What one check has found so far: rows looked at, rows that failed, a few of them."""
 
     rows: int = 0
@@ -77,7 +78,7 @@ class Found:
     def add(
         self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Take in what a chunk found."""
+        """Count what was found in a chunk of rows."""
         self.rows += rows
         self.checked += checked
         self.unexpected += unexpected
@@ -96,17 +97,21 @@ def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tupl
     return tuple(checks)
 
 
-def row_check_result(check: RowCheck, found: Found) -> ExpectationResult:
+def row_check_result(check: RowCheck, found: CheckCounts) -> ExpectationResult:
     """Return the result of a built-in check of rows."""
     shown = ", ".join(check.columns)
-    wrong = f"have a {shown} in the future" if check.warning else f"have nulls in {shown}"
+    message = ""
+    if found.unexpected:
+        message = f"{found.unexpected:,} of {found.rows:,} rows have nulls in {shown}"
+    if found.unexpected and check.type == FUTURE_TIMES:
+        message = f"{found.unexpected:,} of {found.rows:,} rows have a {shown} in the future"
     return ExpectationResult(
         expectation=check.expectation,
         success=not found.unexpected,
         rows=found.rows,
         unexpected=found.unexpected,
         samples=tuple(found.samples),
-        message=f"{found.unexpected:,} of {found.rows:,} rows {wrong}" if found.unexpected else "",
+        message=message,
         warning=check.warning,
     )
 
@@ -115,15 +120,17 @@ def duplicates_result(
     key: tuple[str, ...], *, rows: int, duplicated: int, samples: Sequence[Mapping[str, Any]]
 ) -> ExpectationResult:
     """Return the result of the check for duplicate keys; ``unexpected`` counts keys, not rows."""
+    message = ""
+    if duplicated:
+        occur = "key occurs" if duplicated == 1 else "keys occur"
+        message = f"{duplicated:,} {occur} more than once in this write"
     return ExpectationResult(
         expectation={"type": DUPLICATE_KEYS, "kwargs": {"columns": list(key)}},
         success=not duplicated,
         rows=rows,
         unexpected=duplicated,
         samples=tuple(samples),
-        message=f"{duplicated:,} {'key occurs' if duplicated == 1 else 'keys occur'} more than once in this write"
-        if duplicated
-        else "",
+        message=message,
     )
 
 
@@ -131,8 +138,7 @@ def sample_rows(
     batch: pa.RecordBatch | pa.Table, failing: NDArray[np.bool_], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return a few of the failing rows as plain dicts of the columns that matter."""
-    indices = np.flatnonzero(failing)[:MOST_SAMPLES]
-    rows: list[dict[str, Any]] = (
-        batch.select(list(dict.fromkeys(columns))).take(pa.array(indices)).to_pylist()
-    )
+    first = pa.array(np.flatnonzero(failing)[:MOST_SAMPLES])
+    shown = batch.select(list(dict.fromkeys(columns)))
+    rows: list[dict[str, Any]] = shown.take(first).to_pylist()
     return rows

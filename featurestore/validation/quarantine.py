@@ -1,4 +1,4 @@
-"""Parting good rows from failing ones: every row gets the list of its reasons, where the rows are."""
+"""Good rows and failing ones apart: every row gets the list of its reasons, where the rows are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GOOD, _COPIES = "__fs_good", "__fs_copies"
 
 
 @dataclass(frozen=True)
-class Parted:
+class QuarantineSplit:
     """Good rows with the columns they had, failing rows with their ``reasons`` at the end."""
 
     good: Relation
@@ -42,22 +42,22 @@ class MarkReasons:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with its reasons."""
-        marks: list[tuple[str, NDArray[np.bool_]]] = [
-            (describe(check.expectation), check.failing(batch)) for check in self.checks
-        ]
+        marks: list[tuple[str, NDArray[np.bool_]]] = []
+        for check in self.checks:
+            marks.append((describe(check.expectation), check.failing(batch)))
         if self.duplicate_reason is not None:
-            copies = batch.column(batch.schema.get_field_index(_COPIES)).to_numpy(
-                zero_copy_only=False
-            )
+            copies = batch.column(_COPIES).to_numpy(zero_copy_only=False)
             marks.append((self.duplicate_reason, copies > 1))
-        columns = [_as_type(batch.column(field.name), field.type) for field in self.schema]
+        columns = []
+        for field in self.schema:
+            column = batch.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
         if self.expectations and self.validator is not None and batch.num_rows:
             table = pa.Table.from_arrays(columns, schema=self.schema)
-            for expectation, verdict in zip(
-                self.expectations, self.validator.check(table, self.expectations), strict=True
-            ):
-                if verdict.failing is not None:
-                    marks.append((describe(expectation), verdict.failing))
+            outcomes = self.validator.check(table, self.expectations)
+            for expectation, outcome in zip(self.expectations, outcomes, strict=True):
+                if outcome.failing is not None:
+                    marks.append((describe(expectation), outcome.failing))
         reasons, good = _reasons(marks, batch.num_rows)
         return pa.RecordBatch.from_arrays(
             [*columns, reasons, good], schema=marked_schema(self.schema)
@@ -74,7 +74,7 @@ def quarantine_schema(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(REASONS, pa.list_(pa.field("item", pa.string()))))
 
 
-def part(
+def split_rows(
     relation: Relation,
     subject: Subject,
     *,
@@ -84,7 +84,7 @@ def part(
     validator: Validator | None,
     duplicates: Mapping[str, Any] | None,
     directory: str | None,
-) -> Parted:
+) -> QuarantineSplit:
     """Return good and failing rows of a relation that can be read again.
 
     Args:
@@ -97,19 +97,18 @@ def part(
         duplicates: The check for duplicate keys as an expectation, when some key is there twice.
         directory: Where to stage the marked rows; without it they are marked anew at each read.
     """
-    source = relation if duplicates is None else _with_copies(relation, subject.key, engine)
+    source, duplicate_reason = relation, None
+    if duplicates is not None:
+        source = _with_copies(relation, subject.key, engine)
+        duplicate_reason = describe(duplicates)
     mark = MarkReasons(
-        relation.schema,
-        tuple(checks),
-        tuple(expectations),
-        validator,
-        None if duplicates is None else describe(duplicates),
+        relation.schema, tuple(checks), tuple(expectations), validator, duplicate_reason
     )
     marked = engine.map_batches(source, mark, schema=marked_schema(relation.schema))
     if directory is not None:
         marked = engine.stage(marked, directory)
     names = {name: name for name in relation.schema.names}
-    return Parted(
+    return QuarantineSplit(
         good=engine.select(engine.filter(marked, _GOOD), names),
         quarantined=engine.select(
             engine.filter(marked, f"NOT {_GOOD}"), {**names, REASONS: REASONS}
@@ -122,8 +121,9 @@ def _with_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Rela
     from sqlglot import exp
 
     columns = [exp.column(name, quoted=True) for name in key]
+    there = [column.copy().is_(exp.null()).not_() for column in columns]
     copies = exp.Window(this=exp.Count(this=exp.Star()), partition_by=columns)
-    known = exp.and_(*(column.copy().is_(exp.null()).not_() for column in columns))
+    known = exp.and_(*there)
     counted = exp.case().when(known, copies).else_(exp.Literal.number(1))
     query = exp.select(exp.Star(), exp.alias_(counted, _COPIES, quoted=True)).from_(
         exp.to_table("rows", quoted=True)
@@ -131,21 +131,15 @@ def _with_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Rela
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
-def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column if column.type == kind else column.cast(kind)
-
-
 def _reasons(
     marks: Sequence[tuple[str, NDArray[np.bool_]]], rows: int
 ) -> tuple[pa.Array, pa.Array]:
     """Return the lists of reasons, written column by column, and which rows have none."""
-    failing = (
-        np.stack([mask for _, mask in marks], axis=1)
-        if marks
-        else np.zeros((rows, 0), dtype=np.bool_)
-    )
-    offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
     texts = pa.array([reason for reason, _ in marks], pa.string())
+    failing = np.zeros((rows, len(marks)), dtype=np.bool_)
+    for number, (_, mask) in enumerate(marks):
+        failing[:, number] = mask
+    offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
     chosen = texts.take(pa.array(np.nonzero(failing)[1]))
     reasons = pa.ListArray.from_arrays(pa.array(offsets), chosen)
     return reasons, pa.array(~failing.any(axis=1))

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.validator import Validator
-from featurestore.validation.checks import Found, RowCheck, sample_rows
+from featurestore.validation.checks import CheckCounts, RowCheck, sample_rows
 
 _CHUNK_ROWS = 1 << 20
 _CHUNK_BYTES = 128 << 20
@@ -30,8 +30,9 @@ class RowExpectations:
 
     def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the columns that samples of an expectation show."""
-        looked_at = self.validator.columns(expectation) if self.validator is not None else ()
-        return (*self.key, *(name for name in looked_at if name not in self.key))
+        if self.validator is None:
+            return self.key
+        return tuple(dict.fromkeys([*self.key, *self.validator.columns(expectation)]))
 
 
 @dataclass
@@ -40,8 +41,8 @@ class RowState:
 
     rules: RowExpectations
     rows: int = 0
-    checks: list[Found] = field(default_factory=list)
-    found: list[Found] = field(default_factory=list)
+    checks: list[CheckCounts] = field(default_factory=list)
+    found: list[CheckCounts] = field(default_factory=list)
     waiting: list[pa.RecordBatch] = field(default_factory=list)
     waiting_rows: int = 0
     waiting_bytes: int = 0
@@ -60,17 +61,15 @@ class RowState:
             return
         table = pa.Table.from_batches(self.waiting)
         self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
-        verdicts = self.rules.validator.check(table, self.rules.expectations)
-        for expectation, found, verdict in zip(
-            self.rules.expectations, self.found, verdicts, strict=True
+        outcomes = self.rules.validator.check(table, self.rules.expectations)
+        for expectation, found, outcome in zip(
+            self.rules.expectations, self.found, outcomes, strict=True
         ):
-            samples = (
-                []
-                if verdict.failing is None
-                else sample_rows(table, verdict.failing, self.rules.columns(expectation))
-            )
-            found.warning = verdict.result.warning
-            found.add(table.num_rows, verdict.checked, verdict.result.unexpected, samples)
+            samples: list[dict[str, Any]] = []
+            if outcome.failing is not None:
+                samples = sample_rows(table, outcome.failing, self.rules.columns(expectation))
+            found.warning = outcome.result.warning
+            found.add(table.num_rows, outcome.checked, outcome.result.unexpected, samples)
 
     def __reduce__(self) -> tuple[Callable[..., RowState], tuple[Any, ...]]:
         self.flush()
@@ -89,8 +88,8 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         return RowState(
             self.rules,
             0,
-            [Found() for _ in self.checks],
-            [Found() for _ in self.rules.expectations],
+            [CheckCounts() for _ in self.checks],
+            [CheckCounts() for _ in self.rules.expectations],
         )
 
     def update(self, state: RowState, batch: pa.RecordBatch) -> RowState:
@@ -99,8 +98,9 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         for check, found in zip(self.checks, state.checks, strict=True):
             failing = check.failing(batch)
             unexpected = int(failing.sum())
-            shown = (*self.rules.key, *check.columns)
-            samples = sample_rows(batch, failing, shown) if unexpected else []
+            samples: list[dict[str, Any]] = []
+            if unexpected:
+                samples = sample_rows(batch, failing, (*self.rules.key, *check.columns))
             found.add(batch.num_rows, batch.num_rows, unexpected, samples)
         if self.rules.expectations and batch.num_rows:
             state.gather(batch)
@@ -111,9 +111,8 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         left.flush()
         right.flush()
         left.rows += right.rows
-        for mine, theirs in zip(
-            (*left.checks, *left.found), (*right.checks, *right.found), strict=True
-        ):
+        lefts, rights = [*left.checks, *left.found], [*right.checks, *right.found]
+        for mine, theirs in zip(lefts, rights, strict=True):
             mine.warning = mine.warning or theirs.warning
             mine.add(theirs.rows, theirs.checked, theirs.unexpected, theirs.samples)
         return left

@@ -22,5 +22,7 @@ class Subject:
     @classmethod
     def of(cls, spec: FeatureGroupSpec) -> Subject:
         """Return the subject for a feature group; without a primary key rows need not be unique."""
-        key = spec.upsert_key if spec.primary_key else ()
+        key: tuple[str, ...] = ()
+        if spec.primary_key:
+            key = spec.upsert_key
         return cls(spec.name, spec.version, spec.schema, key, spec.event_time)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, describe
-from featurestore.plugins.validator import Validator
-from featurestore.validation.aggregates import different_rows, measure
+from featurestore.plugins.validator import Measure, Validator
+from featurestore.validation.measures import different_rows, measure
 from featurestore.validation.subject import Subject
 
 if TYPE_CHECKING:
@@ -37,20 +37,21 @@ def check_table(
         InvalidExpectation: The columns take more than ``most_bytes``.
     """
     results = _measured(relation, engine=engine, expectations=expectations, validator=validator)
-    groups: dict[tuple[tuple[str, ...], bool], list[int]] = {}
+    loaded_together: dict[tuple[tuple[str, ...], bool], list[int]] = {}
     for index, expectation in enumerate(expectations):
         if index not in results:
             columns = tuple(sorted(validator.columns(expectation)))
-            groups.setdefault((columns, validator.needs_copies(expectation)), []).append(index)
-    for (columns, copies), members in groups.items():
+            needs = columns, validator.needs_copies(expectation)
+            loaded_together.setdefault(needs, []).append(index)
+    for (columns, copies), members in loaded_together.items():
         chosen = [expectations[index] for index in members]
         if columns:
             source = relation if copies else different_rows(relation, columns, engine=engine)
             table = _load(source, columns, engine=engine, most_bytes=most_bytes, wanted_by=chosen)
         else:
-            table = _outline(subject.schema)
-        for index, verdict in zip(members, validator.check(table, chosen), strict=True):
-            results[index] = verdict.result
+            table = _without_rows(subject.schema)
+        for index, outcome in zip(members, validator.check(table, chosen), strict=True):
+            results[index] = outcome.result
     return [results[index] for index in range(len(expectations))]
 
 
@@ -61,20 +62,21 @@ def _measured(
     expectations: Sequence[Mapping[str, Any]],
     validator: Validator,
 ) -> dict[int, ExpectationResult]:
-    wanted = {
-        index: measures
-        for index, expectation in enumerate(expectations)
-        if (measures := validator.measures(expectation, relation.schema)) is not None
-    }
-    if not wanted:
+    """Return the results, by index, of the expectations that measures decide."""
+    decided: list[int] = []
+    wanted: list[Measure] = []
+    for index, expectation in enumerate(expectations):
+        measures = validator.measures(expectation, relation.schema)
+        if measures is not None:
+            decided.append(index)
+            wanted += measures
+    if not decided:
         return {}
-    found = measure(
-        relation, [each for measures in wanted.values() for each in measures], engine=engine
-    )
-    return {
-        index: validator.judge(expectations[index], relation.schema, found=found)
-        for index in wanted
-    }
+    found = measure(relation, wanted, engine=engine)
+    results = {}
+    for index in decided:
+        results[index] = validator.evaluate(expectations[index], relation.schema, found=found)
+    return results
 
 
 def _load(
@@ -85,21 +87,21 @@ def _load(
     most_bytes: int,
     wanted_by: Sequence[Mapping[str, Any]],
 ) -> pa.Table:
-    taken = engine.select(relation, {name: name for name in columns})
-    batches, held = [], 0
-    for batch in engine.stream(taken):
+    selected = engine.select(relation, {name: name for name in columns})
+    batches, size = [], 0
+    for batch in engine.stream(selected):
         batches.append(batch)
-        held += batch.nbytes
-        if held > most_bytes:
+        size += batch.nbytes
+        if size > most_bytes:
             raise InvalidExpectation(
                 f"{describe(wanted_by[0])} needs all values of {', '.join(columns)} at once, "
                 f"and these take more than {most_bytes >> 20} MiB.",
-                hint="expectations about single rows are checked in chunks, and mean, sum, deviation, median, least, "
-                "greatest, uniqueness and numbers of values are left to the engine",
+                hint="expectations about single rows are checked in chunks, and mean, sum, deviation, median, minimum, "
+                "maximum, uniqueness and numbers of values are left to the engine",
             )
-    return pa.Table.from_batches(batches, schema=taken.schema)
+    return pa.Table.from_batches(batches, schema=selected.schema)
 
 
-def _outline(schema: pa.Schema) -> pa.Table:
+def _without_rows(schema: pa.Schema) -> pa.Table:
     """Return a table with the names of the columns and no rows: all that the remaining expectations look at."""
     return pa.table({name: pa.nulls(0) for name in schema.names})

@@ -83,7 +83,7 @@ def attacks(marker: Path) -> list[dict[str, Any]]:
 def test_a_stored_condition_runs_no_code(validator: Validator, tmp_path: Path, number: int) -> None:
     stored = attacks(tmp_path / "ran")[number]
     for refuse in (
-        lambda: validator.normalise(stored),
+        lambda: validator.normalize(stored),
         lambda: validator.columns(stored),
         lambda: validator.check(TABLE, [stored]),
     ):
@@ -116,7 +116,7 @@ def test_nothing_else_in_a_stored_expectation_is_evaluated_or_fetched(
     if "json_schema" in kwargs:
         kind = "expect_column_values_to_match_json_schema"
     stored = {"type": kind, "kwargs": {"column": "word", **kwargs}}
-    for refuse in (validator.normalise, lambda each: validator.check(TABLE, [each])):
+    for refuse in (validator.normalize, lambda each: validator.check(TABLE, [each])):
         with pytest.raises(InvalidExpectation, match=message):
             refuse(stored)
 
@@ -172,16 +172,16 @@ def test_a_definition_that_another_program_wrote_is_read_as_data(
     ],
 )
 def test_conditions_choose_rows(validator: Validator, condition: object, met: list[int]) -> None:
-    (plain,) = validator.normalise(rule(condition))
+    (plain,) = validator.normalize(rule(condition))
     assert plain["kwargs"]["row_condition"] == condition
-    assert validator.normalise(plain) == (plain,)
-    (verdict,) = validator.check(TABLE, [plain])
+    assert validator.normalize(plain) == (plain,)
+    (outcome,) = validator.check(TABLE, [plain])
     values = TABLE["n"].to_pylist()
-    assert verdict.checked == sum(values[row] is not None for row in met)
+    assert outcome.checked == sum(values[row] is not None for row in met)
     failing = [row for row in met if values[row] == 40]
-    assert verdict.result.unexpected == len(failing)
+    assert outcome.result.unexpected == len(failing)
     if failing:
-        assert np.flatnonzero(verdict.failing).tolist() == failing
+        assert np.flatnonzero(outcome.failing).tolist() == failing
 
 
 def test_conditions_are_taken_from_objects_of_the_library(validator: Validator) -> None:
@@ -195,21 +195,21 @@ def test_conditions_are_taken_from_objects_of_the_library(validator: Validator) 
         row_condition=((Column("n") > 1) & Column("x").is_not_null())
         | (Column("at") > datetime(2020, 1, 1, tzinfo=UTC)),
     )
-    (plain,) = validator.normalise(given)
+    (plain,) = validator.normalize(given)
     assert validator.columns(plain) == ("n", "x", "at")
-    (verdict,) = validator.check(TABLE, [plain])
-    assert (verdict.checked, verdict.result.unexpected) == (1, 1)
+    (outcome,) = validator.check(TABLE, [plain])
+    assert (outcome.checked, outcome.result.unexpected) == (1, 1)
 
 
 def test_rows_that_meet_a_condition_are_counted(validator: Validator) -> None:
     count = {"type": "expect_table_row_count_to_equal", "kwargs": {"value": 2}}
     count["kwargs"] |= {"row_condition": "n > 1"}  # type: ignore[operator]
-    (plain,) = validator.normalise(count)
+    (plain,) = validator.normalize(count)
     assert validator.columns(plain) == ("n",)
-    (verdict,) = validator.check(TABLE, [plain])
-    assert verdict.result.success
+    (outcome,) = validator.check(TABLE, [plain])
+    assert outcome.result.success
     with pytest.raises(InvalidExpectation, match="is about all rows"):
-        validator.normalise(
+        validator.normalize(
             {
                 "type": "expect_table_column_count_to_equal",
                 "kwargs": {"value": 1, "row_condition": "n > 1"},

@@ -91,15 +91,15 @@ def rule(kind: str, **kwargs: Any) -> dict[str, Any]:
 def test_failing_rows_are_named_and_counted(
     validator: Validator, expectation: dict[str, Any], failing: list[int], checked: int
 ) -> None:
-    (plain,) = validator.normalise(expectation)
+    (plain,) = validator.normalize(expectation)
     assert validator.is_row_level(plain)
-    (verdict,) = validator.check(TABLE.select(list(validator.columns(plain))), [plain])
-    assert verdict.result.success == (not failing)
-    assert verdict.result.unexpected == len(failing)
-    assert verdict.checked == checked
-    assert (verdict.failing is None) == (not failing)
-    if verdict.failing is not None:
-        assert np.flatnonzero(verdict.failing).tolist() == failing
+    (outcome,) = validator.check(TABLE.select(list(validator.columns(plain))), [plain])
+    assert outcome.result.success == (not failing)
+    assert outcome.result.unexpected == len(failing)
+    assert outcome.checked == checked
+    assert (outcome.failing is None) == (not failing)
+    if outcome.failing is not None:
+        assert np.flatnonzero(outcome.failing).tolist() == failing
     assert validator.holds(plain, checked=checked, unexpected=len(failing)) == (not failing)
 
 
@@ -118,12 +118,12 @@ def test_failing_rows_are_named_and_counted(
 def test_some_need_the_whole_table(
     validator: Validator, expectation: dict[str, Any], success: bool, columns: tuple[str, ...]
 ) -> None:
-    (plain,) = validator.normalise(expectation)
+    (plain,) = validator.normalize(expectation)
     assert not validator.is_row_level(plain)
     assert validator.columns(plain) == columns
-    (verdict,) = validator.check(TABLE.select(["n", "x", "word"]), [plain])
-    assert verdict.result.success == success
-    assert verdict.failing is None
+    (outcome,) = validator.check(TABLE.select(["n", "x", "word"]), [plain])
+    assert outcome.result.success == success
+    assert outcome.failing is None
 
 
 def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validator) -> None:
@@ -136,17 +136,17 @@ def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validato
     )
     plain = rule("column_values_to_be_between", column="n", min_value=0)
     older = {"expectation_type": plain["type"], "kwargs": plain["kwargs"]}
-    found = validator.normalise([one, suite, plain, older])
+    found = validator.normalize([one, suite, plain, older])
     assert found == (
         rule("column_values_to_not_be_null", column="n"),
         rule("column_to_exist", column="n"),
         plain,
         plain,
     )
-    assert validator.normalise(one) == found[:1]
-    assert validator.normalise(suite) == found[1:2]
-    assert validator.normalise(None) == ()
-    assert validator.normalise(json.loads(json.dumps(found))) == found
+    assert validator.normalize(one) == found[:1]
+    assert validator.normalize(suite) == found[1:2]
+    assert validator.normalize(None) == ()
+    assert validator.normalize(json.loads(json.dumps(found))) == found
 
 
 def test_times_in_objects_are_stored_and_compared_as_times(validator: Validator) -> None:
@@ -155,18 +155,18 @@ def test_times_in_objects_are_stored_and_compared_as_times(validator: Validator)
     given = library().expectations.ExpectColumnValuesToBeBetween(
         column="at", min_value=datetime(2020, 1, 1, tzinfo=UTC)
     )
-    (plain,) = json.loads(json.dumps(validator.normalise(given)))
+    (plain,) = json.loads(json.dumps(validator.normalize(given)))
     assert plain["kwargs"]["min_value"].startswith("2020-01-01T00:00:00")
-    (verdict,) = validator.check(TABLE.select(["at"]), [plain])
-    assert verdict.result.unexpected == 3
+    (outcome,) = validator.check(TABLE.select(["at"]), [plain])
+    assert outcome.result.unexpected == 3
 
 
 def test_a_severity_below_critical_is_a_warning(validator: Validator) -> None:
-    (plain,) = validator.normalise(
+    (plain,) = validator.normalize(
         {**rule("column_values_to_be_between", column="n", max_value=5), "severity": "warning"}
     )
-    (verdict,) = validator.check(TABLE.select(["n"]), [plain])
-    assert (verdict.result.success, verdict.result.warning) == (False, True)
+    (outcome,) = validator.check(TABLE.select(["n"]), [plain])
+    assert (outcome.result.success, outcome.result.warning) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -196,21 +196,21 @@ def test_what_is_no_expectation_is_refused_with_the_way_out(
     validator: Validator, wrong: object, message: str
 ) -> None:
     with pytest.raises(InvalidExpectation, match=message):
-        validator.normalise(wrong)
+        validator.normalize(wrong)
 
 
 def test_what_cannot_be_computed_is_no_failure_of_the_data(validator: Validator) -> None:
     with pytest.raises(InvalidExpectation, match="cannot be computed"):
         validator.check(
             TABLE.select(["word"]),
-            validator.normalise(rule("column_values_to_be_between", column="word", max_value=1)),
+            validator.normalize(rule("column_values_to_be_between", column="word", max_value=1)),
         )
 
 
 def test_the_library_is_quiet(validator: Validator, capsys: pytest.CaptureFixture[str]) -> None:
     validator.check(
         TABLE.select(["n"]),
-        validator.normalise([rule("column_values_to_not_be_null", column="n")] * 5),
+        validator.normalize([rule("column_values_to_not_be_null", column="n")] * 5),
     )
     shown = capsys.readouterr()
     assert shown.out + shown.err == ""
@@ -227,7 +227,7 @@ def test_the_library_asks_for_no_network(
 
     frames.cache_clear()
     assert validator.check(
-        TABLE.select(["n"]), validator.normalise(rule("column_to_exist", column="n"))
+        TABLE.select(["n"]), validator.normalize(rule("column_to_exist", column="n"))
     )
 
 

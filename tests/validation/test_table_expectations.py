@@ -127,7 +127,7 @@ def same(mine: ExpectationResult, theirs: ExpectationResult) -> None:
 def on_loaded_columns() -> tuple[tuple[Any, ...], list[ExpectationResult]]:
     """The expectations, and what the library finds."""
     validator = find_validator()
-    rules = validator.normalise(TABLES)
+    rules = validator.normalize(TABLES)
     return rules, [each.result for each in validator.check(varied(), rules)]
 
 
@@ -149,7 +149,7 @@ def test_no_rows_and_one_row_are_judged_alike(duckdb_store: FeatureStore, rows: 
     validator = find_validator()
     table = varied().slice(0, rows).select(["x", "n"])
     engine, relation = staged(duckdb_store, table)
-    rules = validator.normalise([*bounds("x", "n"), rule("column_values_to_be_unique", column="n")])
+    rules = validator.normalize([*bounds("x", "n"), rule("column_values_to_be_unique", column="n")])
     found = check_table(
         relation,
         Subject("t", 1, relation.schema),
@@ -157,8 +157,8 @@ def test_no_rows_and_one_row_are_judged_alike(duckdb_store: FeatureStore, rows: 
         expectations=rules,
         validator=validator,
     )
-    for mine, verdict in zip(found, validator.check(table, rules), strict=True):
-        same(mine, verdict.result)
+    for mine, outcome in zip(found, validator.check(table, rules), strict=True):
+        same(mine, outcome.result)
 
 
 class Loads:
@@ -213,7 +213,7 @@ def test_columns_that_do_not_fit_are_left_to_the_engine(
         relation,
         Subject("t", 1, relation.schema),
         engine=engine,
-        expectations=validator.normalise(MEASURED),
+        expectations=validator.normalize(MEASURED),
         validator=validator,
         most_bytes=1_000,
     )
@@ -226,7 +226,7 @@ def test_what_the_engine_cannot_aggregate_is_refused_with_a_hint_above_the_bound
 ) -> None:
     engine, relation, validator = thousands
     ranges = {"quantiles": [0.5], "value_ranges": [[-1, 1]]}
-    rules = validator.normalise(
+    rules = validator.normalize(
         rule("column_quantile_values_to_be_between", column="x", quantile_ranges=ranges)
     )
     subject = Subject("t", 1, relation.schema)
@@ -251,7 +251,7 @@ def test_a_bound_of_another_type_cannot_be_computed(
     thousands: tuple[Any, Relation, Validator],
 ) -> None:
     engine, relation, validator = thousands
-    rules = validator.normalise(
+    rules = validator.normalize(
         rule("column_max_to_be_between", column="x", max_value="2024-01-01")
     )
     with pytest.raises(InvalidExpectation, match="cannot be computed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from datetime import date, datetime
 from typing import Any
@@ -13,7 +14,7 @@ from featurestore.errors import InvalidExpectation
 from featurestore.model.types import is_nested
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, MeasureKind
-from featurestore_connectors.great_expectations.frames import with_moments
+from featurestore_connectors.great_expectations.frames import with_times
 
 ROWS = Measure("rows")
 _UNIQUE = "expect_column_values_to_be_unique"
@@ -46,16 +47,17 @@ _DISTINCT_ONLY = frozenset(
 def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
     """Return the measures that decide an expectation; None when there are none or its columns have no such measure."""
     kind, kwargs = str(expectation["type"]), expectation["kwargs"]
+    if kwargs.get("row_condition"):
+        return None
     if kind in _ROW_COUNTS:
-        return None if kwargs.get("row_condition") else (ROWS,)
-    columns = tuple(kwargs.get("column_list") or (kwargs.get("column"),))
-    if kwargs.get("row_condition") or not all(name in schema.names for name in columns):
+        return (ROWS,)
+    columns = _columns(expectation)
+    if not set(columns) <= set(schema.names):
         return None
     types = [schema.field(name).type for name in columns]
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
-        if kwargs.get("ignore_row_if", "all_values_are_missing") != "all_values_are_missing":
-            return None
-        if any(is_nested(each) for each in types):
+        ignored = kwargs.get("ignore_row_if", "all_values_are_missing")
+        if ignored != "all_values_are_missing" or any(map(is_nested, types)):
             return None
         return ROWS, Measure("present", columns), Measure("repeated", columns)
     if kind in _OF_NUMBERS and _is_number(types[0]):
@@ -67,12 +69,19 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
     return None
 
 
+def _columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+    kwargs = expectation["kwargs"]
+    if kwargs.get("column_list"):
+        return tuple(kwargs["column_list"])
+    return (kwargs.get("column"),)
+
+
 def needs_copies(expectation: Mapping[str, Any]) -> bool:
     """Tell whether it matters how often a row occurs."""
     return str(expectation["type"]) not in _DISTINCT_ONLY
 
 
-def judge(
+def evaluate(
     expectation: Mapping[str, Any],
     schema: pa.Schema,
     *,
@@ -80,25 +89,37 @@ def judge(
     warning: bool,
 ) -> ExpectationResult:
     """Return the result that Great Expectations gives for a table with these measures."""
-    kind = str(expectation["type"])
-    columns = tuple(
-        expectation["kwargs"].get("column_list") or (expectation["kwargs"].get("column"),)
-    )
+    kind, columns = str(expectation["type"]), _columns(expectation)
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
-        present, repeated = (int(found[Measure(name, columns)]) for name in ("present", "repeated"))
-        mostly = float(expectation["kwargs"].get("mostly") or 1.0)
-        holds = repeated == 0 or present - repeated >= mostly * present
-        return ExpectationResult(
-            expectation, holds, found[ROWS], unexpected=repeated, row_level=False, warning=warning,
-            message="" if holds else f"{repeated:,} of {found[ROWS]:,} rows share their values with another one",
-        )  # fmt: skip
+        return _uniqueness(expectation, columns, found=found, warning=warning)
     observed = _observed(kind, columns, found)
+    holds = _lies_between(with_times(expectation, schema), observed)
+    return ExpectationResult(
+        expectation, holds, found[ROWS], row_level=False, observed=observed, warning=warning
+    )
+
+
+def _uniqueness(
+    expectation: Mapping[str, Any],
+    columns: tuple[str, ...],
+    *,
+    found: Mapping[Measure, Any],
+    warning: bool,
+) -> ExpectationResult:
+    rows, present = found[ROWS], int(found[Measure("present", columns)])
+    repeated = int(found[Measure("repeated", columns)])
+    mostly = float(expectation["kwargs"].get("mostly") or 1.0)
+    holds = repeated == 0 or present - repeated >= mostly * present
+    message = ""
+    if not holds:
+        message = f"{repeated:,} of {rows:,} rows share their values with another one"
     return ExpectationResult(
         expectation,
-        _lies_between(with_moments(expectation, schema), observed),
-        found[ROWS],
+        holds,
+        rows,
+        unexpected=repeated,
         row_level=False,
-        observed=observed,
+        message=message,
         warning=warning,
     )
 
@@ -106,18 +127,21 @@ def judge(
 def _observed(kind: str, columns: tuple[str, ...], found: Mapping[Measure, Any]) -> Any:
     if kind in _ROW_COUNTS:
         return found[ROWS]
-    measure = ({**_OF_NUMBERS, **_OF_ORDERED, **_OF_ANY})[kind]
+    measure = (_OF_NUMBERS | _OF_ORDERED | _OF_ANY)[kind]
     value = found[Measure(measure, columns)]
     if kind == "expect_column_proportion_of_non_null_values_to_be_between":
-        return value / found[ROWS] if found[ROWS] else 0.0
+        return _share(value, found[ROWS])
     if kind == "expect_column_proportion_of_unique_values_to_be_between":
-        present = found[Measure("present", columns)]
-        return value / present if present else 0.0
+        return _share(value, found[Measure("present", columns)])
     if measure == "sum" and value is None:
         return 0
     if isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day)
     return value
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def _lies_between(expectation: Mapping[str, Any], observed: Any) -> bool:
@@ -126,10 +150,12 @@ def _lies_between(expectation: Mapping[str, Any], observed: Any) -> bool:
         return False
     if "value" in kwargs:
         return bool(observed == kwargs["value"])
+    is_above = operator.gt if kwargs.get("strict_min") else operator.ge
+    is_below = operator.lt if kwargs.get("strict_max") else operator.le
     low, high = kwargs.get("min_value"), kwargs.get("max_value")
     try:
-        above = low is None or (observed > low if kwargs.get("strict_min") else observed >= low)
-        below = high is None or (observed < high if kwargs.get("strict_max") else observed <= high)
+        above = low is None or is_above(observed, low)
+        below = high is None or is_below(observed, high)
     except TypeError as error:
         raise InvalidExpectation(
             f"{expectation['type']}({dict(kwargs)!r}) cannot be computed: {error}",

@@ -312,7 +312,7 @@ class _Parser:
         parts = [part()]
         while self._take(word):
             parts.append(part())
-        return parts[0] if len(parts) == 1 else Combination(tuple(parts), word)
+        return _combination(parts, word)
 
     def _negation(self) -> Condition:
         negated = inverted = False
@@ -326,7 +326,7 @@ class _Parser:
             if inverted and isinstance(condition, Comparison | Combination | Membership):
                 # pandas would invert the bits of the column and compare then.
                 raise self._failure("~")
-        return Negation(condition) if negated else condition
+        return _negated(condition, negated)
 
     def _nested(self) -> Condition:
         self._depth += 1
@@ -347,19 +347,18 @@ class _Parser:
             if not self._is("notnull", "notna", "isnull", "isna"):
                 self._next -= 1
                 raise self._failure()
-            missing = self._taken().lower() in ("isnull", "isna")
+            negated = self._taken().lower() in ("notnull", "notna")
             self._expect("(")
             self._expect(")")
-            return Missing(left) if missing else Negation(Missing(left))
+            return _negated(Missing(left), negated)
         if self._take("is"):
             negated = self._take("not")
             if not self._take(*_NULLS):
                 raise self._failure()
-            return Negation(Missing(left)) if negated else Missing(left)
+            return _negated(Missing(left), negated)
         negated = self._take("not")
         if self._take("in"):
-            members = Membership(left, self._list())
-            return Negation(members) if negated else members
+            return _negated(Membership(left, self._list()), negated)
         if negated:
             raise self._failure()
         return Flag(left)
@@ -375,7 +374,7 @@ class _Parser:
                 raise self._failure()
             parts.append(compared)
             left = right
-        return parts[0] if len(parts) == 1 else Combination(tuple(parts), "and")
+        return _combination(parts, "and")
 
     def _operand(self) -> Column | Literal | None:
         if self._is("("):
@@ -420,9 +419,10 @@ class _Parser:
         return Column(text) if word == "col" else text
 
     def _list(self) -> tuple[Literal, ...]:
-        close = ")" if self._take("(") else "]"
-        if close == "]":
+        close = ")"
+        if not self._take("("):
             self._expect("[")
+            close = "]"
         values: list[Literal] = []
         while not self._take(close):
             if values:
@@ -433,6 +433,14 @@ class _Parser:
                 raise self._failure()
             values.append(value)
         return tuple(values)
+
+
+def _negated(condition: Condition, negated: bool) -> Condition:
+    return Negation(condition) if negated else condition
+
+
+def _combination(parts: list[Condition], word: str) -> Condition:
+    return parts[0] if len(parts) == 1 else Combination(tuple(parts), word)
 
 
 def _compared(
@@ -447,7 +455,9 @@ def _compared(
         return Comparison(left, sign, right)
     if sign == "==":
         return Missing(left)
-    return Negation(Missing(left)) if sign == "!=" else None
+    if sign == "!=":
+        return Negation(Missing(left))
+    return None
 
 
 def _unescaped(token: str) -> str:
@@ -472,9 +482,11 @@ def _comparable(value: Literal, column: pd.Series) -> Any:
             f"A row_condition compares the times of {column.name!r} with {value!r}, which is no time.",
             hint="write ISO 8601, such as '2024-01-31T12:00:00Z'",
         ) from error
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
     if getattr(column.dtype, "tz", None) is None:
-        return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo is not None else time
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+        return time.astimezone(UTC).replace(tzinfo=None)
+    return time
 
 
 # -- the JSON objects of great_expectations.expectations.row_conditions -----------------
@@ -496,8 +508,7 @@ def _from_json(given: object, *, depth: int) -> Condition:
     if not isinstance(name, str):
         raise _unknown(given)
     if kind == "nullity" and isinstance(given.get("is_null"), bool):
-        missing = Missing(Column(name))
-        return missing if given["is_null"] else Negation(missing)
+        return _negated(Missing(Column(name)), not given["is_null"])
     if kind == "comparison":
         return _comparison_from_json(Column(name), given)
     raise _unknown(given)
@@ -508,8 +519,7 @@ def _comparison_from_json(column: Column, given: Mapping[str, Any]) -> Condition
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
         if not all(isinstance(each, Literal) for each in value):
             raise _unknown(given)
-        members = Membership(column, tuple(value))
-        return Negation(members) if sign == "NOT_IN" else members
+        return _negated(Membership(column, tuple(value)), sign == "NOT_IN")
     if isinstance(sign, str) and sign in _COMPARISONS and isinstance(value, Literal):
         return Comparison(column, sign, value)
     raise _unknown(given)

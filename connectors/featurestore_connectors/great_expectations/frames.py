@@ -27,7 +27,9 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        mapper = _nullable if column.null_count and not _fits_float(column) else None
+        mapper = None
+        if column.null_count and not _fits_float(column):
+            mapper = _nullable
         columns[name] = column.to_pandas(types_mapper=mapper, date_as_object=False)
     return pd.DataFrame(columns, index=range(table.num_rows), copy=False)
 
@@ -42,11 +44,13 @@ def _fits_float(column: pa.ChunkedArray) -> bool:
 def _nullable(kind: pa.DataType) -> Any:
     import pandas as pd
 
-    return pd.UInt64Dtype() if pat.is_unsigned_integer(kind) else pd.Int64Dtype()
+    if pat.is_unsigned_integer(kind):
+        return pd.UInt64Dtype()
+    return pd.Int64Dtype()
 
 
-def with_moments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
-    """Return an expectation whose ISO texts are moments where the column that it is about holds times."""
+def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
+    """Return an expectation whose ISO texts are times where the column that it is about holds times."""
     kwargs = expectation["kwargs"]
     name = kwargs.get("column")
     if name is None or name not in schema.names:
@@ -54,23 +58,24 @@ def with_moments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[s
     kind = schema.field(name).type
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
         return expectation
-    changed = {
-        key: _moments(value, kind)
-        for key, value in kwargs.items()
-        if key in ("min_value", "max_value", "value_set")
-    }
-    return {**expectation, "kwargs": {**kwargs, **changed}}
+    changed = dict(kwargs)
+    for key in ("min_value", "max_value", "value_set"):
+        if key in kwargs:
+            changed[key] = _times(kwargs[key], kind)
+    return {**expectation, "kwargs": changed}
 
 
-def _moments(value: Any, kind: pa.DataType) -> Any:
+def _times(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, list | tuple | set):
-        return [_moments(each, kind) for each in value]
+        return [_times(each, kind) for each in value]
     if not isinstance(value, str):
         return value
     try:
-        moment = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except ValueError:
         return value
     if pat.is_date(kind):
-        return datetime(moment.year, moment.month, moment.day)
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        return datetime(time.year, time.month, time.day)
+    if time.tzinfo is None:
+        return time.replace(tzinfo=UTC)
+    return time

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, ValidationReport
-from featurestore.plugins.validator import Measure, Verdict
+from featurestore.plugins.validator import CheckOutcome, Measure
 from featurestore_connectors.great_expectations import aggregates
 from featurestore_connectors.great_expectations.conditions import Condition
 from featurestore_connectors.great_expectations.forms import (
@@ -22,7 +22,7 @@ from featurestore_connectors.great_expectations.forms import (
     is_row_level,
     plain_expectations,
 )
-from featurestore_connectors.great_expectations.frames import to_frame, with_moments
+from featurestore_connectors.great_expectations.frames import to_frame, with_times
 from featurestore_connectors.great_expectations.library import frames, library, quiet
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _WARNING_SEVERITIES = ("warning", "info")
 
 
 class GreatExpectationsValidator:
-    """Great Expectations behind the Validator door. Has no state: contexts are made once a process."""
+    """Great Expectations behind the interface Validator. Has no state: contexts are made once a process."""
 
     def __init__(self) -> None:
         import importlib.util
@@ -46,7 +46,7 @@ class GreatExpectationsValidator:
     def name(self) -> str:
         return "great_expectations"
 
-    def normalise(self, expectations: object) -> tuple[Mapping[str, Any], ...]:
+    def normalize(self, expectations: object) -> tuple[Mapping[str, Any], ...]:
         return plain_expectations(expectations)
 
     def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
@@ -59,12 +59,14 @@ class GreatExpectationsValidator:
         mostly = float(expectation["kwargs"].get("mostly") or 1.0)
         return unexpected == 0 or (checked - unexpected) >= mostly * checked
 
-    def check(self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    def check(
+        self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
+    ) -> list[CheckOutcome]:
         frame = to_frame(table)
         about: dict[Condition | None, list[int]] = {}
         for index, expectation in enumerate(expectations):
             about.setdefault(condition_of(expectation), []).append(index)
-        verdicts: dict[int, Verdict] = {}
+        outcomes: dict[int, CheckOutcome] = {}
         for condition, members in about.items():
             chosen = [expectations[index] for index in members]
             if condition is None:
@@ -72,22 +74,22 @@ class GreatExpectationsValidator:
             else:
                 met = np.flatnonzero(condition.rows(frame))
                 part = frame.iloc[met].reset_index(drop=True)
-                found = [
-                    _spread(verdict, met, len(frame))
-                    for verdict in _check(part, table.schema, chosen)
-                ]
-            verdicts |= dict(zip(members, found, strict=True))
-        return [verdicts[index] for index in range(len(expectations))]
+                of_part = _check(part, table.schema, chosen)
+                found = [_spread(outcome, met, len(frame)) for outcome in of_part]
+            outcomes |= dict(zip(members, found, strict=True))
+        return [outcomes[index] for index in range(len(expectations))]
 
     def measures(
         self, expectation: Mapping[str, Any], schema: pa.Schema
     ) -> tuple[Measure, ...] | None:
         return aggregates.measures(expectation, schema)
 
-    def judge(
+    def evaluate(
         self, expectation: Mapping[str, Any], schema: pa.Schema, *, found: Mapping[Measure, Any]
     ) -> ExpectationResult:
-        return aggregates.judge(expectation, schema, found=found, warning=_is_warning(expectation))
+        return aggregates.evaluate(
+            expectation, schema, found=found, warning=_is_warning(expectation)
+        )
 
     def needs_copies(self, expectation: Mapping[str, Any]) -> bool:
         return aggregates.needs_copies(expectation)
@@ -100,32 +102,32 @@ class GreatExpectationsValidator:
 
 def _check(
     frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
-) -> list[Verdict]:
-    """Return the verdicts of expectations about all rows of a frame."""
-    with_times = [with_moments(each, schema) for each in expectations]
-    found = _validate(frame, with_times, {"result_format": "BASIC", "partial_unexpected_count": 0})
-    failing = [
-        index
-        for index, each in enumerate(found)
-        if _unexpected(each) and is_row_level(expectations[index])
-    ]
-    rows = _failing_rows(frame, [with_times[index] for index in failing])
-    masks = dict(zip(failing, rows, strict=True))
-    verdicts = []
+) -> list[CheckOutcome]:
+    """Return the outcomes of expectations about all rows of a frame."""
+    given = [with_times(each, schema) for each in expectations]
+    found = _validate(frame, given, {"result_format": "BASIC", "partial_unexpected_count": 0})
+    # Rows are named in a second run, of the expectations alone that some row fails.
+    failing = []
+    for index, each in enumerate(found):
+        if _unexpected(each) and is_row_level(expectations[index]):
+            failing.append(index)
+    masks = _failing_rows(frame, [given[index] for index in failing])
+    rows_of = dict(zip(failing, masks, strict=True))
+    outcomes = []
     for index, (expectation, each) in enumerate(zip(expectations, found, strict=True)):
         result = _result(expectation, each, len(frame))
-        verdicts.append(Verdict(result, _checked(each, len(frame)), masks.get(index)))
-    return verdicts
+        outcomes.append(CheckOutcome(result, _checked(each, len(frame)), rows_of.get(index)))
+    return outcomes
 
 
-def _spread(verdict: Verdict, met: npt.NDArray[np.intp], rows: int) -> Verdict:
-    """Return a verdict on the rows that met a condition as one on all rows."""
-    result = replace(verdict.result, rows=rows)
-    if verdict.failing is None:
-        return replace(verdict, result=result)
+def _spread(outcome: CheckOutcome, met: npt.NDArray[np.intp], rows: int) -> CheckOutcome:
+    """Return a outcome on the rows that met a condition as one on all rows."""
+    result = replace(outcome.result, rows=rows)
+    if outcome.failing is None:
+        return replace(outcome, result=result)
     failing = np.zeros(rows, dtype=np.bool_)
-    failing[met] = verdict.failing
-    return replace(verdict, result=result, failing=failing)
+    failing[met] = outcome.failing
+    return replace(outcome, result=result, failing=failing)
 
 
 def _validate(
@@ -175,9 +177,8 @@ def _unexpected(found: Any) -> int:
 
 
 def _checked(found: Any, rows: int) -> int:
-    return int(found.result.get("element_count", rows)) - int(
-        found.result.get("missing_count") or 0
-    )
+    missing = int(found.result.get("missing_count") or 0)
+    return int(found.result.get("element_count", rows)) - missing
 
 
 def _result(expectation: Mapping[str, Any], found: Any, rows: int) -> ExpectationResult:
@@ -199,13 +200,10 @@ def _is_warning(expectation: Mapping[str, Any]) -> bool:
 def _raise_failure(found: Any) -> None:
     """Raise what Great Expectations caught: an expectation that cannot be computed neither holds nor fails."""
     info = found.exception_info or {}
-    infos = (
-        [info]
-        if "raised_exception" in info
-        else [each for each in info.values() if isinstance(each, Mapping)]
-    )
+    # One exception, or one for each metric.
+    infos = [info] if "raised_exception" in info else info.values()
     for each in infos:
-        if each.get("raised_exception"):
+        if isinstance(each, Mapping) and each.get("raised_exception"):
             config = found.expectation_config
             kwargs = {key: value for key, value in config.kwargs.items() if key != "batch_id"}
             raise InvalidExpectation(

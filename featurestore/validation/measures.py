@@ -24,20 +24,21 @@ def measure(
     relation: Relation, measures: Iterable[Measure], *, engine: Engine
 ) -> dict[Measure, Any]:
     """Return the value of each measure; whole numbers as int, None where there is nothing to measure."""
-    wanted = list(dict.fromkeys(measures))
+    wanted = dict.fromkeys(measures)
+    together: list[Measure] = []
+    expressions: list[exp.Expr] = []
     found: dict[Measure, Any] = {}
-    together = [each for each in wanted if each.kind != "repeated"]
-    if together:
-        chosen = [
-            expression for each in together for expression in _expressions(each, relation.schema)
-        ]
-        row = _row(relation, _select(chosen), engine=engine)
-        found |= {each: _value(each, row) for each in together}
     for each in wanted:
         if each.kind == "repeated":
-            found[each] = int(
-                _row(relation, _repeated(each.columns, relation.schema), engine=engine)["n"]
-            )
+            query = _repeated(each.columns, relation.schema)
+            found[each] = int(_row(relation, query, engine=engine)["n"])
+        else:
+            together.append(each)
+            expressions += _expressions(each, relation.schema)
+    if together:
+        row = _row(relation, _select(expressions), engine=engine)
+        for each in together:
+            found[each] = _value(each, row)
     return found
 
 
@@ -45,9 +46,8 @@ def different_rows(relation: Relation, columns: Sequence[str], *, engine: Engine
     """Return every row of the columns once."""
     from sqlglot import exp
 
-    query = (
-        exp.select(*(exp.column(name, quoted=True) for name in columns)).distinct().from_(_rows())
-    )
+    names = [exp.column(name, quoted=True) for name in columns]
+    query = exp.select(*names).distinct().from_(_rows())
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
@@ -76,39 +76,49 @@ def _expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
     name = _name(measure)
     if measure.kind == "rows":
         return [exp.alias_(exp.Count(this=exp.Star()), name, quoted=True)]
-    values = [_present(column, schema.field(column).type) for column in measure.columns]
     if measure.kind == "present":
-        some = exp.or_(*(each.is_(exp.null()).not_() for each in values))
-        one = exp.Case().when(some, exp.Literal.number(1))
-        return [exp.alias_(exp.Count(this=one), name, quoted=True)]
-    value, kind = values[0], schema.field(measure.columns[0]).type
-    if measure.kind == "distinct":
-        counted: exp.Expr = exp.Count(this=exp.Distinct(expressions=[value]))
-    elif measure.kind in ("min", "max"):
-        counted = exp.Min(this=value) if measure.kind == "min" else exp.Max(this=value)
-    elif measure.kind == "sum":
-        # Sums of 64-bit integers leave 64 bits.
-        counted = exp.Sum(this=value if pat.is_floating(kind) else exp.cast(value, _widest(kind)))
-    else:
-        number = exp.cast(value, "double")
-        if measure.kind == "std":
-            return _deviation(number, name)
-        counted = exp.Avg(this=number) if measure.kind == "mean" else exp.Median(this=number)
-    return [exp.alias_(counted, name, quoted=True)]
+        counted = exp.Case().when(_some_present(measure.columns, schema), exp.Literal.number(1))
+        return [exp.alias_(exp.Count(this=counted), name, quoted=True)]
+    column = measure.columns[0]
+    kind = schema.field(column).type
+    value = _present(column, kind)
+    if measure.kind == "std":
+        return _deviation(exp.cast(value, "double"), name)
+    return [exp.alias_(_aggregate(measure.kind, value, kind), name, quoted=True)]
+
+
+def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
+    """Return an aggregate of one column."""
+    from sqlglot import exp
+
+    if measure == "distinct":
+        return exp.Count(this=exp.Distinct(expressions=[value]))
+    if measure == "min":
+        return exp.Min(this=value)
+    if measure == "max":
+        return exp.Max(this=value)
+    if measure == "mean":
+        return exp.Avg(this=exp.cast(value, "double"))
+    if measure == "median":
+        return exp.Median(this=exp.cast(value, "double"))
+    if pat.is_floating(kind):
+        return exp.Sum(this=value)
+    # Sums of 64-bit integers leave 64 bits.
+    scale = kind.scale if pat.is_decimal(kind) else 0
+    return exp.Sum(this=exp.cast(value, f"decimal(38, {scale})"))
 
 
 def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
     """Return the deviation, and how many values are too large to have one: engines refuse those, infinities too."""
     from sqlglot import exp
 
-    huge = exp.GT(
-        this=exp.Abs(this=number.copy()), expression=exp.cast(exp.Literal.string(_HUGE), "double")
-    )
+    limit = exp.cast(exp.Literal.string(_HUGE), "double")
+    huge = exp.GT(this=exp.Abs(this=number.copy()), expression=limit)
     usual = exp.Case().when(exp.not_(huge), number)
-    counted = exp.Count(this=exp.Case().when(huge.copy(), exp.Literal.number(1)))
+    counted = exp.Case().when(huge.copy(), exp.Literal.number(1))
     return [
         exp.alias_(exp.StddevSamp(this=usual), name, quoted=True),
-        exp.alias_(counted, f"{name} huge", quoted=True),
+        exp.alias_(exp.Count(this=counted), f"{name} huge", quoted=True),
     ]
 
 
@@ -117,29 +127,36 @@ def _present(name: str, kind: pa.DataType) -> exp.Expr:
     from sqlglot import exp
 
     column = exp.column(name, quoted=True)
-    return (
-        exp.Case().when(exp.IsNan(this=column).not_(), column.copy())
-        if pat.is_floating(kind)
-        else column
-    )
+    if pat.is_floating(kind):
+        return exp.Case().when(exp.IsNan(this=column).not_(), column.copy())
+    return column
 
 
-def _widest(kind: pa.DataType) -> str:
-    return f"decimal(38, {kind.scale if pat.is_decimal(kind) else 0})"
+def _some_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
+    """Return whether one of the columns has a value."""
+    from sqlglot import exp
+
+    there = []
+    for name in columns:
+        value = _present(name, schema.field(name).type)
+        there.append(value.is_(exp.null()).not_())
+    return exp.or_(*there)
 
 
 def _repeated(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
     """Return the query for the rows whose values occur in several rows, those with no value at all left out."""
     from sqlglot import exp
 
-    values = [_present(name, schema.field(name).type) for name in columns]
-    named = [exp.alias_(value, f"v{number}", quoted=True) for number, value in enumerate(values)]
-    keys = [exp.column(f"v{number}", quoted=True) for number in range(len(values))]
-    some = exp.or_(*(key.is_(exp.null()).not_() for key in keys))
-    inner = exp.select(*named).from_(_rows()).subquery("present")
+    values, keys, there = [], [], []
+    for number, name in enumerate(columns):
+        value, key = _present(name, schema.field(name).type), f"v{number}"
+        values.append(exp.alias_(value, key, quoted=True))
+        keys.append(exp.column(key, quoted=True))
+        there.append(exp.column(key, quoted=True).is_(exp.null()).not_())
+    inner = exp.select(*values).from_(_rows()).subquery("present")
     many = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
     counted = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
-    grouped = counted.from_(inner).where(some).group_by(*(key.copy() for key in keys)).having(many)
+    grouped = counted.from_(inner).where(exp.or_(*there)).group_by(*keys).having(many)
     total = exp.Coalesce(
         this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)]
     )
@@ -151,12 +168,8 @@ def _value(measure: Measure, row: Mapping[str, Any]) -> Any:
     if row.get(f"{name} huge"):
         return None
     value = row[name]
-    if (
-        measure.kind in ("sum", "min", "max")
-        and isinstance(value, Decimal)
-        and value == value.to_integral_value()
-    ):
-        return int(value)
+    if measure.kind in ("sum", "min", "max") and isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else value
     return value
 
 

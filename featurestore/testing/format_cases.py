@@ -21,7 +21,7 @@ from featurestore.plugins.format import (
     Layout,
     WrittenShard,
 )
-from featurestore.training.profile import ProfileAccumulator, finish_profiles
+from featurestore.training.export.profiles import ProfileAccumulator, finish_profiles
 
 TIME = pa.timestamp("us", tz="UTC")
 NUMBERS = (

@@ -18,10 +18,10 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.publication import after_publication
 from featurestore.training.dataset import TrainingDataset
-from featurestore.training.export import Dropped, export
-from featurestore.training.inspect import Gate
-from featurestore.training.progress import Report, open_progress
-from featurestore.training.request import check_request
+from featurestore.training.export.audit import Gate
+from featurestore.training.export.pipeline import Dropped, export
+from featurestore.training.export.progress import Report, open_progress
+from featurestore.training.export.request import check_request
 
 
 @dataclass(frozen=True)

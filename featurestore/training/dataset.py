@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.statistics import Statistics
-    from featurestore.training.diff import DatasetDiff
-    from featurestore.training.verify import VerifyReport
+    from featurestore.training.verification.diff import DatasetDiff
+    from featurestore.training.verification.verify import VerifyReport
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TrainingDataset:
     @property
     def label_proportions(self) -> dict[str, dict[str, dict[str, float]]]:
         """The share of each value of each label, per split: ``{split: {label: {value: share}}}``."""
-        from featurestore.training.labels import label_proportions
+        from featurestore.training.verification.label_shares import label_proportions
 
         return label_proportions(self.manifest)
 
@@ -87,14 +87,14 @@ class TrainingDataset:
         Args:
             recompute: Also run the plan again at the pinned Delta versions and compare every byte.
         """
-        from featurestore.training.verify import verify
+        from featurestore.training.verification.verify import verify
 
         return verify(self.path, self.manifest, session=self.session, recompute=recompute)
 
     def diff(self, other: TrainingDataset) -> DatasetDiff:
         """Return what changed from this dataset to another: columns, sources, rows per split, statistics."""
-        from featurestore.training.diff import diff
         from featurestore.training.reading import drift_between
+        from featurestore.training.verification.diff import diff
 
         return diff(
             self.path, self.manifest, other.path, other.manifest, drift=drift_between(self, other)

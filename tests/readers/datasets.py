@@ -20,7 +20,7 @@ from featurestore.model.manifest import (
 )
 from featurestore.plugins.format import find_format
 from featurestore.storage.manifests import write_manifest
-from featurestore.training.profile import ProfileAccumulator, finish_profiles
+from featurestore.training.export.profiles import ProfileAccumulator, finish_profiles
 
 ROW = "row_id"
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.splits import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
-from featurestore.training.cuts import (
+from featurestore.training.export.boundaries import (
     HASH,
     SHARD,
     CountAccumulator,
@@ -22,9 +22,9 @@ from featurestore.training.cuts import (
     cuts_at_ranks,
     equal_sizes,
 )
-from featurestore.training.prepare import Prepare
-from featurestore.training.shards import Assignment, ShardTask, ShardWriter
-from featurestore.training.splitting import SplitRule
+from featurestore.training.export.hashed_rows import Prepare
+from featurestore.training.export.shards import Assignment, ShardTask, ShardWriter
+from featurestore.training.export.split_rules import SplitRule
 
 BITS = 4  # few bins, so that cuts fall into full ones
 

@@ -29,10 +29,10 @@ from featurestore.errors import (
 )
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.training.export import write
-from featurestore.training.prepare import Prepared, prepare
-from featurestore.training.request import check_request
-from featurestore.training.shape import plan_shape
+from featurestore.training.export.hashed_rows import Prepared, prepare
+from featurestore.training.export.pipeline import write
+from featurestore.training.export.request import check_request
+from featurestore.training.export.shard_plan import plan_shape
 
 START = datetime(2024, 1, 1, tzinfo=UTC)  # of the example
 Example = Callable[..., pa.Table]

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from featurestore import FeatureStore
-from featurestore.training import progress
-from featurestore.training.progress import ExportProgress, open_progress
+from featurestore.training.export import progress
+from featurestore.training.export.progress import ExportProgress, open_progress
 
 Example = Callable[..., pa.Table]
 

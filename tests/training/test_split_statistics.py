@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from featurestore import FeatureStore
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
-from featurestore.training.cuts import GROUP, HASH
-from featurestore.training.inspect import SplitStatisticsAccumulator, is_sample_short
-from featurestore.training.shards import Assignment
+from featurestore.training.export.audit import SplitStatisticsAccumulator, is_sample_short
+from featurestore.training.export.boundaries import GROUP, HASH
+from featurestore.training.export.shards import Assignment
 
 Example = Callable[..., pa.Table]
 LIMIT = 500

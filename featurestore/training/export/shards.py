@@ -15,7 +15,14 @@ from featurestore.hashing import canonical_bytes
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.types import is_nested
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
-from featurestore.training.cuts import GROUP, HASH, SHARD, Cut, columns_of, from_sortable
+from featurestore.training.export.boundaries import (
+    GROUP,
+    HASH,
+    SHARD,
+    Cut,
+    columns_of,
+    from_sortable,
+)
 
 MAX_LABEL_VALUES = 1000
 

@@ -16,14 +16,14 @@ from featurestore.model.manifest import (
 )
 from featurestore.model.times import utc_now
 from featurestore.plugins.format import WrittenFile
-from featurestore.training.request import (
+from featurestore.training.export.request import (
     ExportRequest,
     class_weights,
     labels_json,
     library_versions,
 )
-from featurestore.training.shape import Shape
-from featurestore.training.shards import ShardSummary
+from featurestore.training.export.shard_plan import Shape
+from featurestore.training.export.shards import ShardSummary
 
 LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 

@@ -12,15 +12,15 @@ from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.storage import files
-from featurestore.training.assemble import build_manifest
-from featurestore.training.export import write
-from featurestore.training.prepare import prepare
-from featurestore.training.replay import replay_plan
-from featurestore.training.request import ExportRequest
+from featurestore.training.export.hashed_rows import prepare
+from featurestore.training.export.manifest import build_manifest
+from featurestore.training.export.pipeline import write
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shard_plan import plan_shape
+from featurestore.training.export.split_rules import SplitRule
 from featurestore.training.rows import dataset_schema
-from featurestore.training.shape import plan_shape
-from featurestore.training.splitting import SplitRule
-from featurestore.training.verify import Problem
+from featurestore.training.verification.replay import replay_plan
+from featurestore.training.verification.verify import Problem
 
 if TYPE_CHECKING:
     from featurestore.session import Session

@@ -13,7 +13,7 @@ from featurestore.model.manifest import Role
 from featurestore.model.names import check_feature_names, check_name
 from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.plugins.format import DatasetFormat, find_format
-from featurestore.training.splitting import SplitRule, as_columns, check_columns, make_rule
+from featurestore.training.export.split_rules import SplitRule, as_columns, check_columns, make_rule
 
 DEFAULT_BLOCK_ROWS = 1024
 SHARD_BYTES = 128 * 1024 * 1024

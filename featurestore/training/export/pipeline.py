@@ -17,13 +17,13 @@ from featurestore.plugins.engine import Engine, Relation
 from featurestore.storage import files
 from featurestore.storage.manifests import write_manifest
 from featurestore.storage.shardfile import is_temporary
-from featurestore.training.assemble import build_manifest, manifest_file, prefixes_of
-from featurestore.training.cuts import HASH, SHARD, Cut
-from featurestore.training.prepare import Prepared, prepare
-from featurestore.training.progress import ExportProgress
-from featurestore.training.request import ExportRequest
-from featurestore.training.shape import Shape, plan_shape
-from featurestore.training.shards import Assignment, ShardSummary, ShardTask, ShardWriter
+from featurestore.training.export.boundaries import HASH, SHARD, Cut
+from featurestore.training.export.hashed_rows import Prepared, prepare
+from featurestore.training.export.manifest import build_manifest, manifest_file, prefixes_of
+from featurestore.training.export.progress import ExportProgress
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shard_plan import Shape, plan_shape
+from featurestore.training.export.shards import Assignment, ShardSummary, ShardTask, ShardWriter
 
 Dropped = Callable[[int], int | None]
 

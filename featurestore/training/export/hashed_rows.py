@@ -11,9 +11,9 @@ import pyarrow as pa
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, Relation
-from featurestore.training.cuts import GROUP, HASH, to_sortable
-from featurestore.training.request import ExportRequest
-from featurestore.training.splitting import SplitRule, group_of_rows
+from featurestore.training.export.boundaries import GROUP, HASH, to_sortable
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.split_rules import SplitRule, group_of_rows
 
 State = TypeVar("State")
 Result = TypeVar("Result")

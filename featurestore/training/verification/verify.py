@@ -17,8 +17,8 @@ from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
 from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
+from featurestore.training.export.split_rules import SplitRule, group_of_rows
 from featurestore.training.rows import split_batches
-from featurestore.training.splitting import SplitRule, group_of_rows
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -107,7 +107,7 @@ def verify(
         if chosen.refuse_reading(manifest.layout) is None:
             problems += _row_problems(directory, manifest)
     if recompute:
-        from featurestore.training.recompute import recompute_problems
+        from featurestore.training.verification.recompute import recompute_problems
 
         problems += recompute_problems(directory, manifest, session=session)
     return VerifyReport(

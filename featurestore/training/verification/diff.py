@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from featurestore.hashing import row_hash
 from featurestore.model.manifest import Manifest
-from featurestore.training.labels import label_changes
 from featurestore.training.rows import split_batches
+from featurestore.training.verification.label_shares import label_changes
 
 UInt64s = npt.NDArray[np.uint64]
 

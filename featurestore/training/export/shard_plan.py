@@ -11,7 +11,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
-from featurestore.training.cuts import (
+from featurestore.training.export.boundaries import (
     GROUP,
     HASH,
     CountAccumulator,
@@ -27,11 +27,11 @@ from featurestore.training.cuts import (
     equal_sizes,
     to_sortable,
 )
-from featurestore.training.prepare import Prepared
-from featurestore.training.profile import Extremes, ProfileAccumulator, every_profile
-from featurestore.training.request import ExportRequest
-from featurestore.training.shards import Assignment, SplitOfClass
-from featurestore.training.splitting import UNCOVERED, class_ends
+from featurestore.training.export.hashed_rows import Prepared
+from featurestore.training.export.profiles import Extremes, ProfileAccumulator, every_profile
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shards import Assignment, SplitOfClass
+from featurestore.training.export.split_rules import UNCOVERED, class_ends
 
 MAX_CLASSES = 10_000
 

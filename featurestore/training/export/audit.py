@@ -27,10 +27,10 @@ from featurestore.statistics import (
 )
 from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
 from featurestore.storage import files
-from featurestore.training.cuts import columns_of
-from featurestore.training.export import Inspect
-from featurestore.training.request import ExportRequest
-from featurestore.training.shards import Assignment
+from featurestore.training.export.boundaries import columns_of
+from featurestore.training.export.pipeline import Inspect
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shards import Assignment
 from featurestore.validation import Subject, audit, report_to_json
 
 QUARANTINE = "_quarantine"

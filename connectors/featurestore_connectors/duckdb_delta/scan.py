@@ -125,6 +125,10 @@ def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema
         values = _values(file.partition.get(name) for file in files)
         value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored.field(name).type)
         selected.append(f"{value} AS {sqltext.quote(name)}")
+    if not aliases:
+        # DuckDB has to read some column: one that the files hold.
+        first = next(each for each in snapshot.schema if each.name not in snapshot.partition_by)
+        aliases, in_files = {first.name: _OWN_FILE_INDEX}, pa.schema([first])
     source = _read_parquet(aliases, in_files, paths)
     return f"(SELECT {', '.join(selected)}, {FILE} FROM {source})"
 

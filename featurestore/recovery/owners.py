@@ -88,7 +88,12 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
 
 @contextmanager
 def heartbeat(registry: Registry, location: str) -> Iterator[str]:
-    """Send a heartbeat while the block runs, and give the owner's name."""
+    """Send a heartbeat while the block runs, and give the owner's name.
+
+    Raises:
+        LocationNotWritable: The store is open for reading only.
+    """
+    registry.check_writable()
     with _guard:
         owner = _this(location)
         owner.writes += 1

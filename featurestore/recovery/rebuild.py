@@ -15,6 +15,7 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
 from featurestore.recovery import datasets, groups, owners
+from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
 from featurestore.registry import Registry, open_registry
 from featurestore.registry.database import REGISTRY_FILE
@@ -93,7 +94,10 @@ def _restore_groups(
 ) -> None:
     for name, version, path in _versions(StorePaths(location).featuregroups, result):
         with _alone(connection, path, result):
-            if groups.is_group(path):
+            if not groups.is_group(path):
+                if version not in versions_in_flight(connection, location, "create", name):
+                    result.unreadable.append((path, "it is no Delta table with a commit of data"))
+            else:
                 spec = groups.register(connection, path, name, version)
                 if restore is not None:
                     restore(connection, spec, path)
@@ -103,7 +107,10 @@ def _restore_groups(
 def _restore_datasets(connection: Connection, location: str, result: Rebuilt) -> None:
     for name, version, path in _versions(StorePaths(location).training_datasets, result):
         with _alone(connection, path, result):
-            if datasets.is_finished(path):
+            if not datasets.is_finished(path):
+                if version not in versions_in_flight(connection, location, "export", name):
+                    result.unreadable.append((path, "it has no manifest"))
+            else:
                 datasets.register(connection, datasets.read(path, name, version))
                 result.training_datasets.append(f"{name}@v{version}")
 

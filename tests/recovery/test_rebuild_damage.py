@@ -1,0 +1,178 @@
+"""A rebuild restores what is sound and lists what is not, beside processes that write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import RegistryError
+from featurestore.recovery import owners
+from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import intents
+from featurestore.store import FeatureStore
+
+TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two groups and two datasets, to be copied for each damage."""
+    location = tmp_path_factory.mktemp("template") / "store"
+    with featurestore.connect(location) as store:
+        for name in ("bad", "good"):
+            store.create_featuregroup(TABLE, name, primary_key="x")
+            store.create_training_dataset(store.get_featuregroup(name), name, label="y")
+    return location
+
+
+def log_line(location: Path, number: int, change: Callable[[dict[str, object]], None]) -> None:
+    """Change the actions of a commit of the group "bad"."""
+    path = location / "featuregroups" / "bad" / "v1" / "_delta_log" / f"{number:020d}.json"
+    actions = [json.loads(line) for line in path.read_text().split("\n") if line]
+    for action in actions:
+        change(action)
+    path.write_text("\n".join(json.dumps(action) for action in actions))
+
+
+def set_spec(text: str) -> Callable[[Path], None]:
+    def change(action: dict[str, object]) -> None:
+        if "metaData" in action:
+            action["metaData"]["configuration"]["featurestore.spec"] = text  # type: ignore[index]
+
+    return lambda location: log_line(location, 0, change)
+
+
+def overwrite(path: str, content: bytes | None) -> Callable[[Path], None]:
+    def damage(location: Path) -> None:
+        file = location / path
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+
+    return damage
+
+
+COMMIT = "featuregroups/bad/v1/_delta_log/{:020d}.json"
+MANIFEST = "trainingdatasets/bad/v1/manifest.json"
+GROUP_DAMAGES = {
+    "log emptied": overwrite(COMMIT.format(0), b""),
+    "log scrambled": overwrite(COMMIT.format(0), b"\x00\xff"),
+    "log of a list": overwrite(COMMIT.format(0), b"[1]\n"),
+    "commit scrambled": overwrite(COMMIT.format(1), b"{"),
+    "log is lost": lambda location: shutil.rmtree(
+        location / "featuregroups" / "bad" / "v1" / "_delta_log"
+    ),
+    "log begins late": overwrite(COMMIT.format(0), None),
+    "spec is no JSON": set_spec("{"),
+    "spec is a list": set_spec("[]"),
+    "spec is empty": set_spec("{}"),
+    "spec names another group": set_spec('{"name": "good", "version": 1}'),
+}
+DATASET_DAMAGES = {
+    "manifest is lost": overwrite(MANIFEST, None),
+    "manifest emptied": overwrite(MANIFEST, b""),
+    "manifest scrambled": overwrite(MANIFEST, b"\x00\xff"),
+    "manifest of a list": overwrite(MANIFEST, b"[]"),
+    "manifest without values": overwrite(MANIFEST, b"{}"),
+}
+
+
+@pytest.mark.parametrize("damage", [*GROUP_DAMAGES, *DATASET_DAMAGES])
+def test_what_is_sound_is_restored_and_the_rest_is_listed(
+    template: Path, tmp_path: Path, damage: str
+) -> None:
+    location = tmp_path / "store"
+    shutil.copytree(template, location)
+    (GROUP_DAMAGES | DATASET_DAMAGES)[damage](location)
+    found = rebuild(str(location))
+    sound = ["good@v1"]
+    both = ["bad@v1", "good@v1"]
+    assert found.featuregroups == (sound if damage in GROUP_DAMAGES else both)
+    assert found.training_datasets == (sound if damage in DATASET_DAMAGES else both)
+    ((path, reason),) = found.unreadable
+    assert "/bad/v1" in path
+    assert reason
+    with featurestore.connect(location) as store:
+        assert store.get_featuregroup("good").count() == 2
+        assert store.get_training_dataset("good").verify().ok
+        assert "good" in {each.name for each in store.get_training_datasets()}
+        store.vacuum_featuregroup("good", retain="0s")
+
+
+def test_strange_directories_are_listed_and_never_registered(
+    template: Path, tmp_path: Path
+) -> None:
+    location = tmp_path / "store"
+    shutil.copytree(template, location)
+    groups, datasets = location / "featuregroups", location / "trainingdatasets"
+    shutil.copytree(groups / "good", groups / "Strange Name")
+    shutil.copytree(groups / "good", groups / "copied")
+    shutil.copytree(datasets / "good", datasets / "copied")
+    (groups / "file").write_text("")
+    found = rebuild(str(location))
+    assert found.featuregroups == found.training_datasets == ["bad@v1", "good@v1"]
+    assert [Path(path).relative_to(location).as_posix() for path, _ in found.unreadable] == [
+        "featuregroups/Strange Name",
+        "featuregroups/copied/v1",
+        "trainingdatasets/copied/v1",
+    ]
+
+
+def test_a_rebuild_beside_a_creation_lets_it_end_well(tmp_path: Path) -> None:
+    store = featurestore.connect(tmp_path)
+    session = store.session
+    write = session.engine.write
+
+    def write_and_rebuild(*given: object, **options: object) -> object:
+        done = write(*given, **options)  # type: ignore[arg-type]
+        assert rebuild(str(tmp_path)).featuregroups == ["g@v1"]
+        return done
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session.engine, "write", write_and_rebuild)
+        group = store.create_featuregroup(TABLE, "g", description="Made", tags={"a": "b"})
+    assert (group.description, store.get_featuregroup_tags("g")) == ("Made", {"a": "b"})
+    assert store.get_featuregroup("g").count() == 2
+
+
+def test_a_rebuild_leaves_the_intents_of_living_writes(duckdb_store: FeatureStore) -> None:
+    session = duckdb_store.session
+    with in_flight(session, kind="create", name="g", version=1) as run:
+        rebuild(duckdb_store.location)
+        with session.registry.reading() as connection:
+            assert intents.find(connection, run.intent) is not None
+        run.check_held()
+
+
+def test_a_damaged_registry_is_not_moved_away_under_a_writer(tmp_path: Path) -> None:
+    featurestore.connect(tmp_path).close()
+    program = (
+        "import sys\nfrom featurestore.recovery import owners\n"
+        "print(owners.this_process(sys.argv[1]), flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        name = writer.stdout.readline().strip()
+        for ending in ("-wal", "-shm"):
+            Path(tmp_path, f"registry.db{ending}").unlink(missing_ok=True)
+        (tmp_path / "registry.db").write_bytes(b"scrambled" * 1000)
+        with pytest.raises(RegistryError, match=name):
+            rebuild(str(tmp_path))
+        writer.kill()
+    assert owners.others(str(tmp_path)) == []
+    assert rebuild(str(tmp_path)).moved_away is not None

@@ -6,6 +6,6 @@ One module per noun holds plain functions over a connection (``featuregroups``, 
 
 from __future__ import annotations
 
-from featurestore.registry.database import Registry, open_registry
+from featurestore.registry.database import Registry, is_store, open_registry
 
-__all__ = ["Registry", "open_registry"]
+__all__ = ["Registry", "is_store", "open_registry"]

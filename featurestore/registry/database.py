@@ -12,10 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine
 
-from featurestore.errors import ConfigurationError, RegistryError, RegistryTooNew, missing_extra
+from featurestore.errors import (
+    ConfigurationError,
+    LocationNotWritable,
+    RegistryError,
+    RegistryTooNew,
+    missing_extra,
+)
 from featurestore.storage import files
 
 REGISTRY_FILE = "registry.db"
+# SQLite keeps what was written last beside the database.
+SQLITE_FILES = ("", "-wal")
 BUSY_SECONDS = 60
 _MIGRATIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "migrations")
 # Any constant works; it only has to be the same in every process that upgrades one Postgres database.
@@ -25,15 +33,41 @@ _UPGRADE_LOCK = 4_918_274_610
 class Registry:
     """An open registry: transactions that write, and reads that never wait for them."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
-        self._engine = engine
-        self.url = url
+    def __init__(self, url: sa.URL, *, copy_of: str | None = None) -> None:
+        self._engine = _engine(url)
+        self._url = url
+        self._copy_of = copy_of
         # A store that nobody closed must not leave its server connections to the garbage collector.
-        weakref.finalize(self, engine.dispose)
+        weakref.finalize(self, self._engine.dispose)
+
+    @property
+    def url(self) -> str:
+        """The URL of the database, without passwords."""
+        return shown(self._url)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Yield a connection whose statements are committed together, or not at all."""
+        """Yield a connection whose statements are committed together, or not at all.
+
+        Raises:
+            LocationNotWritable: The store is open for reading only.
+            RegistryError: The database cannot be used.
+        """
+        self.check_writable()
+        with self.upgrading() as connection:
+            yield connection
+
+    def check_writable(self) -> None:
+        """Raise LocationNotWritable when the store is open for reading only."""
+        if self._copy_of is not None:
+            raise LocationNotWritable(
+                f"The store at {self._copy_of!r} is open for reading only: it cannot be written here.",
+                hint="connect where the location can be written",
+            )
+
+    @contextmanager
+    def upgrading(self) -> Iterator[Connection]:
+        """Yield a connection as ``transaction`` does, of a copy, too: its tables must be those of this release."""
         with self._connection(immediate=True) as connection, connection.begin():
             yield connection
 
@@ -60,22 +94,23 @@ class Registry:
         except (exc.OperationalError, exc.DatabaseError) as error:
             if isinstance(error, exc.IntegrityError):
                 raise
-            raise _unusable(self.url, error) from error
+            raise _unusable(self._url, error) from _without_secrets(self._url, error)
 
 
-def open_registry(directory: str, *, url: str | None = None) -> Registry:
+def open_registry(directory: str, *, url: str | None = None, read_only: bool = False) -> Registry:
     """Return the registry of a location: created when absent, upgraded when old.
 
     Args:
         directory: Location of the store; holds ``registry.db`` unless ``url`` says otherwise.
         url: SQLAlchemy URL of another database.
+        read_only: The location cannot be written: SQLite in it is copied to a temporary file, as it needs files of
+            its own beside the database even for reading.
 
     Raises:
         RegistryTooNew: A newer release of the feature store wrote it.
         RegistryError: The database cannot be opened.
     """
-    place = url or f"sqlite:///{os.path.join(directory, REGISTRY_FILE)}"
-    registry = Registry(_engine(place), place)
+    registry = _open(directory, url, read_only)
     try:
         if _stamped(registry) != head_revision():
             upgrade(registry)
@@ -83,6 +118,40 @@ def open_registry(directory: str, *, url: str | None = None) -> Registry:
         registry.close()
         raise
     return registry
+
+
+def _open(directory: str, url: str | None, read_only: bool) -> Registry:
+    if url is None and read_only:
+        copy = files.temporary_directory()
+        database = os.path.join(copy, REGISTRY_FILE)
+        files.copy_together([_file(directory) + ending for ending in SQLITE_FILES], copy)
+        registry = Registry(sa.URL.create("sqlite", database=database), copy_of=directory)
+        weakref.finalize(registry, files.remove_temporary, copy)
+        return registry
+    return Registry(_parsed(directory, url), copy_of=directory if read_only else None)
+
+
+def _file(directory: str) -> str:
+    return os.path.join(directory, REGISTRY_FILE)
+
+
+def _parsed(directory: str, url: str | None) -> sa.URL:
+    """Return the URL of a registry; the default is made of parts, since a path may hold any character."""
+    if url is None:
+        return sa.URL.create("sqlite", database=_file(directory))
+    try:
+        return sa.make_url(url)
+    except (exc.ArgumentError, ValueError):
+        # Not chained: the text of the cause may hold the password.
+        raise ConfigurationError(
+            "registry= is not a database URL.",
+            hint="registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'",
+        ) from None
+
+
+def is_store(directory: str, *, url: str | None = None) -> bool:
+    """Tell whether a directory holds a store: it is there, and so is its registry."""
+    return files.exists(directory if url is not None else _file(directory))
 
 
 @cache
@@ -99,10 +168,9 @@ def revision(registry: Registry) -> str | None:
 
 def inspect(directory: str, *, url: str | None = None) -> str | None:
     """Return the revision of a location's registry without changing it; None when it is absent or empty."""
-    if url is None and not files.exists(os.path.join(directory, REGISTRY_FILE)):
+    if url is None and not files.exists(_file(directory)):
         return None
-    place = url or f"sqlite:///{os.path.join(directory, REGISTRY_FILE)}"
-    registry = Registry(_engine(place), place)
+    registry = Registry(_parsed(directory, url))
     try:
         return _stamped(registry)
     finally:
@@ -119,13 +187,13 @@ def upgrade(registry: Registry) -> str:
     from alembic.config import Config
 
     head = head_revision()
-    with registry.transaction() as connection:
+    with registry.upgrading() as connection:
         if registry.dialect == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
         found = _current(connection)  # another process may have upgraded while this one waited
         if found is not None and found > head:
             raise RegistryTooNew(
-                f"The registry {_shown(registry.url)} has revision {found}; this release knows revisions up to {head}.",
+                f"The registry {registry.url} has revision {found}; this release knows revisions up to {head}.",
                 hint="pip install --upgrade featurestore",
             )
         if found != head:
@@ -152,26 +220,26 @@ def _current(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _engine(url: str) -> Engine:
-    try:
-        parsed = sa.make_url(url)
-        if parsed.get_backend_name() == "postgresql" and parsed.drivername == "postgresql":
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-            raise ConfigurationError(
-                f"registry={_shown(url)!r} is a {parsed.get_backend_name()} database; there are sqlite and postgresql.",
-                hint="registry='postgresql://user@host/database'",
-            )
-        arguments = {"timeout": BUSY_SECONDS} if parsed.get_backend_name() == "sqlite" else {}
-        engine = sa.create_engine(parsed, connect_args=arguments)
-    except exc.ArgumentError as error:
+def _engine(url: sa.URL) -> Engine:
+    backend = url.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
-            f"registry={url!r} is not a database URL.",
+            f"registry={shown(url)!r} is a {backend} database; there are sqlite and postgresql.",
             hint="registry='postgresql://user@host/database'",
-        ) from error
+        )
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
+    try:
+        engine = sa.create_engine(url, connect_args=arguments)
+    except (exc.ArgumentError, TypeError, ValueError):
+        raise ConfigurationError(
+            f"registry={shown(url)!r} has options that its driver does not know.",
+            hint="registry='postgresql://user@host/database'",
+        ) from None
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "psycopg", "postgres") from error
-    if engine.dialect.name == "sqlite":
+    if backend == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
@@ -193,12 +261,46 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("begin immediate" if immediate else "begin")
 
 
-def _unusable(url: str, error: exc.DatabaseError) -> RegistryError:
+def shown(url: sa.URL) -> str:
+    """Return a URL for people: passwords go, and the options, which may hold others.
+
+    >>> shown(sa.make_url("postgresql://me:secret@host/store?password=secret&sslmode=require"))
+    'postgresql://me:***@host/store?***'
+    """
+    text = url.set(query={}).render_as_string(hide_password=True)
+    return f"{text}?***" if url.query else text
+
+
+def _unusable(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
+    reason = str(error.orig)
+    for secret in _secrets(url):
+        reason = reason.replace(secret, "***")
     return RegistryError(
-        f"The registry {_shown(url)} cannot be used: {error.orig}.",
-        hint="a damaged one is restored from the tables: move it away and run 'featurestore registry rebuild'",
+        f"The registry {shown(url)} cannot be used: {reason}.", hint=_hint(url, error)
     )
 
 
-def _shown(url: str) -> str:
-    return sa.make_url(url).render_as_string(hide_password=True)
+def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
+    if url.get_backend_name() != "sqlite":
+        return "check the URL and the server"
+    if "locked" in str(error.orig):
+        return "another process writes it for long; try again"
+    if isinstance(error, exc.OperationalError):
+        return "check free space and permissions"
+    return (
+        "a damaged one is restored from the tables: move it away and run "
+        "'featurestore registry rebuild'"
+    )
+
+
+def _secrets(url: sa.URL) -> list[str]:
+    found = [] if url.password is None else [str(url.password)]
+    for value in url.query.values():
+        found += [value] if isinstance(value, str) else value
+    return [each for each in found if each]
+
+
+def _without_secrets(url: sa.URL, error: exc.DatabaseError) -> exc.DatabaseError | None:
+    """Return an error as the cause of another one, unless its text would show a secret."""
+    text = str(error)
+    return None if any(secret in text for secret in _secrets(url)) else error

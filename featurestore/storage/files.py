@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation, refusal_hint
 from featurestore.model.paths import is_relative_path
 from featurestore.storage import publication
+
+_COPY_TRIES = 10
 
 
 def local_directory(location: str | os.PathLike[str]) -> str:
@@ -35,7 +38,13 @@ def local_directory(location: str | os.PathLike[str]) -> str:
             f"location={text!r} is not a directory of this machine.",
             hint="use a local or shared POSIX path; object stores and HDFS can be mounted",
         )
-    return os.path.abspath(os.path.expanduser(text))
+    path = os.path.abspath(os.path.expanduser(text))
+    if "\\" in path:
+        raise UnsupportedLocation(
+            f"location={text!r} has a backslash, which engines take for a separator of directories.",
+            hint="choose a directory without one",
+        )
+    return path
 
 
 def ensure_writable(directory: str) -> None:
@@ -258,3 +267,50 @@ def process_start(pid: int) -> int:
 def rename(source: str, target: str) -> None:
     """Give a file another name in the same file system, atomically; an existing target is replaced."""
     os.replace(source, target)
+
+
+def is_writable(directory: str) -> bool:
+    """Tell whether files can be written in a directory, which is made if need be."""
+    try:
+        ensure_writable(directory)
+    except LocationNotWritable:
+        return False
+    return True
+
+
+def temporary_directory() -> str:
+    """Make a directory of this process for files that need not stay; ``remove_temporary`` removes it."""
+    with writing(tempfile.gettempdir()):
+        return tempfile.mkdtemp(prefix="featurestore-")
+
+
+def remove_temporary(directory: str) -> None:
+    """Remove a directory that ``temporary_directory`` made."""
+    remove(directory, below=os.path.dirname(directory))
+
+
+def copy_together(paths: Iterable[str], directory: str) -> None:
+    """Copy files that belong together into a directory, again while they change; those that are absent are left out.
+
+    Raises:
+        StorageError: They changed at every try.
+    """
+    sources = list(paths)
+    for _ in range(_COPY_TRIES):
+        before = [_stamp(path) for path in sources]
+        for path in sources:
+            with reading(path), suppress(FileNotFoundError):
+                shutil.copyfile(path, os.path.join(directory, os.path.basename(path)))
+        if before == [_stamp(path) for path in sources]:
+            return
+    raise StorageError(
+        f"{sources[0]!r} changes all the time and cannot be copied.", hint="try again"
+    )
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -57,19 +57,23 @@ def connect(
     """
     from featurestore import _current
     from featurestore.recovery import recover
-    from featurestore.registry import open_registry
+    from featurestore.registry import is_store, open_registry
 
     named = engine if isinstance(engine, str) or engine is None else None
     settings = config.resolve(
         location=location, engine=named, registry=registry, durability=durability
     )
     directory = files.local_directory(settings.location)
-    files.ensure_writable(directory)
+    read_only = is_store(directory, url=settings.registry) and not files.is_writable(directory)
+    if not read_only:
+        files.ensure_writable(directory)
     if isinstance(engine, str) or engine is None:
         chosen = find_engine(settings.engine, durability=settings.durability)
     else:
         chosen = engine
-    session = Session(directory, chosen, open_registry(directory, url=settings.registry))
-    recover(session)
+    opened = open_registry(directory, url=settings.registry, read_only=read_only)
+    session = Session(directory, chosen, opened)
+    if not read_only:
+        recover(session)
     _current.store = FeatureStore(session)
     return _current.store

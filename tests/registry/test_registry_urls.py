@@ -1,0 +1,140 @@
+"""URLs of registries: passwords are never shown, odd paths work, locations that cannot be written are read."""
+
+from __future__ import annotations
+
+import subprocess
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    LocationNotWritable,
+    UnsupportedLocation,
+)
+from featurestore.registry import open_registry
+
+TABLE = pa.table({"x": [1, 2], "y": [0, 1], "z": ["a", "b"]})
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@127.0.0.1:1/store",
+        f"postgresql://127.0.0.1:1/store?user=me&password={SECRET}",
+        f"postgresql://127.0.0.1:1/store?sslpassword={SECRET}&connect_timeout=1",
+        f"postgresql://127.0.0.1:1/store?no_such_option={SECRET}",
+        f"mysql://me:{SECRET}@127.0.0.1:1/store",
+        f"postgresql://me:{SECRET}@127.0.0.1:port/store",
+        f"me:{SECRET}@nowhere",
+    ],
+)
+def test_no_password_of_a_registry_is_in_an_error(tmp_path: Path, url: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(FeatureStoreError) as raised:
+        open_registry(str(tmp_path), url=url)
+    assert SECRET not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_registry_that_is_no_url_says_what_one_looks_like(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="sqlite:////path"):
+        open_registry(str(tmp_path), url=str(tmp_path / "registry.db"))
+
+
+NAMES = (
+    "a%20b",
+    "100%",
+    "new\nline",
+    "quo'te\"",
+    "ask?me#now",
+    "sp ace",
+    "üñí",
+    "[1]{2}*",
+    "k=v",
+    "$HOME",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_location_may_have_any_name(tmp_path: Path, name: str) -> None:
+    location = tmp_path / name / "store"
+    with featurestore.connect(location) as store:
+        assert store.location == str(location)
+        group = store.create_featuregroup(TABLE, "g", primary_key="x", partition_by="z")
+        group.insert(pa.table({"x": [2, 3], "y": [1, 0], "z": ["b", "c"]}), mode="upsert")
+        assert store.get_features(["g.z"]).count() == 3
+        store.delete_from_featuregroup("g", "x = 3")
+        store.compact_featuregroup("g")
+        made = store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
+        assert made.verify(recompute=True).ok
+        assert group.statistics().rows == 2
+        assert store.get_featuregroup("g", as_of=1).count() == 2
+        store.vacuum_featuregroup("g", retain="0s")
+    with featurestore.connect(location) as again:
+        assert again.get_featuregroup("g").count() == 2
+    assert [each.name for each in (tmp_path / name).iterdir()] == ["store"]
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_a_location_with_a_backslash_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedLocation, match="backslash"):
+        featurestore.connect(tmp_path / "back\\slash")
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A store on a file system that cannot be written."""
+    location = tmp_path / "store"
+    with featurestore.connect(location) as store:
+        store.create_featuregroup(TABLE, "g", primary_key="x")
+        store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
+    place = tmp_path / "mounted"
+    place.mkdir()
+    for command in (["mount", "--bind"], ["mount", "-o", "remount,bind,ro"]):
+        done = subprocess.run(
+            [*command, str(location), str(place)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
+            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_store_that_cannot_be_written_can_be_read(read_only: Path) -> None:
+    with featurestore.connect(read_only) as store:
+        assert [each.name for each in store.get_featuregroups()] == ["g"]
+        assert store.get_featuregroup("g").count() == 2
+        assert store.get_features(["g.y"]).to_arrow().num_rows == 2
+        assert len(store.get_featuregroup_history("g")) == 1
+        assert store.featuregroup("g").statistics().rows == 2
+        dataset = store.get_training_dataset("d")
+        assert dataset.read("train").count() == 2
+        assert dataset.verify().ok
+        assert [each.name for each in store.get_training_datasets()] == ["d"]
+        for write in (
+            lambda: store.create_featuregroup(TABLE, "h"),
+            lambda: store.insert_into_featuregroup(TABLE, "g"),
+            lambda: store.delete_featuregroup("g", version=1, force=True),
+            lambda: store.add_featuregroup_tag("g", "a", "b"),
+            lambda: store.create_training_dataset(TABLE, "e"),
+            lambda: store.delete_training_dataset("d", version=1),
+        ):
+            with pytest.raises(LocationNotWritable, match="cannot be written"):
+                write()
+    assert (
+        featurestore.TrainingDataset.open(read_only / "trainingdatasets" / "d" / "v1").verify().ok
+    )
+
+
+def test_a_location_that_cannot_be_written_and_holds_no_store_is_refused(read_only: Path) -> None:
+    with pytest.raises(LocationNotWritable, match="elsewhere"):
+        featurestore.connect(read_only / "elsewhere")

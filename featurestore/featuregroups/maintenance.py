@@ -13,6 +13,7 @@ from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
 from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.pins import pinned_by_exports
 from featurestore.session import Session
 
 
@@ -36,11 +37,16 @@ def vacuum(
     """
     group = open_group(session, name, version)
     oldest = utc_now() - parse_duration(retain, argument="retain")
-    pinned = {
-        each.delta_version for each in pinned_by(session, group.spec.name, group.spec.version)
-    }
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
-        removed = session.engine.vacuum(group.path, keep_versions=sorted(pinned), retain=oldest)
+        pinned = _pinned_versions(session, spec.name, spec.version)
+        removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
         advance(session, spec, deltalog.latest_version(group.path), run=run)
     return removed
+
+
+def _pinned_versions(session: Session, name: str, version: int) -> list[int]:
+    """Return the Delta versions that training datasets pin: those being exported first, since they become finished."""
+    pinned = pinned_by_exports(session, name, version)
+    pinned.update(each.delta_version for each in pinned_by(session, name, version))
+    return sorted(pinned)

@@ -13,6 +13,7 @@ from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.plugins.engine import Relation
 from featurestore.recovery import datasets
 from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.pins import check_pinned, pin
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
@@ -36,14 +37,20 @@ class Given:
     not_reproducible: str | None
     dropped: Dropped | None = None
 
+    @property
+    def sources(self) -> list[Source]:
+        """The Delta versions that the plan reads, each once."""
+        if self.plan is None:
+            return []
+        return list({(s.path, s.delta_version): s for s in self.plan.sources}.values())
+
     def provenance(self) -> dict[str, Any]:
         """Return the manifest's fields about where the rows came from."""
         plan = self.plan
-        sources = {} if plan is None else {(s.path, s.delta_version): s for s in plan.sources}
         return {
             "plan": None if plan is None else plan.to_json(),
             "plan_hash": None if plan is None else plan.hash,
-            "sources": tuple(_source_json(each) for each in sources.values()),
+            "sources": tuple(_source_json(each) for each in self.sources),
             "reproducible": self.not_reproducible is None,
             "reproducible_reason": self.not_reproducible,
         }
@@ -73,6 +80,12 @@ def create(
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
+        pin(run, given.sources)
+
+        def check_publishable() -> None:
+            run.check_held()
+            check_pinned(given.sources)
+
         directory = session.training_dataset_path(request.name, run.version)
         manifest = export(
             session.engine,
@@ -86,7 +99,7 @@ def create(
             progress=reports,
             inspect=gate,
             dropped=given.dropped,
-            check_held=run.check_held,
+            check_held=check_publishable,
         )
         run.landed = run.version
         with after_publication(f"{what} version {run.version}"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ import pytest
 
 from featurestore.delta import deltalog
 from featurestore.errors import PinnedByTrainingDataset
-from featurestore.registry import training_datasets
+from featurestore.registry import manifests, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
 
 if TYPE_CHECKING:
@@ -69,10 +68,10 @@ def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(
     duckdb_store: FeatureStore,
 ) -> None:
     many_versions(duckdb_store)
-    folder = Path(duckdb_store.location, "trainingdatasets", "d", "v1")
-    folder.mkdir(parents=True)
-    source = {"featuregroup": "g", "version": 1, "delta_version": 2}
-    (folder / "manifest.json").write_text(json.dumps({"version": 1, "sources": [source]}))
+    frame = duckdb_store.get_featuregroup("g", as_of=2)
+    duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
+    with duckdb_store.session.registry.transaction() as connection:
+        manifests.remove(connection, "d", 1)
     duckdb_store.vacuum_featuregroup("g", retain="0s")
     assert values(duckdb_store, as_of=2) == [0, 1]
     with pytest.raises(PinnedByTrainingDataset, match="'d version 1'"):
@@ -102,3 +101,17 @@ def test_a_pinned_group_is_deleted_by_force_only(duckdb_store: FeatureStore) -> 
     path = duckdb_store.featuregroup("g").path
     duckdb_store.delete_featuregroup("g", version=1, force=True)
     assert not os.path.exists(path)
+
+
+def test_vacuum_keeps_what_a_running_export_reads(duckdb_store: FeatureStore) -> None:
+    many_versions(duckdb_store)
+    frame = duckdb_store.get_featuregroup("g", as_of=3)
+    removed: list[str] = []
+
+    def vacuum(phase: str, done: int, total: int) -> None:
+        removed.extend(duckdb_store.vacuum_featuregroup("g", retain="0s"))
+
+    made = duckdb_store.create_training_dataset(frame, "d", data_format="parquet", progress=vacuum)
+    assert len(removed) == 1  # the file of version 4, which nothing reads
+    assert sum(each.rows for each in made.manifest.splits) == 3
+    assert values(duckdb_store, as_of=3) == [0, 1, 2]

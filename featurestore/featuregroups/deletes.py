@@ -8,10 +8,11 @@ from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group, resolve
 from featurestore.model.featuregroup import Commit
+from featurestore.model.times import utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
 from featurestore.session import Session
-from featurestore.sql import predicate
+from featurestore.sql import fix_clock, predicate
 
 
 def delete_rows(
@@ -29,7 +30,8 @@ def delete_rows(
             f"where={where!r} is no condition.", hint="where=\"event_time < '2020-01-01'\""
         )
     spec = group.spec
-    condition = predicate(where, columns=spec.schema.names, dialect=session.engine.dialect)
+    where = fix_clock(where, now=utc_now())
+    condition = predicate(where, schema=spec.schema, dialect=session.engine.dialect)
     with in_flight(
         session, kind="write", name=spec.name, version=spec.version, run_id=run_id
     ) as run:

@@ -51,7 +51,7 @@ class Query:
         text = _transpiled(self.spec.code, tuple(tables), self.engine.dialect)
         used = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
         bound = {_START: window.start, _END: window.end}
-        return self.engine.sql(
+        return self.engine.user_sql(
             text, tables=inputs, parameters={name: bound[name] for name in bound if name in used}
         )
 

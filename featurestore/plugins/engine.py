@@ -172,7 +172,19 @@ class Engine(Protocol):
     def sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        """Return the result of a query (this engine's dialect, ``$name`` parameters) over named relations."""
+        """Return the result of a query of the store's own over named relations.
+
+        The query is in this engine's dialect, with ``$name`` parameters. No text of a user may be in it.
+        """
+        ...
+
+    def user_sql(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
+        """Return the result of a user's query, as ``sql``: it can read the tables given, and nothing else.
+
+        The query was checked by ``featurestore.sql.query``; the engine stands in for what that overlooks.
+        """
         ...
 
     def count(self, relation: Relation) -> int:

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.predicates import for_engine
 from featurestore.session import Session
+from featurestore.sql import predicate
 
 Labels = Callable[[], Relation]
 
@@ -34,10 +34,9 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     if not plan.filters:
         return engine.retrieve(plan, labels=left)
     relation = engine.retrieve(_unfiltered(plan), labels=left)
-    for predicate in plan.filters:
-        relation = engine.filter(
-            relation, for_engine(predicate, columns=relation.schema.names, engine=engine)
-        )
+    for text in plan.filters:
+        condition = predicate(text, schema=relation.schema, dialect=engine.dialect)
+        relation = engine.filter(relation, condition)
     return engine.select(relation, {name: name for name in plan.columns})
 
 

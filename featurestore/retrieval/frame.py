@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ import pyarrow as pa
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.model.plan import FeaturePlan
+from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions, show
 from featurestore.retrieval.dropped import announced, dropped_rows, drops
 from featurestore.retrieval.execute import Labels, run
-from featurestore.retrieval.predicates import for_engine
 from featurestore.session import Session
+from featurestore.sql import fix_clock, predicate
 
 _HTML_ROWS = 10
 _BATCH_ROWS = 65_536
@@ -143,10 +145,17 @@ class FeatureFrame:
 
         >>> frame.filter("temp > 20 and origin = 'JFK'")  # doctest: +SKIP
         """
-        engine = self._session.engine
-        condition = for_engine(sql, columns=self.columns, engine=engine)
+        engine, now = self._session.engine, utc_now()
+        fixed = fix_clock(sql, now=now)
+        condition = predicate(fixed, schema=self.schema, dialect=engine.dialect)
         if self._plan is not None:
-            return FeatureFrame.planned(self._session, self._plan.filter(sql), labels=self._labels)
+            plan = self._plan.filter(fixed)
+            if fixed != sql:
+                note = (
+                    f"the clock of the filter {sql!r} was read when it was given: {now.isoformat()}"
+                )
+                plan = replace(plan, notes=(*plan.notes, note))
+            return FeatureFrame.planned(self._session, plan, labels=self._labels)
         return FeatureFrame(
             self._session, lambda: engine.filter(self.relation, condition), schema=self.schema
         )

@@ -168,8 +168,9 @@ class RelationConformance:
             "flag": True,
         }
         tables = {"l": self.given(engine, numbered(5)), "r": self.given(engine, numbered(2))}
-        found = engine.sql(text, tables=tables, parameters=values)
-        assert rows(engine, found) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
+        for run in (engine.sql, engine.user_sql):
+            found = run(text, tables=tables, parameters=values)
+            assert rows(engine, found) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
 
     def test_sql_over_an_unknown_table_says_so(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nowhere"):

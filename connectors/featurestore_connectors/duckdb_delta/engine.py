@@ -34,6 +34,7 @@ from featurestore_connectors.duckdb_delta import (
     tables,
 )
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
+from featurestore_connectors.duckdb_delta.user_sql import UserSql
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -67,6 +68,7 @@ class DuckDBEngine:
             temp_directory=temp_directory,
             durable=is_durable(durability),
         )
+        self._user_sql = UserSql(self.database)
 
     @property
     def name(self) -> str:
@@ -117,6 +119,11 @@ class DuckDBEngine:
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
         return relations.sql(self.database, query, tables=tables, parameters=parameters)
+
+    def user_sql(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
+        return self._user_sql.relation(query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
         with building():
@@ -232,6 +239,7 @@ class DuckDBEngine:
         return "\n".join(str(plan) for _, plan in rows)
 
     def close(self) -> None:
+        self._user_sql.close()
         self.database.close()
 
 

@@ -50,7 +50,7 @@ def adopt(database: Database, frame: object) -> Relation | None:
         native = database.connection.from_arrow(_ForeignRelation(frame))
     with building():
         given = frame.limit(0).to_arrow_table().schema
-        return _of_feature_types(native, given, [str(kind) for kind in frame.types])
+        return of_feature_types(native, given, [str(kind) for kind in frame.types])
 
 
 class _ForeignRelation:
@@ -65,9 +65,10 @@ class _ForeignRelation:
         return streams.source(self.schema, iter(reader)).__arrow_c_stream__()
 
 
-def _of_feature_types(
+def of_feature_types(
     native: duckdb.DuckDBPyRelation, given: pa.Schema, types: Sequence[str]
 ) -> Relation:
+    """Return a native relation with every column as a feature type; ``types`` are DuckDB's."""
     # DuckDB sums integers into 128 bits, where other engines stay with 64.
     wide = [kind in ("HUGEINT", "UHUGEINT") for kind in types]
     given = pa.schema(

@@ -70,6 +70,7 @@ class Database:
             "temp_directory",
             os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),
         )
+        self.config = config
         self.limit_is_chosen = "memory_limit" in config
         self._sparing = 0
         self._sparing_lock = threading.Lock()

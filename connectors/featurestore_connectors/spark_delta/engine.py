@@ -109,6 +109,11 @@ class SparkEngine:
     ) -> Relation:
         return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
 
+    def user_sql(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
+        return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
+
     def count(self, relation: Relation) -> int:
         with translated():
             return int(relation.native.count())

@@ -1,0 +1,131 @@
+"""Queries of users, in a DuckDB database of their own that sees their tables and nothing else.
+
+It opens no file and no network, its settings are locked, and it looks up no Python variable. Tables come
+in as Arrow streams and the result goes out as one; each reading runs the query anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from featurestore.errors import InvalidSql, listing
+from featurestore.plugins.engine import Relation
+from featurestore_connectors.duckdb_delta import relations, streams
+from featurestore_connectors.duckdb_delta.session import Database, building, translated
+
+# In this order: the last one locks all of them.
+_SETTINGS = (
+    "SET GLOBAL TimeZone = 'UTC'",
+    "SET GLOBAL python_enable_replacements = false",
+    "SET GLOBAL enable_external_access = false",
+    "SET GLOBAL lock_configuration = true",
+)
+
+
+class UserSql:
+    """Runs queries of users for one engine; the database is opened with the first one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._opening = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def relation(
+        self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
+    ) -> Relation:
+        """Return the result of a query over named relations, lazily.
+
+        Raises:
+            InvalidSql: It is not one SELECT over the tables, or not valid.
+        """
+        try:
+            return self._bound(query, tables, dict(parameters))
+        except InvalidSql as error:
+            hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
+            raise InvalidSql(error.message, hint=hint) from error
+
+    def close(self) -> None:
+        """Close the database."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _bound(
+        self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
+    ) -> Relation:
+        with translated(), self._open().cursor() as cursor:
+            statements = cursor.extract_statements(query)
+            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+                raise InvalidSql(
+                    "The query is not one SELECT.", hint="a query reads tables and changes nothing"
+                )
+            for name, table in tables.items():
+                cursor.register(name, table.schema.empty_table())
+            result = cursor.sql(query, params=parameters or None)
+            if result is None:
+                raise InvalidSql("The query returns no rows.")
+            types = [str(kind) for kind in result.types]
+            schema = result.to_arrow_table().schema
+        rows = _Rows(self, query, tables, parameters, schema)
+        with building():
+            native = self._database.connection.from_arrow(rows)
+            found = relations.of_feature_types(native, schema, types)
+        single_use = any(table.single_use for table in tables.values())
+        return relations.relation(found.native, found.schema, single_use=single_use)
+
+    def run(
+        self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """Run a query and yield its rows."""
+        with translated(), self._open().cursor() as cursor:
+            for name, table in tables.items():
+                cursor.register(name, _Table(self._database, table))
+            yield from cursor.sql(query, params=parameters or None).to_arrow_reader()
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        with self._opening:
+            if self._connection is None:
+                connection = duckdb.connect(":memory:", config=self._database.config)
+                for setting in _SETTINGS:
+                    connection.execute(setting)
+                self._connection = connection
+            return self._connection
+
+
+class _Table:
+    """A relation of the engine as a table of a user's query."""
+
+    def __init__(self, database: Database, relation: Relation) -> None:
+        self.schema = relation.schema
+        self._database = database
+        self._relation = relation
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        batches = streams.batches_of(self._database, self._relation)
+        return streams.source(self.schema, batches).__arrow_c_stream__()
+
+
+class _Rows:
+    """The rows of a user's query as a table of the engine."""
+
+    def __init__(
+        self,
+        runner: UserSql,
+        query: str,
+        tables: Mapping[str, Relation],
+        parameters: dict[str, Any],
+        schema: pa.Schema,
+    ) -> None:
+        self.schema = schema
+        self._runner = runner
+        self._query = query
+        self._tables = tables
+        self._parameters = parameters
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        rows = self._runner.run(self._query, self._tables, self._parameters)
+        return streams.source(self.schema, rows).__arrow_c_stream__()

@@ -1,0 +1,256 @@
+"""What a condition may say: functions and operators that mean the same on every engine.
+
+Each entry was proven: ``tests/sql/test_conditions_mean_the_same.py`` builds an expression for every entry
+here, runs it over a table of edge values on both engines, and compares value by value; and for DuckDB with
+what DuckDB itself makes of it. What is not here is refused on both engines, so a condition never changes
+its meaning with the engine. To add a function, add it here and run that test.
+
+Templates are SQL of the engine; ``{0}`` is the first argument. Whole numbers are computed with 64 bits,
+others in double precision; a result out of range and a division by zero are null.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+# "number" is a double, "float" a float32 column, "unsigned" an uint64 column, which can be compared only;
+# "unit" and "count" are constants in the text.
+Kind = Literal[
+    "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date", "timestamp",
+    "list", "struct", "interval", "null", "unit", "count",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Function:
+    """One way to call a function: the kinds of its arguments, of its result, and its text for each engine."""
+
+    arguments: tuple[Kind, ...]
+    result: Kind
+    duckdb: str
+    spark: str
+
+    def template(self, dialect: str) -> str:
+        """Return the text for a dialect."""
+        return self.spark if dialect == "spark" else self.duckdb
+
+
+def _same(arguments: tuple[Kind, ...], result: Kind, text: str) -> Function:
+    return Function(arguments, result, text, text)
+
+
+def _of_times(result: Kind, duckdb: str, spark: str) -> tuple[Function, ...]:
+    return (
+        Function(("timestamp",), result, duckdb, spark),
+        Function(("date",), result, duckdb, spark),
+    )
+
+
+def _part(name: str, spark: str) -> tuple[Function, ...]:
+    """Return a part of a date or time as a whole number."""
+    return _of_times("integer", f"{name}({{0}})", spark)
+
+
+def _clock_part(name: str) -> tuple[Function, ...]:
+    """Return a part of a time of day."""
+    return (_same(("timestamp",), "integer", f"{name}({{0}})"),)
+
+
+def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
+    whole = f"TRY(CAST({{0}} AS BIGINT) {operator} CAST({{1}} AS BIGINT))"
+    return (
+        Function(
+            ("integer", "integer"),
+            "integer",
+            whole,
+            f"{spark}(try_cast({{0}} AS BIGINT), try_cast({{1}} AS BIGINT))",
+        ),
+        _same(("number", "number"), "number", f"({{0}} {operator} {{1}})"),
+    )
+
+
+# What date_trunc takes as its first argument.
+UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
+
+_MIDNIGHT_DUCKDB = "make_timestamptz(epoch_us(CAST({0} AS TIMESTAMP)))"
+_MIDNIGHT_SPARK = "timestamp_micros(unix_date({0}) * 86400000000)"
+# What DuckDB's trim removes: the characters of Unicode's category Zs.
+_SPACES = (
+    " \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u202f\u205f\u3000"
+)
+_INFINITE = "IN (CAST('Infinity' AS DOUBLE), CAST('-Infinity' AS DOUBLE))"
+
+OPERATORS: dict[str, tuple[Function, ...]] = {
+    "+": _arithmetic("+", "try_add"),
+    "-": _arithmetic("-", "try_subtract"),
+    "*": _arithmetic("*", "try_multiply"),
+    "/": (
+        Function(
+            ("number", "number"),
+            "number",
+            "({0} / nullif({1}, 0))",
+            "try_divide({0}, {1})",
+        ),
+    ),
+    "%": (
+        Function(
+            ("integer", "integer"),
+            "integer",
+            "if({0} IS NOT NULL AND {1} = -1, 0, TRY(CAST({0} AS BIGINT) % CAST({1} AS BIGINT)))",
+            "try_mod(try_cast({0} AS BIGINT), try_cast({1} AS BIGINT))",
+        ),
+    ),
+    "||": (_same(("text", "text"), "text", "({0} || {1})"),),
+}
+
+FUNCTIONS: dict[str, tuple[Function, ...]] = {
+    "abs": (
+        Function(
+            ("integer",),
+            "integer",
+            "TRY(abs(CAST({0} AS BIGINT)))",
+            "if({0} < 0, try_subtract(0L, try_cast({0} AS BIGINT)), try_cast({0} AS BIGINT))",
+        ),
+        _same(("number",), "number", "abs({0})"),
+    ),
+    "isnan": (Function(("number",), "boolean", "isnan({0})", "({0} = double('NaN'))"),),
+    "isinf": (_same(("number",), "boolean", f"({{0}} {_INFINITE})"),),
+    "isfinite": (
+        Function(
+            ("number",),
+            "boolean",
+            "isfinite({0})",
+            f"(NOT ({{0}} = double('NaN') OR {{0}} {_INFINITE}))",
+        ),
+    ),
+    "length": (
+        _same(("text",), "integer", "length({0})"),
+        Function(("list",), "integer", "len({0})", "if({0} IS NULL, NULL, size({0}))"),
+    ),
+    "strlen": (Function(("text",), "integer", "strlen({0})", "octet_length({0})"),),
+    "starts_with": (
+        Function(("text", "text"), "boolean", "starts_with({0}, {1})", "startswith({0}, {1})"),
+    ),
+    "ends_with": (
+        Function(("text", "text"), "boolean", "ends_with({0}, {1})", "endswith({0}, {1})"),
+    ),
+    "contains": (_same(("text", "text"), "boolean", "contains({0}, {1})"),),
+    "replace": (_same(("text", "text", "text"), "text", "replace({0}, {1}, {2})"),),
+    "strpos": (
+        Function(("text", "text"), "integer", "strpos({0}, {1})", "instr({0}, {1})"),
+    ),
+    "substring": (
+        _same(("text", "count", "count"), "text", "substring({0}, {1}, {2})"),
+        _same(("text", "count"), "text", "substring({0}, {1})"),
+    ),
+    "left": (_same(("text", "count"), "text", "left({0}, {1})"),),
+    "right": (_same(("text", "count"), "text", "right({0}, {1})"),),
+    "trim": (Function(("text",), "text", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
+    "ltrim": (Function(("text",), "text", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
+    "rtrim": (Function(("text",), "text", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
+    "year": _part("year", "year({0})"),
+    "quarter": _part("quarter", "quarter({0})"),
+    "month": _part("month", "month({0})"),
+    "week": _part("week", "weekofyear({0})"),
+    "day": _part("day", "day({0})"),
+    "dayofyear": _part("dayofyear", "dayofyear({0})"),
+    "dayofweek": _part("dayofweek", "(dayofweek({0}) - 1)"),
+    "isodow": _part("isodow", "(weekday({0}) + 1)"),
+    "hour": _clock_part("hour"),
+    "minute": _clock_part("minute"),
+    "second": _clock_part("second"),
+    "epoch": (
+        Function(("timestamp",), "number", "epoch({0})", "(unix_micros({0}) / 1000000D)"),
+    ),
+    "epoch_us": (Function(("timestamp",), "integer", "epoch_us({0})", "unix_micros({0})"),),
+    "date_trunc": (_same(("unit", "timestamp"), "timestamp", "date_trunc({0}, {1})"),),
+}  # fmt: skip
+
+# Functions of any one kind: all arguments and the result have it.
+CHOOSING = ("coalesce", "greatest", "least", "nullif")
+
+CASTS: dict[tuple[Kind, Kind], Function] = {
+    ("boolean", "integer"): _same(("boolean",), "integer", "CAST({0} AS BIGINT)"),
+    ("integer", "number"): _same(("integer",), "number", "CAST({0} AS DOUBLE)"),
+    ("float", "number"): _same(("float",), "number", "CAST({0} AS DOUBLE)"),
+    ("integer", "text"): Function(("integer",), "text", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"),
+    ("date", "timestamp"): Function(("date",), "timestamp", _MIDNIGHT_DUCKDB, _MIDNIGHT_SPARK),
+    ("timestamp", "date"): _same(("timestamp",), "date", "CAST({0} AS DATE)"),
+}  # fmt: skip
+
+# Other names of the same functions.
+ALIASES = {
+    "len": "length",
+    "char_length": "length",
+    "character_length": "length",
+    "ifnull": "coalesce",
+    "prefix": "starts_with",
+    "suffix": "ends_with",
+    "instr": "strpos",
+    "substr": "substring",
+    "mod": "%",
+    "add": "+",
+    "weekofyear": "week",
+    "dayofmonth": "day",
+    "dow": "dayofweek",
+    "doy": "dayofyear",
+    "weekday": "dayofweek",
+    "datetrunc": "date_trunc",
+}
+
+# The clock: its answer is fixed when the condition is given.
+CLOCK = frozenset(
+    {
+        "now", "current_timestamp", "get_current_timestamp", "transaction_timestamp",
+        "current_date", "today", "localtimestamp", "current_localtimestamp",
+    }
+)  # fmt: skip
+
+_SAMPLE = "frame.sample(fraction=0.1, seed=0) takes rows by their hash, the same on every engine"
+_BOUNDS = "write the bounds, for example x >= 2.5 and x < 3.5"
+_CONSTANT = "compute the constant: x > 20.0855 for ln(x) > 3"
+_CASES = "name the spellings: zone in ('a', 'A')"
+_PATTERN = "use starts_with, ends_with, contains or like"
+_DIFFERENCE = "compare epoch_us(a) - epoch_us(b) with a number of microseconds"
+
+# What to write in place of functions that are often asked for and differ between engines.
+INSTEAD: dict[str, str] = {
+    **dict.fromkeys(
+        ("random", "hash", "md5", "sha256", "uuid", "gen_random_uuid", "setseed"), _SAMPLE
+    ),
+    **dict.fromkeys(("round", "floor", "ceil", "ceiling", "trunc", "even"), _BOUNDS),
+    **dict.fromkeys(
+        ("ln", "log", "log2", "log10", "exp", "pow", "power", "sqrt", "cbrt", "sin", "cos", "tan"),
+        _CONSTANT,
+    ),
+    **dict.fromkeys(("lower", "upper", "lcase", "ucase", "ilike"), _CASES),
+    **dict.fromkeys(
+        (
+            "regexp_matches",
+            "regexp_full_match",
+            "regexp_extract",
+            "regexp_replace",
+            "regexplike",
+            "similarto",
+            "glob",
+        ),
+        _PATTERN,
+    ),
+    **dict.fromkeys(
+        ("date_diff", "datediff", "date_sub", "datesub", "age", "epoch_ms"), _DIFFERENCE
+    ),
+    **dict.fromkeys(("dayname", "monthname", "strftime"), "use isodow(t) or month(t)"),
+    "concat": "write a || b",
+    "list_contains": "store what is asked for as a column of its own",
+}
+
+# What queries may call on Spark: sqlglot writes these so that they give what DuckDB gives.
+_ON_SPARK = """
+    count sum avg min max row_number rank dense_rank lag lead
+    coalesce ifnull nullif greatest least abs length char_length starts_with ends_with contains
+    replace substring substr left right strpos year quarter month week day dayofmonth dayofyear
+    hour minute second date_trunc isnan isinf unnest range generate_series
+"""
+SPARK_QUERY_FUNCTIONS = frozenset(_ON_SPARK.split())

@@ -1,0 +1,193 @@
+"""Queries of users: one SELECT over named tables, checked against what it may hold.
+
+Three things stand between a query and the machine. Its tree may hold listed parts only, and every table
+is looked up in the scope where it stands: a name is a table of the query's, or of a WITH that is visible
+there. Its functions are listed: on the embedded engine those of DuckDB that compute from their arguments
+alone, on Spark those that were compared with DuckDB's (``tests/sql``). And DuckDB runs it in a database
+of its own, without files, network or settings (``Engine.user_sql``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from featurestore.errors import InvalidSql, listing
+from featurestore.sql.functions import CLOCK, INSTEAD, SPARK_QUERY_FUNCTIONS
+from featurestore.sql.text import DIALECT, parse_statement, plain, short
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+# The parts of a tree that a query may hold, by the names of sqlglot's classes.
+_PARTS_LISTED = """
+    Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
+    Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup GroupingSets
+    Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var Placeholder Parameter
+    And Or Xor Not EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Is In Between Like ILike RegexpLike
+    Glob SimilarTo Escape Exists Any All Add Sub Mul Div IntDiv Mod Pow Neg DPipe BitwiseAnd
+    BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Case If Cast TryCast DataType
+    DataTypeParam ColumnDef Extract Interval AtTimeZone Collate Anonymous StartsWith Lambda Filter
+    Window WindowSpec NamedWindow WithinGroup Bracket Slice Array Struct PropertyEQ ToMap
+    Comprehension JSONExtract JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls RespectNulls
+"""
+_PARTS = frozenset(_PARTS_LISTED.split())
+# Functions that stand for tables and compute their rows; all others read files or the database.
+_TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
+
+
+def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
+    """Return a SELECT over named tables in the SQL of an engine; ``$name`` parameters stay parameters.
+
+    >>> query("select zone, count(*) as n from trips group by zone", tables=["trips"], dialect="duckdb")
+    'select zone, count(*) as n from trips group by zone'
+
+    Args:
+        text: The query, in DuckDB's SQL.
+        tables: The names that it may read.
+        dialect: The engine's.
+
+    Raises:
+        InvalidSql: It is no single SELECT, reads other tables or files, asks the clock or chance, or
+            uses what was not shown to mean the same in the dialect.
+    """
+    from sqlglot import exp
+
+    tree = parse_statement(text, what="query", calls_by_name=True)
+    if not isinstance(tree, exp.Query | exp.Values):
+        raise InvalidSql(
+            f"{short(text)} is not a SELECT.", hint="a query reads tables and changes nothing"
+        )
+    _check_parts(tree, text)
+    _check_functions(tree, text, dialect)
+    _Scopes(text, tables).check(tree, frozenset())
+    if dialect == DIALECT:
+        # DuckDB knows its own dialect best: what was checked goes to it as it was written.
+        return text.strip().rstrip(";").rstrip()
+    return _transpiled(text, dialect)
+
+
+def parameters(text: str) -> tuple[str, ...]:
+    """Return the names of the parameters of a query, each once, in order.
+
+    >>> parameters("select * from trips where t >= $window_start and t < $window_end")
+    ('window_start', 'window_end')
+    """
+    from sqlglot import exp
+
+    tree = parse_statement(text, what="query")
+    found = (node for node in tree.walk() if isinstance(node, exp.Parameter | exp.Placeholder))
+    return tuple(dict.fromkeys(node.name for node in found))
+
+
+def _check_parts(tree: exp.Expr, text: str) -> None:
+    for node in tree.walk():
+        name = type(node).__name__
+        if _clock_or_session(name):
+            raise _refused_function(name.lower(), text)
+        if name not in _PARTS:
+            raise InvalidSql(
+                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which a query cannot say.",
+                hint="a query is one SELECT over its tables",
+            )
+
+
+def _clock_or_session(name: str) -> bool:
+    return name.startswith(("Current", "Localtime", "Session"))
+
+
+def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
+    from sqlglot import exp
+
+    known = _duckdb_functions() if dialect == DIALECT else SPARK_QUERY_FUNCTIONS
+    for node in tree.find_all(exp.Anonymous):
+        name = node.name.lower()
+        if isinstance(node.parent, exp.Table | exp.Lateral):
+            continue  # tables are looked at with their scopes
+        if name not in known:
+            raise _refused_function(name, text, dialect)
+
+
+def _refused_function(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
+    if name in CLOCK or name.startswith(("current", "localtime")):
+        return InvalidSql(
+            f"{short(text)} asks the clock: {name} gives another answer at every run.",
+            hint="$window_end is the end of the window that is computed",
+        )
+    if dialect == DIALECT:
+        why = "which does not compute from its arguments alone"
+        hint = INSTEAD.get(name)
+    else:
+        why = f"which was not shown to mean the same on {dialect}"
+        hint = f"the functions are {listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)}; or write the job in Python"
+    return InvalidSql(f"{short(text)} uses {name}, {why}.", hint=hint)
+
+
+@lru_cache(maxsize=1)
+def _duckdb_functions() -> frozenset[str]:
+    """Return DuckDB's functions that compute from their arguments alone; a test compares it with DuckDB."""
+    listed = files("featurestore.sql").joinpath("duckdb_functions.txt").read_text("utf-8")
+    return frozenset(listed.split())
+
+
+class _Scopes:
+    """Looks up every table of a query among the given ones and those of WITH that are visible there."""
+
+    def __init__(self, text: str, tables: Iterable[str]) -> None:
+        self._text = text
+        self._tables = list(tables)
+        self._known = {name.lower() for name in self._tables}
+
+    def check(self, node: exp.Expr, visible: frozenset[str]) -> None:
+        """Check a part of the tree where the names of ``visible`` stand for other queries."""
+        from sqlglot import exp
+
+        clause = node.args.get("with_") or node.args.get("with")
+        if clause is not None:
+            for cte in clause.expressions:
+                name = cte.alias_or_name.lower()
+                inside = visible | {name} if clause.args.get("recursive") else visible
+                self.check(cte.this, inside)
+                visible = visible | {name}
+        if isinstance(node, exp.Table):
+            self._check_table(node, visible)
+        if isinstance(node, exp.Lateral) and isinstance(node.this, exp.Anonymous):
+            self._check_table_function(node.this)
+        for child in node.iter_expressions():
+            if child is not clause:
+                self.check(child, visible)
+
+    def _check_table(self, table: exp.Table, visible: frozenset[str]) -> None:
+        from sqlglot import exp
+
+        if isinstance(table.this, exp.Anonymous):
+            self._check_table_function(table.this)
+        elif not isinstance(table.this, exp.Identifier) or table.db or table.catalog:
+            raise self._unknown(table.sql(dialect=DIALECT))
+        elif table.name.lower() not in self._known | visible:
+            raise self._unknown(table.name)
+
+    def _check_table_function(self, function: exp.Anonymous) -> None:
+        if function.name.lower() not in _TABLE_FUNCTIONS:
+            raise self._unknown(function.sql(dialect=DIALECT))
+
+    def _unknown(self, name: str) -> InvalidSql:
+        return InvalidSql(
+            f"{short(self._text)} reads the unknown table {name!r}.",
+            hint=f"the tables are {listing(self._tables)}",
+        )
+
+
+def _transpiled(text: str, dialect: str) -> str:
+    from sqlglot.errors import ErrorLevel, SqlglotError
+
+    tree = parse_statement(text, what="query")
+    try:
+        return tree.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=False)
+    except SqlglotError as error:
+        raise InvalidSql(
+            f"{short(text)} has no equal in the SQL of {dialect}: {plain(error)}.",
+            hint="use functions that both have",
+        ) from error

@@ -1,0 +1,201 @@
+"""Conditions on one row: what passes, what it becomes, and what is refused with what to write."""
+
+from __future__ import annotations
+
+import pathlib
+from datetime import UTC, datetime
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.errors import InvalidSql
+from featurestore.sql import fix_clock, predicate, quote
+from featurestore.sql.functions import ALIASES, CHOOSING, FUNCTIONS
+
+SCHEMA = pa.schema(
+    [
+        ("speed", pa.float64()),
+        ("Zone", pa.string()),
+        ("address", pa.struct([("street", pa.string())])),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("seats", pa.int32()),
+    ]
+)
+NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "in_duckdb", "in_spark"),
+    [
+        (
+            "speed >= 10 and zone = 'A'",
+            '(("speed" >= CAST(10 AS DOUBLE)) AND ("Zone" = \'A\'))',
+            "((`speed` >= CAST(10 AS DOUBLE)) AND (`Zone` = 'A'))",
+        ),
+        ("ZONE in ('a', 'b')", "(\"Zone\" IN ('a', 'b'))", "(`Zone` IN ('a', 'b'))"),
+        (
+            "not seats between 1 and 2",
+            '(NOT ("seats" BETWEEN 1 AND 2))',
+            "(NOT (`seats` BETWEEN 1 AND 2))",
+        ),
+        ("address.street = 'x'", '("address"."street" = \'x\')', "(`address`.`street` = 'x')"),
+        ("zone is null -- a comment", '("Zone" IS NULL)', "(`Zone` IS NULL)"),
+        (
+            "at < '2020-01-01';",
+            "(\"at\" < TIMESTAMPTZ '2020-01-01 00:00:00.000000+00:00')",
+            "(`at` < TIMESTAMP '2020-01-01 00:00:00.000000+00:00')",
+        ),
+    ],
+)
+def test_conditions_are_written_for_each_engine(text: str, in_duckdb: str, in_spark: str) -> None:
+    assert predicate(text, schema=SCHEMA, dialect="duckdb") == in_duckdb
+    assert predicate(text, schema=SCHEMA, dialect="spark") == in_spark
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "speed >",
+        "speed > 1; drop table x",
+        "delete from groups",
+        "select 1",
+        "speed > (select max(speed) from other)",
+        "speed in (select 1)",
+        "exists (select 1)",
+        "count(*) > 1",
+        "row_number() over () = 1",
+        "speed = $limit",
+        "speed = ?",
+        "speed as s",
+        "speed + 1",
+        "'text'",
+        "7",
+        "speed = null",
+        "zone > 1",
+        "at > 5",
+        "at > 'yesterday'",
+        "address = 'x'",
+        "address.city = 'x'",
+        "zone.street = 'x'",
+        "columns('z.*') = 'x'",
+        "seats::varchar::blob = 'x'::blob",
+        "zone collate nocase = 'a'",
+        "list_filter([1], x -> x > 0)[1] = 1",
+    ],
+)
+def test_what_is_no_condition_on_one_row_is_refused(text: str) -> None:
+    for dialect in ("duckdb", "spark"):
+        with pytest.raises(InvalidSql):
+            predicate(text, schema=SCHEMA, dialect=dialect)
+
+
+@pytest.mark.parametrize(
+    ("text", "write"),
+    [
+        ("hash(seats) % 10 = 0", "sample"),
+        ("random() < 0.1", "sample"),
+        ("log(speed) > 3", "constant"),
+        ("dayname(at) = 'Monday'", "isodow"),
+        ("lower(zone) = 'a'", "spellings"),
+        ("zone ilike 'A'", "spellings"),
+        ("round(speed) = 3", "bounds"),
+        ("date_diff('month', at, at) > 1", "epoch_us"),
+        ("epoch_ms(at) > 1", "epoch_us"),
+        ("regexp_matches(zone, '^a')", "starts_with"),
+        ("zone ~ 'a'", "starts_with"),
+        ("zone like 'a\\_'", "starts_with"),
+        ("left(zone, -1) = 'a'", "count"),
+        ("substr(zone, 0, 2) = 'a'", "count"),
+        ("at + interval 1 month > at", "days"),
+        ("getvariable('x') = 'a'", "the functions are"),
+        ("read_text('/etc/passwd') = 'a'", "the functions are"),
+    ],
+)
+def test_what_differs_between_engines_is_refused_on_both_with_what_to_write(
+    text: str, write: str
+) -> None:
+    for dialect in ("duckdb", "spark"):
+        with pytest.raises(InvalidSql, match=rf"(?s)Hint:.*{write}"):
+            predicate(text, schema=SCHEMA, dialect=dialect)
+
+
+def test_unknown_columns_are_refused_with_those_that_exist() -> None:
+    with pytest.raises(InvalidSql, match=r"'sped'(.|\n)*'speed', 'Zone', 'address', 'at'"):
+        predicate("sped > 1 and speed > 2", schema=SCHEMA, dialect="duckdb")
+
+
+def test_double_quotes_make_columns_not_texts() -> None:
+    with pytest.raises(InvalidSql, match="single quotes"):
+        predicate('zone = "A"', schema=SCHEMA, dialect="duckdb")
+
+
+def test_the_clock_stands_still_when_a_condition_is_given() -> None:
+    text = "at > now() - interval 1 day and at < current_timestamp"
+    fixed = fix_clock(text, now=NOW)
+    assert predicate(fixed, schema=SCHEMA, dialect="duckdb") == (
+        "((\"at\" > TIMESTAMPTZ '2024-04-30 12:00:00.000000+00:00') AND "
+        "(\"at\" < TIMESTAMPTZ '2024-05-01 12:00:00.000000+00:00'))"
+    )
+    assert predicate(fix_clock("at >= today()", now=NOW), schema=SCHEMA, dialect="spark") == (
+        "(`at` >= timestamp_micros(unix_date(DATE '2024-05-01') * 86400000000))"
+    )
+    assert fix_clock("zone = 'now()'", now=NOW) == "zone = 'now()'"
+
+
+def test_a_clock_that_runs_is_refused() -> None:
+    with pytest.raises(InvalidSql, match="now"):
+        predicate("at > now()", schema=SCHEMA, dialect="duckdb")
+
+
+def test_long_conditions_are_written_and_deep_ones_refused() -> None:
+    many = " or ".join(f"seats = {number}" for number in range(5_000))
+    assert predicate(many, schema=SCHEMA, dialect="duckdb").count("OR") == 4_999
+    with pytest.raises(InvalidSql):
+        predicate("(" * 20_000 + "seats = 1" + ")" * 20_000, schema=SCHEMA, dialect="duckdb")
+
+
+def test_conditions_written_for_duckdb_run_in_duckdb() -> None:
+    rows = duckdb.sql(
+        "select 5.0::double as speed, 'a' as Zone, {'street': 'x'} as address, now() as at, 3::int as seats"
+    )
+    for text in (
+        "address.street = 'x'",
+        "seats % 2 = 1",
+        "speed / 0 is null",
+        "zone || 'b' = 'ab'",
+    ):
+        condition = predicate(text, schema=SCHEMA, dialect="duckdb")
+        assert rows.filter(condition).count("*").fetchall() == [(1,)]
+
+
+_WORDS = ["speed", "zone", "at", "seats", "address", ".", "street", "(", ")", ",", "and", "or", "not", "=", "<",
+          "+", "-", "/", "%", "||", "null", "is", "in", "like", "between", "case", "when", "then", "end", "1", "0.5",
+          "'a'", "'2020-01-01'", "interval", "day", "now()", "::", "bigint", "[", "]", "{", "}", "select", "from",
+          "lateral", "read_text", "*", "$x", "?", ";", "\\", "\x00", "é", '"', "`", "date_trunc", "left"]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(_WORDS), max_size=12))
+def test_any_text_is_a_condition_or_a_refusal(words: list[str]) -> None:
+    text = " ".join(words)
+    try:
+        found = predicate(fix_clock(text, now=NOW), schema=SCHEMA, dialect="duckdb")
+    except InvalidSql:
+        return
+    assert "read_text" not in found
+
+
+def test_the_page_lists_every_function() -> None:
+    page = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "conditions.md"
+    text = page.read_text(encoding="utf-8")
+    missing = [name for name in {*FUNCTIONS, *CHOOSING, *ALIASES} if f"`{name}`" not in text]
+    assert missing == []
+
+
+def test_identifiers_are_quoted_for_each_dialect() -> None:
+    assert quote('a"b') == '"a""b"'
+    assert quote("a`b", dialect="spark") == "`a``b`"

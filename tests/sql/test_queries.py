@@ -1,0 +1,185 @@
+"""Queries of users: what passes, and that nothing but their tables can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import FeatureStoreError, InvalidSql
+from featurestore.sql import parameters, query
+from featurestore.sql.queries import _duckdb_functions
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+TRIPS = pa.table({"id": pa.array([1, 2, 3]), "zone": ["a", "b", "a"]})
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[DuckDBEngine]:
+    engine = DuckDBEngine()
+    yield engine
+    engine.close()
+
+
+def test_queries_for_duckdb_stay_as_they_were_written() -> None:
+    text = "from trips select zone, arg_max(speed, at) group by all"
+    assert query(f"  {text};  ", tables=["trips"], dialect="duckdb") == text
+
+
+def test_queries_are_transpiled_for_spark() -> None:
+    found = query("select * exclude (a), x::int as i from trips", tables=["trips"], dialect="spark")
+    assert found == "SELECT * EXCEPT (a), CAST(x AS INT) AS i FROM trips"
+
+
+def test_named_parameters_survive() -> None:
+    text = (
+        "select * from trips where at >= $window_start and at < $window_end and at > $window_start"
+    )
+    assert parameters(text) == ("window_start", "window_end")
+    assert ":window_start" in query(text, tables=["trips"], dialect="spark")
+    assert "$window_start" in query(text, tables=["trips"], dialect="duckdb")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with fast as (select * from trips) select * from fast join trips as t using (id), range(3)",
+        "with recursive n as (select 1 as i union all select i + 1 from n where i < 3) from n",
+        "select zone, sum(x) filter (where x > 1) over (partition by zone) from trips, unnest([1]) u(x)",
+        "select * from (pivot trips on zone using count(*))",
+        "select list_transform([1], x -> x + 1), {'a': 1}.a, quantile_cont(id, 0.5) from trips group by all",
+        "select max(t.id) from trips t asof join trips u on t.zone = u.zone and t.id >= u.id",
+    ],
+)
+def test_what_reads_its_tables_only_passes(text: str) -> None:
+    assert query(text, tables=["trips"], dialect="duckdb") == text
+
+
+ATTACKS = [
+    "select 1; select 2",
+    "insert into trips values (1)",
+    "create table x as select 1",
+    "copy trips to 'x.csv'",
+    "attach 'x.db'",
+    "pragma version",
+    "set memory_limit = '1GB'",
+    "install httpfs",
+    "describe trips",
+    "summarize trips",
+    "summarize 'FILE'",
+    "select * from (summarize 'FILE')",
+    "select * from (describe 'FILE')",
+    "select * from read_csv('FILE')",
+    "select * from 'FILE'",
+    'select * from "FILE"',
+    "select * from lateral read_text('FILE')",
+    "select * from trips, lateral read_text('FILE')",
+    "select * from trips join lateral read_text('FILE') x on true",
+    "select * from trips cross join lateral (select * from read_text('FILE')) x",
+    "select (select content from read_text('FILE'))",
+    "select * from trips where id in (select id from other)",
+    "select * from (with \"FILE\" as (select 1) select 2) x, \"FILE\"",
+    "with a as (select * from \"FILE\"), \"FILE\" as (select 1) select * from a",
+    "select * from (with hidden as (from trips) from hidden) join hidden using (id)",
+    "select * from query('select 1')",
+    "select * from query_table(['FILE'])",
+    "select * from glob('/*')",
+    "select * from duckdb_settings()",
+    "select * from parquet_metadata('FILE')",
+    "select * from json_execute_serialized_sql('{}')",
+    "select current_setting('temp_directory')",
+    "select getvariable('x')",
+    "select getenv('HOME')",
+    "select * from main.trips",
+    "select * from information_schema.tables",
+    "select * from other",
+    "pivot 'FILE' on a using count(*)",
+    "select from where",
+    "select java_method('java.lang.System', 'getenv')",
+    "select reflect('java.lang.System', 'exit', 0)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+def test_what_does_more_than_read_its_tables_is_refused(text: str) -> None:
+    for dialect in ("duckdb", "spark"):
+        with pytest.raises(InvalidSql):
+            query(text, tables=["trips"], dialect=dialect)
+
+
+@pytest.mark.parametrize("text", [text for text in ATTACKS if "FILE" in text or "glob" in text])
+def test_duckdb_itself_reads_no_file_for_a_query_that_was_overlooked(
+    engine: DuckDBEngine, tmp_path: Path, text: str
+) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("word\nsecret\n", encoding="utf-8")
+    tables = {"trips": engine.from_arrow(TRIPS.to_reader())}
+    with pytest.raises(FeatureStoreError):
+        engine.user_sql(text.replace("FILE", str(secret)), tables=tables, parameters={})
+
+
+def test_python_variables_are_no_tables(engine: DuckDBEngine) -> None:
+    hidden = TRIPS
+    assert hidden.num_rows
+    with pytest.raises(InvalidSql, match="hidden"):
+        engine.user_sql("select * from hidden", tables={}, parameters={})
+
+
+def test_a_result_is_read_again_and_again_and_beside_its_tables(engine: DuckDBEngine) -> None:
+    staged = engine.map_batches(engine.from_arrow(TRIPS.to_reader()), _same, schema=TRIPS.schema)
+    held = engine.user_sql("select 1 as one", tables={}, parameters={})
+    assert engine.count(held) == engine.count(held) == 1
+    zones = engine.user_sql(
+        "select zone, count(*) as n, sum(id) as ids from trips group by zone order by zone",
+        tables={"trips": staged},
+        parameters={},
+    )
+    assert engine.stream(zones).read_all().to_pydict() == {
+        "zone": ["a", "b"], "n": [2, 1], "ids": [4, 2],
+    }  # fmt: skip
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["now()", "current_timestamp", "current_date", "today()", "localtimestamp", "current_time",
+     "get_current_timestamp()", "transaction_timestamp()"],
+)  # fmt: skip
+def test_the_clock_is_refused_with_the_window(call: str) -> None:
+    for dialect in ("duckdb", "spark"):
+        with pytest.raises(InvalidSql, match="window_end"):
+            query(f"select {call} as t from trips", tables=["trips"], dialect=dialect)
+
+
+@pytest.mark.parametrize("call", ["random()", "uuid()", "gen_random_uuid()", "nextval('s')"])
+def test_chance_is_refused(call: str) -> None:
+    with pytest.raises(InvalidSql, match="alone"):
+        query(f"select {call} as t from trips", tables=["trips"], dialect="duckdb")
+
+
+def test_the_listed_functions_of_duckdb_compute_from_their_arguments_alone() -> None:
+    rows = duckdb.sql(
+        "select lower(function_name), bool_and(coalesce(stability, 'CONSISTENT') = 'CONSISTENT') "
+        "from duckdb_functions() where function_type in ('scalar', 'aggregate', 'macro') group by all"
+    ).fetchall()
+    stable = dict(rows)
+    assert [name for name in _duckdb_functions() if not stable.get(name, True)] == []
+    assert len(_duckdb_functions() & set(stable)) > 400
+
+
+def test_what_was_not_compared_is_refused_on_spark_and_named() -> None:
+    text = "select median(id) as m from trips"
+    assert query(text, tables=["trips"], dialect="duckdb") == text
+    with pytest.raises(InvalidSql, match=r"(?s)median.*Hint:.*count"):
+        query(text, tables=["trips"], dialect="spark")
+
+
+def test_the_unknown_table_is_named_with_those_that_exist() -> None:
+    with pytest.raises(InvalidSql, match=r"'other'(.|\n)*'trips'"):
+        query("select * from other", tables=["trips"], dialect="duckdb")

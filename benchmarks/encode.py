@@ -141,19 +141,6 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
         )
         return records.map(lambda record: tf.io.parse_example(record, chosen))
 
-    def slices(columns: list[str]) -> Any:
-        size = access.record_bytes * BLOCK
-        blocks = tf.data.FixedLengthRecordDataset(path, size, buffer_size=8 << 20)
-
-        def decode(block: Any) -> dict[str, Any]:
-            records = tf.reshape(tf.io.decode_raw(block, tf.uint8), (BLOCK, access.record_bytes))
-            return {
-                name: values
-                for name, (values, _) in access.tensorflow_decode(records, columns).items()
-            }
-
-        return blocks.map(decode)
-
     def arrays(columns: list[str]) -> None:
         records = access.records(path)
         for start in range(0, len(records), BLOCK):
@@ -171,12 +158,9 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
         ("one column", numbers[:1]),
         ("with texts", names),
     ):
-        parsed, sliced = parse(columns), slices(columns)
+        parsed = parse(columns)
         base = show(
             f"{title}: TFRecordDataset + parse_example", measure(lambda d=parsed: drain(d), whole)
-        )
-        show(
-            f"{title}: tensorflow_decode of blocks", measure(lambda d=sliced: drain(d), whole), base
         )
         show(f"{title}: decode to numpy", measure(lambda c=columns: arrays(c), rows.num_rows), base)
         show(f"{title}: read to Arrow", measure(lambda c=columns: arrow(c), rows.num_rows), base)

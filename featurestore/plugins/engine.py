@@ -165,10 +165,6 @@ class Engine(Protocol):
         """Return the rows whose time lies in a range."""
         ...
 
-    def union(self, relations: Sequence[Relation]) -> Relation:
-        """Return all rows of relations of one schema (columns matched by name)."""
-        ...
-
     def sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:

@@ -170,15 +170,6 @@ class RecordAccess(Protocol):
         """
         ...
 
-    def tensorflow_decode(
-        self, records: Any, columns: Sequence[str]
-    ) -> dict[str, tuple[Any, Any | None]]:
-        """Return the same for a uint8 tensor inside a graph, with static shapes where the record count is static.
-
-        The types are those of ``decode``; object arrays become string tensors.
-        """
-        ...
-
 
 @runtime_checkable
 class NativeReading(Protocol):

@@ -6,19 +6,19 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 
-def find_plugin(door: str, name: str) -> EntryPoint | None:
-    """Return an entry point of ``featurestore.<door>``; None when there is none of this name."""
-    if name not in _installed(door):
+def find_plugin(group: str, name: str) -> EntryPoint | None:
+    """Return an entry point of ``featurestore.<group>``; None when there is none of this name."""
+    if name not in _installed(group):
         _installed.cache_clear()  # it may have been installed since
-    return _installed(door).get(name)
+    return _installed(group).get(name)
 
 
-def plugin_names(door: str) -> list[str]:
-    """Return the names behind a door, sorted."""
-    return sorted(_installed(door))
+def plugin_names(group: str) -> list[str]:
+    """Return the names of a group's entry points, sorted."""
+    return sorted(_installed(group))
 
 
 @cache
-def _installed(door: str) -> dict[str, EntryPoint]:
+def _installed(group: str) -> dict[str, EntryPoint]:
     """Return entry points by name; looking through all installed packages takes a tenth of a second."""
-    return {each.name: each for each in entry_points(group=f"featurestore.{door}")}
+    return {each.name: each for each in entry_points(group=f"featurestore.{group}")}

@@ -146,12 +146,6 @@ class RelationConformance:
             for row in rows(engine, engine.within(self.given(engine, days), window), by="id")
         ] == [2, 3]
 
-    def test_union_matches_columns_by_name_and_keeps_equal_rows(self, engine: Engine) -> None:
-        left, right = numbered(2), numbered(2).select(["value", "zone", "hour", "id"])
-        found = engine.union([self.given(engine, left), self.given(engine, right)])
-        assert found.schema.names == left.schema.names
-        assert [row["id"] for row in rows(engine, found, by="id")] == [0, 0, 1, 1]
-
     def test_sql_reads_named_tables_and_binds_parameters(self, engine: Engine) -> None:
         from featurestore.sql import query
 

@@ -374,13 +374,6 @@ def test_the_last_row_of_a_key_stays_and_null_keys_all_do(engine: SparkEngine) -
     )
 
 
-def test_unions_match_columns_by_name(engine: SparkEngine) -> None:
-    schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
-    first = given(engine, [{"a": 1, "b": "x"}], schema)
-    second = engine.select(first, {"b": "b", "a": "a"})
-    assert rows_of(engine, engine.union([first, second])) == [{"a": 1, "b": "x"}] * 2
-
-
 def test_parquet_folders_are_read_to_any_depth_by_column_name(
     engine: SparkEngine, tmp_path: Any
 ) -> None:

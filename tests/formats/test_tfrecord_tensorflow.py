@@ -17,8 +17,6 @@ from sklearn.datasets import load_digits
 from featurestore.model.decimals import decimal_text
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
-    SCALARS,
-    example_table,
     kept,
     manifest_of,
     same,
@@ -128,70 +126,6 @@ def test_every_parser_reads_the_same(
         reader = FORMAT.open_shard(path, layout=layout)
         assert same(reader.read(0, reader.rows, table.schema.names), kept(table, encodings))
         reader.close()
-
-
-@pytest.mark.parametrize("static", [True, False])
-def test_the_graph_decodes_what_numpy_decodes(static: bool, tmp_path: Path) -> None:
-    lists = [kind for kind in supported(FORMAT) if pa.types.is_fixed_size_list(kind)]
-    kinds = [kind for kind in lists if FORMAT.encodings(_layout_for(kind))["c0"].tf_type != "bytes"]
-    table = example_table([*SCALARS, *kinds])
-    table = table.append_column(
-        "code", pa.array([None if row == 5 else f"{row:03d}" for row in range(300)])
-    )
-    table = table.append_column("sure", pa.array([f"{row:03d}" for row in range(300)]))
-    layout = layout_of(FORMAT, table)
-    path, _ = write(FORMAT, tmp_path, table, layout)
-    access = FORMAT.record_access(layout)
-    assert access is not None
-    records = access.records(path)
-    names = table.schema.names
-    size = 300 if static else None
-
-    @tf.function(input_signature=[tf.TensorSpec((size, access.record_bytes), tf.uint8)])
-    def decode(block: tf.Tensor) -> dict[str, tf.Tensor]:
-        decoded = access.tensorflow_decode(block, names)
-        shapes = FORMAT.encodings(layout)
-        for name, (values, present) in decoded.items():
-            assert values.shape.as_list() == [size, *(shapes[name].shape or ())]
-            assert present is None or present.shape.as_list() == [size]
-        return {name: pair[0] for name, pair in decoded.items()} | {
-            name + "?": pair[1] for name, pair in decoded.items() if pair[1] is not None
-        }
-
-    found = decode(tf.constant(records))
-    for name, (values, present) in access.decode(records, names).items():
-        tensor = found[name].numpy()
-        assert tensor.dtype == values.dtype
-        assert tensor.shape == values.shape
-        assert tensor.tolist() == values.tolist()
-        assert (name + "?" in found) == (present is not None)
-        if present is not None:
-            assert found[name + "?"].numpy().tolist() == present.tolist()
-
-
-def _layout_for(kind: pa.DataType) -> Any:
-    return layout_of(FORMAT, example_table([kind], rows=10))
-
-
-def test_only_the_columns_asked_for_are_decoded(tmp_path: Path) -> None:
-    table = example_table(SCALARS)
-    layout = layout_of(FORMAT, table)
-    path, _ = write(FORMAT, tmp_path, table, layout)
-    access = FORMAT.record_access(layout)
-    assert access is not None
-
-    @tf.function
-    def decode(block: tf.Tensor, columns: tuple[str, ...]) -> dict[str, tf.Tensor]:
-        return {name: pair[0] for name, pair in access.tensorflow_decode(block, columns).items()}
-
-    block = tf.constant(access.records(path))
-    names = tuple(table.schema.names)
-    one, all_of_them = (
-        len(decode.get_concrete_function(block, c).graph.as_graph_def().node)
-        for c in (names[:1], names)
-    )
-    assert one * 5 < all_of_them
-    assert list(decode(block, names[3:5])) == list(names[3:5])
 
 
 def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:

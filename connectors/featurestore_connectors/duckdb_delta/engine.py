@@ -112,9 +112,6 @@ class DuckDBEngine:
         relations.check_columns(relation.schema, [window.column])
         return relations.filter_rows(relation, relations.range_condition(window))
 
-    def union(self, relations_: Sequence[Relation]) -> Relation:
-        return relations.union(relations_)
-
     def sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:

@@ -172,22 +172,6 @@ def range_condition(window: TimeRange) -> str:
     return f"({name} >= {start} AND {name} < {end})"
 
 
-def union(relations: Sequence[Relation]) -> Relation:
-    """Return the rows of all relations, columns by name."""
-    first = relations[0]
-    native = first.native
-    for other in relations[1:]:
-        if set(other.schema.names) != set(first.schema.names):
-            raise SchemaMismatch(
-                f"Relations of other columns cannot be united: {first.schema.names} and {other.schema.names}."
-            )
-        with building():
-            native = native.union(
-                cast(other, first.schema).native.project(sqltext.names(first.schema.names))
-            )
-    return relation(native, first.schema, single_use=any(each.single_use for each in relations))
-
-
 def sql(
     database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:

@@ -101,9 +101,6 @@ class SparkEngine:
     def within(self, relation: Relation, window: TimeRange) -> Relation:
         return relations.within(relation, window)
 
-    def union(self, relations_: Sequence[Relation]) -> Relation:
-        return relations.union(relations_)
-
     def sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:

@@ -145,19 +145,6 @@ def within(given: Relation, window: TimeRange) -> Relation:
     return relation(given.native.where(inside), given.schema)
 
 
-def union(relations: Sequence[Relation]) -> Relation:
-    """Return all rows; columns are matched by name."""
-    first, *others = relations
-    frame = first.native
-    for other in others:
-        if set(other.schema.names) != set(first.schema.names):
-            raise SchemaMismatch(
-                f"Relations of other columns cannot be united: {first.schema.names} and {other.schema.names}."
-            )
-        frame = frame.unionByName(other.native)
-    return relation(frame, first.schema)
-
-
 def run_sql(
     session: Any, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:

@@ -156,8 +156,8 @@ class _Everywhere:
         target[list(self.rows), start : start + len(records)] = True
 
 
-class PlaneReader:
-    """Writes numbers of records into arrays (``formats.PlaneReader``)."""
+class FixedPlaneReader:
+    """Writes numbers of records into arrays (the interface ``PlaneReader``)."""
 
     def __init__(self, template: Template, groups: Sequence[Sequence[Plane | None]]) -> None:
         self._parts = [

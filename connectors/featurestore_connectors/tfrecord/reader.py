@@ -14,7 +14,7 @@ from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane
 from featurestore_connectors.tfrecord import fixed
 from featurestore_connectors.tfrecord.layout import RecordLayout
-from featurestore_connectors.tfrecord.planes import PlaneReader
+from featurestore_connectors.tfrecord.planes import FixedPlaneReader
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, Span
 
 
@@ -138,12 +138,5 @@ class FixedAccess:
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bytes_] | None:
         return fixed.read_padded(records, self._layout.template.slot(column))
 
-    def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
-        return PlaneReader(self._layout.template, groups)
-
-    def tensorflow_decode(
-        self, records: Any, columns: Sequence[str]
-    ) -> dict[str, tuple[Any, Any | None]]:
-        from featurestore_connectors.tfrecord.tensorflow_decode import decode_tensors
-
-        return decode_tensors(records, self._layout.template, columns)
+    def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> FixedPlaneReader:
+        return FixedPlaneReader(self._layout.template, groups)

@@ -129,6 +129,6 @@ def _store(options: Settings) -> Iterator[Check]:
 
 
 def _plugins() -> Iterator[Check]:
-    for door in ("engines", "formats", "validators"):
-        names = plugin_names(door)
-        yield Check(door, OK if names else PROBLEM, ", ".join(names) or "none", None)
+    for group in ("engines", "formats", "validators"):
+        names = plugin_names(group)
+        yield Check(group, OK if names else PROBLEM, ", ".join(names) or "none", None)

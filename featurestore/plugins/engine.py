@@ -1,9 +1,6 @@
-"""The door to engines: relations in, relations out, Delta tables below.
+"""The interface of engines: relations in, relations out, Delta tables below.
 
-An engine is looked up by name among the entry points ``featurestore.plugins.lookup.engine``; ours come that way too.
-Rows enter this process only through ``stream``. Functions given to ``map_batches``, ``aggregate`` and
-``write_shards`` run where the rows are (executors on Spark), so they must be picklable.
-SQL that reaches an engine is already in its own ``dialect`` (see ``featurestore.sql``).
+An engine is looked up by name among the entry points ``featurestore.engines``; ours come that way too.
 """
 
 from __future__ import annotations
@@ -38,11 +35,21 @@ TABLE_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Relation:
-    """An engine-owned lazy table.
+    """A lazy table that an engine owns: a description of rows, which are computed when they are asked for.
 
-    ``native`` is the engine's frame (DuckDBPyRelation, Spark DataFrame); ``schema`` are the feature types
-    that ``stream`` gives, which may be richer than the native ones (unsigned, fixed-size lists).
-    ``single_use`` marks a relation over a stream, which can be read once.
+    Nothing is kept between two readings: each of ``stream``, ``count``, ``write`` and the like computes the rows anew,
+    so a caller that needs them twice stages them first (``Engine.stage``). Relations are not changed; every method
+    of an engine that takes one returns a new one. They are valid until the engine is closed, or until the relation
+    that they come from is released, and belong to the process that made them: they are not pickled. Another engine's
+    relation is never given to an engine.
+
+    Attributes:
+        engine: The name of the engine that owns it.
+        native: The engine's own frame (DuckDBPyRelation, Spark DataFrame).
+        schema: The feature types that ``stream`` gives; they may be richer than the native ones (unsigned integers,
+            lists of one size).
+        single_use: Whether it is made of a stream. Such a relation, and all that is made of it, can be read once,
+            by one of them; what a second reading gives is undefined, so callers stage it before they read it twice.
     """
 
     engine: str
@@ -112,7 +119,40 @@ class TableWrite:
 
 
 class Engine(Protocol):
-    """What an engine does for the store. Every implementation passes ``featurestore.testing.EngineConformance``."""
+    """What an engine does for the store. Every implementation passes ``featurestore.testing.EngineConformance``.
+
+    **Laziness.** Methods that return a ``Relation`` compute no rows, except ``stage``, which writes them, and
+    ``from_arrow`` where the rows have to be shipped. What can be known without rows is said at once: unknown columns
+    and tables, SQL that cannot be read. Errors of the rows themselves come when they are computed.
+
+    **Where rows are.** Rows enter this process through ``stream`` alone, and the few rows of ``duplicates``. Functions
+    and accumulators given to ``map_batches``, ``aggregate`` and ``write_shards`` run where the rows are (on Spark in
+    the executors), so they and what they return are picklable, and they may be called more than once for the same
+    rows where a task is repeated; only the results of one call count. Batches come in any cut and may be empty.
+    An exception of theirs reaches the caller as it is, or as an ``EngineError`` that quotes it.
+
+    **SQL** is already in the engine's own ``dialect``: ``featurestore.sql`` has parsed and transpiled what users wrote.
+    Text of a user comes through ``user_sql`` alone, or as a predicate that was checked there.
+
+    **Threads.** All methods may be called by several threads at the same time; each stream is read by one. Engines are
+    not picklable: an executor gets functions, not the engine.
+
+    **Tables** are Delta tables of reader version 1 and writer version 2, below a path that the caller derived. Several
+    engines, threads and processes may write one table: a commit is atomic, conflicts are settled by reading the table
+    again, and after a commit has become visible nothing of it is removed and the call does not fail
+    (``PublicationWarning`` says what is left to do). An interrupted or failed write leaves the table as it was; files
+    that it may leave behind are removed by ``vacuum``. Versions are immutable: ``read_table`` of one version
+    gives the same rows for as long as its files are kept.
+
+    **Files.** The engine owns the files of tables. Those of ``stage`` belong to the caller, who removes the directory
+    when no relation over it is needed any more; files given to ``read_files`` are only read. What the engine writes for
+    itself (spilled rows, rows shipped to executors) it removes by ``release`` or ``close``.
+
+    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for columns and types that do not
+    fit, ``WriteConflict`` when other writers kept winning, ``VersionNotFound``, ``UnsupportedTable`` and
+    ``TableDamaged`` for tables that cannot be read, ``StorageError`` for the file system, ``EngineError`` for what else
+    the engine says. Errors of the libraries below do not leave the engine.
+    """
 
     @property
     def name(self) -> str:
@@ -204,7 +244,7 @@ class Engine(Protocol):
         ...
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
-        """Return one row a key: the last in the order of the relation (on Spark: of the partitions as they come)."""
+        """Return one row per key: the last in the order of the relation (on Spark: of the partitions as they come)."""
         ...
 
     def stream(
@@ -284,7 +324,7 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release connections that this engine opened itself."""
+        """Release what this engine opened itself: connections, a session that it started. Closing twice is no error."""
         ...
 
 

@@ -1,8 +1,6 @@
-"""The door to file formats of training datasets: write a shard, read rows [a, b) of a shard.
+"""The interface of file formats of training datasets: write a shard, read rows [a, b) of a shard.
 
-A format is looked up by name among the entry points ``featurestore.formats``. Layouts are plain JSON
-objects, kept in the manifest; a format reads back what it wrote from path and layout alone.
-All functions run on executors and workers, so objects are picklable and need no store.
+A format is looked up by name among the entry points ``featurestore.formats``; ours come that way too.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ class ColumnEncoding:
 
 
 class ShardReader(Protocol):
-    """An open shard."""
+    """An open shard. Used by one thread at a time and closed by who opened it; not picklable."""
 
     @property
     def rows(self) -> int:
@@ -99,7 +97,11 @@ class ShardReader(Protocol):
         ...
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Return rows ``[start, stop)`` of the shard as feature types of the manifest's schema."""
+        """Return rows ``[start, stop)`` of the shard as feature types of the manifest's schema.
+
+        The batch is the caller's: it stays valid when the shard is closed. What it costs does not grow with ``start``, and
+        columns that are not asked for are not decoded. Raises DatasetDamaged for bytes that the format does not write.
+        """
         ...
 
     def close(self) -> None:
@@ -116,7 +118,7 @@ class Plane:
 
 
 class PlaneReader(Protocol):
-    """Writes columns of records into the rows of arrays."""
+    """Writes columns of records into the rows of arrays; many threads may call it, each with arrays of its own."""
 
     def __call__(
         self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0
@@ -129,7 +131,11 @@ class PlaneReader(Protocol):
 
 
 class RecordAccess(Protocol):
-    """Random access to records of one fixed width: the fastest way into a shard."""
+    """Random access to records of one fixed width: the fastest way into a shard.
+
+    Holds no file and no state, so that many threads may use it: memory maps belong to the caller, and so do the arrays
+    that come back. Records come in any order and number, also none.
+    """
 
     @property
     def record_bytes(self) -> int:
@@ -208,7 +214,33 @@ class ShardFitting(Protocol):
 
 
 class DatasetFormat(Protocol):
-    """A file format. Every implementation passes ``featurestore.testing.FormatConformance``."""
+    """A file format. Every implementation passes ``featurestore.testing.FormatConformance``.
+
+    **State.** A format has none: objects are picklable, several threads and processes use one or many, and executors
+    and workers make their own from the name. They need no store, registry or engine.
+
+    **Order of calls.** ``check`` and ``layout`` once in the process that makes a dataset; ``write_shard`` once for each
+    shard, on any machine and in any order, perhaps again where a task is repeated; ``finish`` once, when all shards are
+    there; then the manifest, which holds the layout. All other calls have path, layout or manifest alone: a format
+    reads back what it wrote, also what its older releases wrote.
+
+    **Layouts** are JSON objects and say all that decides the bytes. The same rows with the same layout give the same
+    bytes, whatever batches they come in and whatever machine writes them.
+
+    **Values.** Every feature type comes back as it was, with its nulls, or ``encodings`` names what is lost, or
+    ``check`` refuses it. What stands in memory under a null decides no byte.
+
+    **Files.** A shard and its sidecars appear whole or not at all (``storage.shardfile.ShardFile``): a failed or killed
+    call leaves at most a temporary file. Paths are relative to ``directory`` and decided by the caller. A format
+    writes nothing else, removes nothing, and reads no file that it was not given.
+
+    **Errors.** ``UnsupportedType`` and ``InvalidArgument`` from ``check`` and ``layout``, before the first byte is
+    written; ``UnsupportedType`` from ``write_shard`` for values that no layout can hold; ``DatasetDamaged`` for files
+    that are not what was written; ``MissingExtra`` where a library is absent; ``StorageError`` for the file system.
+
+    A format may offer more: ``NativeReading``, ``NarrowProfile`` and ``ShardFitting`` are asked for by
+    ``isinstance``.
+    """
 
     @property
     def name(self) -> str:
@@ -246,7 +278,11 @@ class DatasetFormat(Protocol):
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        """Write one shard at ``directory/path`` atomically (temporary file, fsync, rename)."""
+        """Write one shard at ``directory/path`` atomically (temporary file, fsync, rename).
+
+        ``batches`` is read once, to its end, by this call; it may yield no batch and empty ones. What it raises is
+        passed on, and the shard does not appear.
+        """
         ...
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
@@ -262,7 +298,7 @@ class DatasetFormat(Protocol):
         ...
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
-        """Return what is wrong in a shard: framing, checksums, row count."""
+        """Return what is wrong in a shard: framing, checksums, row count. Problems are returned, not raised."""
         ...
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:

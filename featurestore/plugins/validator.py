@@ -1,4 +1,7 @@
-"""The door to validators: expectations in, results and failing rows out."""
+"""The interface of validators: expectations in, results and failing rows out.
+
+A validator is looked up by name among the entry points ``featurestore.validators``; ours comes that way too.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ MeasureKind = Literal[
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The outcome of one expectation on one table.
+    """The outcome of one expectation on one table, or on one chunk of it.
 
     ``checked`` counts the rows that it looked at (nulls are often left out). ``failing`` marks the rows that
     broke it; None where no row did or rows cannot be named.
@@ -51,7 +54,23 @@ class Measure:
 class Validator(Protocol):
     """Checks tables against expectations given as plain dicts ``{"type": ..., "kwargs": {...}}``.
 
-    Validators are picklable: on Spark they run on the executors.
+    **Expectations are data.** They are stored with a table and may have been written by anybody. ``normalize`` is called
+    on them again before each audit, and no method runs, evaluates, fetches or opens what one says: what cannot be
+    told from code is refused (``InvalidExpectation``).
+
+    **State.** A validator has none and is picklable: on Spark ``check`` runs on the executors. Several threads may use
+    one. It writes no file, prints nothing and asks for no network.
+
+    **Order of calls.** An expectation whose ``is_row_level`` is true is given to ``check`` with one chunk of rows after
+    the other; the counts are added up, and ``holds`` decides. Any other is about the table: with ``measures`` the
+    engine computes numbers, of which ``evaluate`` makes the result; without, ``check`` gets all rows of the columns that
+    it names at once, or each different row once where ``needs_copies`` is false.
+
+    **Tables** have at least the columns that the expectations name, as feature types, with any number of rows, also
+    none; they are not changed.
+
+    **Errors.** ``InvalidExpectation`` for what is no expectation, or cannot be computed on these types. A check that
+    fails is a result, not an error.
     """
 
     @property
@@ -60,11 +79,11 @@ class Validator(Protocol):
         ...
 
     def normalize(self, expectations: object) -> tuple[Expectation, ...]:
-        """Return plain dicts for whatever form the user gave; InvalidExpectation names what is wrong."""
+        """Return plain dicts, which JSON can hold, for whatever form the user gave; those are returned as they are."""
         ...
 
     def columns(self, expectation: Expectation) -> tuple[str, ...]:
-        """Return the columns that an expectation looks at."""
+        """Return the columns whose values an expectation needs; () where names and number of columns are enough."""
         ...
 
     def is_row_level(self, expectation: Expectation) -> bool:

@@ -93,7 +93,7 @@ def write_ids(directory: str, number: int, batches: Iterator[pa.RecordBatch]) ->
 
 
 class RelationConformance:
-    """Everything of the door that makes relations of relations or reads them."""
+    """Everything of the interface that makes relations of relations or reads them."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:

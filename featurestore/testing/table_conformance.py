@@ -59,7 +59,7 @@ def some(*numbers: int, value: float | None = None) -> pa.Table:
 
 
 class TableConformance:
-    """Everything of the door that changes tables."""
+    """Everything of the interface that changes tables."""
 
     def test_commit_zero_is_an_empty_table_with_its_properties(
         self, engine: Engine, tmp_path: Path

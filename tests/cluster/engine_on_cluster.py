@@ -1,4 +1,4 @@
-"""A driver that works on the cluster through the engine's door; prints what it saw as JSON."""
+"""A driver that works on the cluster through the engine's interface; prints what it saw as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training datasets for reader tests, written shard by shard through the formats' door."""
+"""Training datasets for reader tests, written shard by shard through the interface of formats."""
 
 from __future__ import annotations
 

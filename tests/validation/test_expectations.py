@@ -1,4 +1,4 @@
-"""Great Expectations behind the door: every form of expectation, counts and failing rows."""
+"""Great Expectations behind the interface Validator: every form of expectation, counts and failing rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door Engine on DuckDB and delta-rs; each method is a few lines that call one module."""
+"""The interface Engine on DuckDB and delta-rs; each method is a few lines that call one module."""
 
 from __future__ import annotations
 

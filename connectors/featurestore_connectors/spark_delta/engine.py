@@ -1,4 +1,4 @@
-"""The Spark engine: each method of the door is a few lines that call one module."""
+"""The Spark engine: each method of the interface is a few lines that call one module."""
 
 from __future__ import annotations
 

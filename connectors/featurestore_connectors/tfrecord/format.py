@@ -1,4 +1,4 @@
-"""The door's TFRecord: layouts, shards, and the description of the dataset beside them."""
+"""TFRecord: layouts, shards, and the description of the dataset beside them."""
 
 from __future__ import annotations
 

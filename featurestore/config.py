@@ -35,7 +35,7 @@ def resolve(
     registry: str | None = None,
     durability: str | None = None,
 ) -> Config:
-    """Return each setting from the argument, else the environment, else featurestore.toml, else the default.
+    """Return each setting: the argument, else the environment, featurestore.toml, the default.
 
     A relative location in featurestore.toml is relative to that file.
     """

@@ -1,4 +1,7 @@
-"""JSON objects from files, read value by value: what has another type than it should have is named, never followed."""
+"""JSON objects from files, read value by value.
+
+What has another type than it should have is named, never followed.
+"""
 
 from __future__ import annotations
 

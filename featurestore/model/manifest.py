@@ -40,8 +40,8 @@ _CONTENT = (
 class ManifestColumn:
     """One column of the files.
 
-    ``type`` is the feature type as JSON (``model.arrow_json``); ``tf_type``, ``shape``, ``null`` and ``loss``
-    are those of ``formats.ColumnEncoding``.
+    ``type`` is the feature type as JSON (``model.arrow_json``); ``tf_type``, ``shape``, ``null``
+    and ``loss`` are those of ``formats.ColumnEncoding``.
     """
 
     name: str
@@ -76,7 +76,11 @@ class ManifestShard:
 
 @dataclass(frozen=True)
 class ManifestSplit:
-    """One split; ``nulls`` counts null cells of the columns that have any; ``label_counts`` per label column."""
+    """One split of a dataset.
+
+    ``nulls`` counts null cells of the columns that have any, ``label_counts`` the rows of each value
+    of each label column, ``label_weights`` are class weights from them.
+    """
 
     name: str
     rows: int
@@ -91,11 +95,12 @@ class ManifestSplit:
 class Manifest:
     """Everything about a training dataset except its rows.
 
-    ``content_hash`` is what proves the data: the same rows, rules and seed give the same hash in any store,
-    whichever engine wrote the files. Where the rows came from (plan, sources) has its own ``plan_hash``.
-    ``uncovered_rows`` lie in no range of a TimeSplit; ``dropped_rows`` are label rows that an inner join left out,
-    None without such a join. ``prefixes``: for each file longer than a MiB the first digits of the SHA-256 of its first
-    1, 2, ... MiB, by which ``verify`` finds where a damaged file begins to differ.
+    ``content_hash`` is what proves the data: the same rows, rules and seed give the same hash in
+    any store, whichever engine wrote the files. Where the rows came from (plan, sources) has its
+    own ``plan_hash``. ``uncovered_rows`` lie in no range of a TimeSplit; ``dropped_rows`` are label
+    rows that an inner join left out, None without such a join. ``prefixes``: for each file longer
+    than a MiB the first digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds
+    where a damaged file begins to differ.
     """
 
     name: str
@@ -159,18 +164,24 @@ class Manifest:
         """Return the manifest that ``to_json`` wrote.
 
         Raises:
-            MalformedJson: A value is missing, out of its bounds, or a path that leads outside the dataset.
+            MalformedJson: A value is missing, out of its bounds, or a path that leads outside the
+                dataset.
         """
         return _manifest(JsonObject.of(data))
 
     def to_bytes(self) -> bytes:
-        """Return the content of the manifest's file: the JSON object, its content hash, and the checksum of all."""
+        """Return the content of the manifest's file.
+
+        The JSON object, its content hash, and the checksum of all.
+        """
         data = {**self.to_json(), "content_hash": self.content_hash}
         return _render({**data, _CHECKSUM: _checksum(data)})
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
-        """Return the manifest that ``to_bytes`` wrote; every other byte than the written ones is found.
+        """Return the manifest that ``to_bytes`` wrote.
+
+        Every other byte than the written ones is found.
 
         Args:
             content: The content of the file.

@@ -1,7 +1,7 @@
 """Where things lie in a store: directories by noun, name and number, and what a stored path may be.
 
-Every path of a store is made here from a checked name and a checked number, never from stored text, so that a store
-can be moved or copied and a registry from elsewhere leads nowhere else.
+Every path of a store is made here from a checked name and a checked number, never from stored text,
+so that a store can be moved or copied and a registry from elsewhere leads nowhere else.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def check_version(version: int, *, noun: str = "version") -> int:
 
 
 def version_of(directory: str) -> int | None:
-    """Return the version that a directory's name says; None when it is not the directory of a version.
+    """Return the version that a directory's name says.
+
+    None when it is not the directory of a version.
 
     >>> version_of("v12"), version_of("v1_quarantine"), version_of("v01")
     (12, None, None)
@@ -111,7 +113,7 @@ def version_of(directory: str) -> int | None:
 
 
 def is_relative_path(text: object) -> bool:
-    """Tell whether a stored text is a path below the directory that holds it: no root, no ``..``, no ``.``.
+    """Tell whether a stored text is a path below a directory: no root, no ``..``, no ``.``.
 
     >>> is_relative_path("train/parquet-00000-of-00001.parquet"), is_relative_path("../elsewhere")
     (True, False)

@@ -44,14 +44,19 @@ def forget(connection: Connection, name: str, version: int) -> None:
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version, the manifest first: without it a directory is no dataset, whatever happens next."""
+    """Remove a version, the manifest first.
+
+    Without it a directory is no dataset, whatever happens next.
+    """
     directory = paths.training_dataset(name, version)
     files.remove(manifest_path(directory), below=paths.location)
     files.remove(directory, below=paths.location)
 
 
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Make this process the only one that exports a version, and return it; None takes the next one.
+    """Make this process the only one that exports a version, and return it.
+
+    None takes the next one.
 
     Raises:
         TrainingDatasetExists: The version exists, or another export is writing it.

@@ -92,7 +92,9 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def claim(connection: Connection, location: str, name: str, version: int) -> int:
-    """Make this process the only creator of a version and return it; what a dead one left is removed.
+    """Make this process the only creator of a version and return it.
+
+    What a dead one left is removed.
 
     Raises:
         FeatureGroupExists: The version exists, or another process is creating it.

@@ -26,9 +26,9 @@ _unsettled: set[tuple[str, str]] = set()
 class InFlight:
     """One write between its intent and its registration.
 
-    ``run_id`` names the run in commits and manifests, ``staging`` is the directory for its rows, ``version`` is what
-    was claimed. ``landed`` is the version that it published, as soon as it is known that there is one; ``registered``
-    says that the registry knows the result.
+    ``run_id`` names the run in commits and manifests, ``staging`` is the directory for its rows,
+    ``version`` is what was claimed. ``landed`` is the version that it published, as soon as it is
+    known that there is one; ``registered`` says that the registry knows the result.
     """
 
     run_id: str
@@ -40,7 +40,7 @@ class InFlight:
     landed: int | None = None
 
     def check_held(self) -> None:
-        """Make sure, just before publication, that nobody has settled this write, thinking its process dead.
+        """Make sure, just before publication, that nobody took this process for dead.
 
         Raises:
             WriteConflict: Another process did; nothing was published.
@@ -64,10 +64,12 @@ def new_run_id() -> str:
 def in_flight(
     store: Store, *, kind: str, name: str, version: int | None, run_id: str | None = None
 ) -> Iterator[InFlight]:
-    """Record an intent; afterwards remove the stage, and settle what the write left if it did not register itself.
+    """Record an intent.
 
-    What cannot be settled (the registry is locked, the disk is full) keeps its intent, and is settled before the next
-    write of this process, or at a connect after its end.
+    Afterwards remove the stage, and settle what the write left if it did not register itself.
+
+    What cannot be settled (the registry is locked, the disk is full) keeps its intent, and is
+    settled before the next write of this process, or at a connect after its end.
 
     Args:
         store: The session.

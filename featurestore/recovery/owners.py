@@ -1,8 +1,9 @@
 """Owners: the processes that write to a store, and whether they are alive.
 
-An owner is named ``<host>.<pid>.<machine>.<random>`` and holds the file of that name in ``<location>/_owners`` as long
-as its process lives. For processes of one machine (one kernel and one file system, containers included) that lock
-decides at once. For others the heartbeat does: an owner that sent none for ``PATIENCE`` is taken for dead.
+An owner is named ``<host>.<pid>.<machine>.<random>`` and holds the file of that name in
+``<location>/_owners`` as long as its process lives. For processes of one machine (one kernel and
+one file system, containers included) that lock decides at once. For others the heartbeat does: an
+owner that sent none for ``PATIENCE`` is taken for dead.
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ def heartbeat(registry: Registry, location: str) -> Iterator[str]:
 
 
 def forget_dead(connection: Connection, location: str) -> None:
-    """Remove the lock files and the heartbeats of owners that are dead; call when their intents are settled."""
+    """Remove the lock files and the heartbeats of owners that are dead.
+
+    Call when their intents are settled.
+    """
     here = machine.machine_id(location)
     for name in files.list_directory(StorePaths(location).owners):
         match = _NAME.fullmatch(name)

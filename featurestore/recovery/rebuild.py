@@ -1,4 +1,7 @@
-"""Rebuilding the registry from what is true: the Delta tables and the manifests of training datasets."""
+"""Rebuilding the registry from what is true.
+
+The Delta tables and the manifests of training datasets.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ NOT_RESTORED = (
     "job definitions: register the jobs again",
     "validation reports of refused writes",
 )
-# Tables that the Delta tables and manifests can restore; what else jobs and writes in flight know is left as it is.
+# Tables that the Delta tables and manifests can restore; what else jobs and writes in flight know
+# is left as it is.
 _RESTORED = (
     "featuregroups",
     "features",
@@ -43,7 +47,10 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 
 @dataclass
 class Rebuilt:
-    """What a rebuild found: references of groups and datasets, and (path, reason) of what it could not read."""
+    """What a rebuild found.
+
+    References of groups and datasets, and (path, reason) of what it could not read.
+    """
 
     featuregroups: list[str] = field(default_factory=list)
     training_datasets: list[str] = field(default_factory=list)
@@ -61,18 +68,21 @@ class _Store:
 def rebuild(location: str, *, url: str | None = None, restore: Restore | None = None) -> Rebuilt:
     """Write the index anew from the tables and manifests of a location.
 
-    Each group and each dataset stands alone: one that cannot be read is listed, and the others are restored. Writes of
-    living processes go on meanwhile; those of dead ones are settled first. A SQLite file that cannot be opened is moved
-    away. What the tables do not know is not restored; see ``Rebuilt.not_restored``.
+    Each group and each dataset stands alone: one that cannot be read is listed, and the others are
+    restored. Writes of living processes go on meanwhile; those of dead ones are settled first. A
+    SQLite file that cannot be opened is moved away. What the tables do not know is not restored;
+    see ``Rebuilt.not_restored``.
 
     Args:
         location: The directory of the store.
         url: Another database than SQLite in the location.
-        restore: Called for every group with its table's path, for what other packages keep in the registry.
+        restore: Called for every group with its table's path, for what other packages keep in the
+            registry.
 
     Raises:
         RegistryTooNew: A newer release wrote the registry.
-        RegistryError: The database of ``url`` cannot be used, or processes are writing with a damaged SQLite file.
+        RegistryError: The database of ``url`` cannot be used, or processes are writing with a
+            damaged SQLite file.
     """
     registry, moved = _opened(location, url)
     result = Rebuilt(moved_away=moved)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 
 from featurestore.errors import FeatureStoreError
+from featurestore.model.paths import StorePaths
 from featurestore.recovery import owners
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import intents
+from featurestore.storage import files
 
+_INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
 
 
 def recover(store: Store) -> list[str]:
     """Settle every write whose process died; return what was done, one line each.
 
-    Each write stands alone: one that cannot be settled, because its table is damaged, say, is logged, and tried again
-    at the next connect.
+    Each write stands alone: one that cannot be settled, because its table is damaged, say, is
+    logged, and tried again at the next connect.
     """
     registry, location = store.registry, store.location
     with registry.reading() as connection:
@@ -44,3 +49,20 @@ def recover(store: Store) -> list[str]:
         with registry.transaction() as connection:
             owners.forget_dead(connection, location)
     return done
+
+
+def remove_unclaimed_stages(store: Store) -> list[str]:
+    """Remove staged rows that no write in flight claims; return their directories.
+
+    A write records its intent before it stages rows, so these are of a registry that was lost.
+    """
+    staging = StorePaths(store.location).staging
+    names = [name for name in files.list_directory(staging) if _INTENT.fullmatch(name)]
+    removed = []
+    for name in names:
+        with store.registry.reading() as connection:
+            claimed = intents.find(connection, name) is not None
+        if not claimed:
+            removed.append(os.path.join(staging, name))
+            files.remove(removed[-1], below=store.location)
+    return removed

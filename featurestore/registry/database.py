@@ -1,4 +1,7 @@
-"""Opening the registry: SQLite in the location or a server by URL, migrated when old, refused when newer."""
+"""Opening the registry.
+
+SQLite in the location or a server by URL, migrated when old, refused when newer.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ REGISTRY_FILE = "registry.db"
 SQLITE_FILES = ("", "-wal")
 BUSY_SECONDS = 60
 _MIGRATIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "migrations")
-# Any constant works; it only has to be the same in every process that upgrades one Postgres database.
+# Any constant works; it only has to be the same in every process that upgrades one Postgres
+# database.
 _UPGRADE_LOCK = 4_918_274_610
 
 
@@ -67,7 +71,10 @@ class Registry:
 
     @contextmanager
     def upgrading(self) -> Iterator[Connection]:
-        """Yield a connection as ``transaction`` does, of a copy, too: its tables must be those of this release."""
+        """Yield a connection as ``transaction`` does, of a copy, too.
+
+        Its tables must be those of this release.
+        """
         with self._connection(immediate=True) as connection, connection.begin():
             yield connection
 
@@ -103,8 +110,8 @@ def open_registry(directory: str, *, url: str | None = None, read_only: bool = F
     Args:
         directory: Location of the store; holds ``registry.db`` unless ``url`` says otherwise.
         url: SQLAlchemy URL of another database.
-        read_only: The location cannot be written: SQLite in it is copied to a temporary file, as it needs files of
-            its own beside the database even for reading.
+        read_only: The location cannot be written: SQLite in it is copied to a temporary file, as it
+            needs files of its own beside the database even for reading.
 
     Raises:
         RegistryTooNew: A newer release of the feature store wrote it.
@@ -136,7 +143,10 @@ def _file(directory: str) -> str:
 
 
 def _parsed(directory: str, url: str | None) -> sa.URL:
-    """Return the URL of a registry; the default is made of parts, since a path may hold any character."""
+    """Return the URL of a registry.
+
+    The default is made of parts, since a path may hold any character.
+    """
     if url is None:
         return sa.URL.create("sqlite", database=_file(directory))
     try:
@@ -156,7 +166,10 @@ def is_store(directory: str, *, url: str | None = None) -> bool:
 
 @cache
 def head_revision() -> str:
-    """Return the newest revision of this release: migration files are named by number, and so are revisions."""
+    """Return the newest revision of this release.
+
+    Migration files are named by number, and so are revisions.
+    """
     names = os.listdir(os.path.join(_MIGRATIONS, "versions"))
     return max(name.split("_")[0] for name in names if name.endswith(".py") and name[0].isdigit())
 
@@ -167,7 +180,10 @@ def revision(registry: Registry) -> str | None:
 
 
 def inspect(directory: str, *, url: str | None = None) -> str | None:
-    """Return the revision of a location's registry without changing it; None when it is absent or empty."""
+    """Return the revision of a location's registry without changing it.
+
+    None when it is absent or empty.
+    """
     if url is None and not files.exists(_file(directory)):
         return None
     registry = Registry(_parsed(directory, url))
@@ -246,7 +262,8 @@ def _engine(url: sa.URL) -> Engine:
 
 
 def _prepare_sqlite(connection: object, _record: object) -> None:
-    # The driver must not open transactions of its own: they begin deferred and fail on upgrade to a write lock.
+    # The driver must not open transactions of its own: they begin deferred and fail on upgrade to a
+    # write lock.
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
     if cursor.execute("pragma journal_mode").fetchone()[0] != "wal":

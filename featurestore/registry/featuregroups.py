@@ -20,7 +20,10 @@ KIND = "featuregroup"
 
 @dataclass(frozen=True)
 class RegisteredGroup:
-    """One version of a feature group as the registry knows it; ``delta_version`` may lag behind the table."""
+    """One version of a feature group as the registry knows it.
+
+    ``delta_version`` may lag behind the table.
+    """
 
     id: int
     spec: FeatureGroupSpec
@@ -51,7 +54,8 @@ def add(
 ) -> int:
     """Register a version and its features; return its id.
 
-    A table that is registered already, as ``registry rebuild`` does beside a creation, is brought up to date.
+    A table that is registered already, as ``registry rebuild`` does beside a creation, is brought
+    up to date.
 
     Raises:
         FeatureGroupExists: Another table is registered as that version.
@@ -148,7 +152,10 @@ def advance(
     delta_version: int,
     spec: FeatureGroupSpec | None = None,
 ) -> None:
-    """Record the table's Delta version and, where it gained columns, its spec; what is known of a later one stays."""
+    """Record the table's Delta version and, where it gained columns, its spec.
+
+    What is known of a later one stays.
+    """
     row = _row(connection, name, version)
     if row is None:
         return

@@ -49,7 +49,10 @@ def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> No
 
 
 def latest(connection: Connection, *, name: str | None = None) -> list[RegisteredFeature]:
-    """Return the columns of the latest version of every group, by group and position; ``name``: only these."""
+    """Return the columns of the latest version of every group, by group and position.
+
+    ``name``: only the columns of that name.
+    """
     newest = (
         sa.select(featuregroups.c.name, sa.func.max(featuregroups.c.version).label("version"))
         .group_by(featuregroups.c.name)

@@ -1,4 +1,7 @@
-"""Intents: a row from before a write begins until its result is registered, so that a death in between is seen."""
+"""Intents.
+
+A row from before a write begins until its result is registered, so that a death in between is seen.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from featurestore.registry.tables import intents
 class Intent:
     """A write that has begun; ``owner`` is the process that does it.
 
-    ``kind``: "create", "write" and "delete" of a feature group, "export" and "remove" of a training dataset, "stage"
-    for rows that lie in the staging directory only.
+    ``kind``: "create", "write" and "delete" of a feature group, "export" and "remove" of a training
+    dataset, "stage" for rows that lie in the staging directory only.
     """
 
     run_id: str

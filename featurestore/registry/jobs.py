@@ -30,7 +30,9 @@ class RegisteredJob:
 def register(
     connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None
 ) -> int:
-    """Record a definition and return its version: the one before when nothing changed, else the next.
+    """Record a definition and return its version.
+
+    The one before when nothing changed, else the next.
 
     ``watermark`` is where a job stands that the registry does not know yet.
     """
@@ -127,7 +129,10 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
 
 
 def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> str | None:
-    """Return who holds the lease of a job; ``locked`` keeps others from taking it until this transaction ends."""
+    """Return who holds the lease of a job.
+
+    ``locked`` keeps others from taking it until this transaction ends.
+    """
     query = sa.select(job_states.c.lease_owner).where(job_states.c.name == name)
     found: str | None = connection.execute(
         query.with_for_update() if locked else query

@@ -38,9 +38,12 @@ def add(
     job: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Record the inputs of one commit or dataset; what is recorded for that Delta version already is replaced.
+    """Record the inputs of one commit or dataset.
 
-    ``inputs`` are objects with ``source`` (or ``featuregroup``), and optionally ``version`` and ``delta_version``.
+    What is recorded for that Delta version already is replaced.
+
+    ``inputs`` are objects with ``source`` (or ``featuregroup``), and optionally ``version`` and
+    ``delta_version``.
     """
     same = sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version)
     connection.execute(

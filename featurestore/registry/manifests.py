@@ -1,4 +1,7 @@
-"""A training dataset in the registry, as its manifest tells of it: the dataset, its pins, tags and lineage."""
+"""A training dataset in the registry, as its manifest tells of it.
+
+The dataset, its pins, tags and lineage.
+"""
 
 from __future__ import annotations
 

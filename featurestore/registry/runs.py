@@ -23,8 +23,8 @@ RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
 class Run:
     """One run of a job: it computed ``windows`` windows, together ``[window.start, window.end)``.
 
-    ``state`` is "running", "done" or "failed"; ``inputs`` pins what it read; ``memory`` is the peak of the process in
-    bytes; ``transaction`` makes its commit unrepeatable.
+    ``state`` is "running", "done" or "failed"; ``inputs`` pins what it read; ``memory`` is the peak
+    of the process in bytes; ``transaction`` makes its commit unrepeatable.
     """
 
     run_id: str
@@ -224,7 +224,8 @@ def windows_in(
 ) -> set[Window]:
     """Return the windows of a job that end after ``start`` and not after ``end``, in some states.
 
-    ``target_version`` leaves out those that are in another version of the target, ``besides`` those of a run.
+    ``target_version`` leaves out those that are in another version of the target, ``besides`` those
+    of a run.
     """
     columns = windows.c
     query = sa.select(columns.window_start, columns.window_end).where(columns.job == job)

@@ -119,7 +119,8 @@ validation_reports = Table(
     Index("ix_validation_reports_name", "kind", "name", "version"),
 )
 
-# A row lives from before a write begins until its result is in the registry; if its owner dies, it is settled.
+# A row lives from before a write begins until its result is in the registry; if its owner dies, it
+# is settled.
 intents = Table(
     "intents",
     metadata,
@@ -187,8 +188,8 @@ runs = Table(
     Index("ix_runs_job", "job", "started"),
 )
 
-# One row for each window that was tried: the state of the last try, how often it failed since it was last computed,
-# the version of the target that holds it, and the inputs that it saw.
+# One row for each window that was tried: the state of the last try, how often it failed since it
+# was last computed, the version of the target that holds it, and the inputs that it saw.
 windows = Table(
     "windows",
     metadata,

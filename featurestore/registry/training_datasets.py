@@ -116,7 +116,10 @@ def every(connection: Connection) -> list[RegisteredDataset]:
 
 
 def pinning(connection: Connection, featuregroup: str, version: int) -> list[tuple[str, int, int]]:
-    """Return the datasets made from a version of a group: (dataset, its version, the group's Delta version)."""
+    """Return the datasets made from a version of a group.
+
+    (dataset, its version, the group's Delta version).
+    """
     pins = training_dataset_pins.c
     query = (
         sa.select(training_datasets.c.name, training_datasets.c.version, pins.delta_version)

@@ -98,7 +98,7 @@ def make_directory(path: str) -> None:
 
 
 def write_atomically(path: str, data: bytes) -> None:
-    """Write a file so that readers see the old or the whole new content (temporary file, fsync, rename)."""
+    """Write a file so that readers see the old content or the new: temporary, synced, renamed."""
     directory = os.path.dirname(path)
     make_directory(directory)
     temporary = os.path.join(directory, f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
@@ -156,11 +156,13 @@ def list_directory(path: str) -> list[str]:
 
 
 def remove(path: str, *, below: str) -> None:
-    """Remove a file, or a directory with all in it, below a directory; nothing happens when it is absent.
+    """Remove a file, or a directory with all in it, below a directory.
 
-    Whatever text a path was made from, nothing outside ``below`` is ever removed, nor ``below`` itself: the path is
-    followed directory by directory, and a symbolic link on the way is refused. A link at the end of the path goes
-    itself, what it points to stays.
+    Nothing happens when it is absent.
+
+    Whatever text a path was made from, nothing outside ``below`` is ever removed, nor ``below``
+    itself: the path is followed directory by directory, and a symbolic link on the way is refused.
+    A link at the end of the path goes itself, what it points to stays.
 
     Args:
         path: What to remove.
@@ -247,23 +249,6 @@ def _sync_directory(directory: str) -> None:
         os.close(handle)
 
 
-def process_start(pid: int) -> int:
-    """Return when a process of this machine started (in its own ticks), -1 where unknown, 0 when there is no such."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return 0 if fields[0] == "Z" else int(fields[19])
-    except OSError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return 0
-    except PermissionError:
-        return -1
-    return -1
-
-
 def rename(source: str, target: str) -> None:
     """Give a file another name in the same file system, atomically; an existing target is replaced."""
     os.replace(source, target)
@@ -279,7 +264,10 @@ def is_writable(directory: str) -> bool:
 
 
 def temporary_directory() -> str:
-    """Make a directory of this process for files that need not stay; ``remove_temporary`` removes it."""
+    """Make a directory of this process for files that need not stay.
+
+    ``remove_temporary`` removes it.
+    """
     with writing(tempfile.gettempdir()):
         return tempfile.mkdtemp(prefix="featurestore-")
 
@@ -290,7 +278,9 @@ def remove_temporary(directory: str) -> None:
 
 
 def copy_together(paths: Iterable[str], directory: str) -> None:
-    """Copy files that belong together into a directory, again while they change; those that are absent are left out.
+    """Copy files that belong together into a directory, again while they change.
+
+    Those that are absent are left out.
 
     Raises:
         StorageError: They changed at every try.

@@ -9,10 +9,12 @@ from featurestore.storage import files
 
 
 def hold(path: str) -> int:
-    """Make a file that this process holds, and return the handle: closing it, or the end of the process, lets go.
+    """Make a file that this process holds, and return the handle.
 
-    The lock belongs to the process: a child made by ``fork`` does not hold it. Within the process that holds a file
-    nobody may open it again, since closing that would let go, too.
+    Closing it, or the end of the process, lets go.
+
+    The lock belongs to the process: a child made by ``fork`` does not hold it. Within the process
+    that holds a file nobody may open it again, since closing that would let go, too.
     """
     directory, name = os.path.split(path)
     files.make_directory(directory)

@@ -16,10 +16,10 @@ def host_name() -> str:
 
 
 def machine_id(directory: str) -> str:
-    """Return eight digits that are equal for processes that share a kernel and the file system of a directory.
+    """Return eight digits, equal where processes share a kernel and a directory's file system.
 
-    Containers of one machine that mount one volume share both, and so does a container that was started again. After
-    a reboot the digits are others.
+    Containers of one machine that mount one volume share both, and so does a container that was
+    started again. After a reboot the digits are others.
     """
     try:
         kernel = _BOOT.read_text(encoding="ascii").strip()

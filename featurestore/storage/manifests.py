@@ -23,7 +23,8 @@ def read_manifest(directory: str) -> Manifest:
     """Return the manifest of a dataset's directory.
 
     Raises:
-        TrainingDatasetNotFound: There is no manifest, so no finished dataset; or a newer release wrote it.
+        TrainingDatasetNotFound: There is no manifest, so no finished dataset; or a newer release
+            wrote it.
         DatasetDamaged: The manifest is not what was written.
     """
     path = manifest_path(directory)

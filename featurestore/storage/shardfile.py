@@ -27,7 +27,9 @@ def is_temporary(name: str) -> bool:
 
 
 class Digest:
-    """SHA-256 of bytes as they come, and of their first 1, 2, ... MiB: the whole proves, the prefixes find a fault.
+    """SHA-256 of bytes as they come, and of their first 1, 2, ... MiB.
+
+    The whole proves, the prefixes find a fault.
 
     The prefixes cost nothing, since SHA-256 goes from front to back. Eight digits of each are kept.
     """
@@ -69,8 +71,8 @@ def _pieces(path: str) -> Iterator[bytes]:
 class ShardFile:
     """A file that a format writes: hashed as it grows, under a temporary name until it is whole.
 
-    Leaving the ``with`` block syncs and renames it, an exception removes it, so a retried or killed task leaves
-    either nothing or the whole file. It has what ``pyarrow`` asks of a sink.
+    Leaving the ``with`` block syncs and renames it, an exception removes it, so a retried or killed
+    task leaves either nothing or the whole file. It has what ``pyarrow`` asks of a sink.
     """
 
     def __init__(self, directory: str, path: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from featurestore.errors import FeatureStoreError
-from featurestore.recovery import datasets, recover
+from featurestore.recovery import datasets, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import training_datasets
 from featurestore.registry.training_datasets import RegisteredDataset
@@ -22,7 +22,10 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
 
 
 def every(session: Session) -> list[TrainingDataset]:
-    """Return every version of every dataset, by name and version; a damaged one is left out with a warning."""
+    """Return every version of every dataset, by name and version.
+
+    A damaged one is left out with a warning.
+    """
     with session.registry.reading() as connection:
         found = training_datasets.every(connection)
     opened = []
@@ -55,12 +58,15 @@ def remove(session: Session, name: str, version: int) -> None:
 
 
 def clean_all(session: Session) -> list[str]:
-    """Remove what killed exports left, of every dataset, and their staged rows; return what was done."""
+    """Remove what killed exports left, of every dataset, and their staged rows.
+
+    Return what was done.
+    """
     done = recover(session)
     for name in files.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
             done += datasets.remove_abandoned(connection, session.location, name)
-    return done
+    return [*done, *remove_unclaimed_stages(session)]
 
 
 def _open(session: Session, found: RegisteredDataset) -> TrainingDataset:

@@ -1,4 +1,7 @@
-"""TrainingDataset: the handle of one finished dataset. On a worker it needs its path and nothing of the store."""
+"""TrainingDataset: the handle of one finished dataset.
+
+On a worker it needs its path and nothing of the store.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from featurestore.session import Session
     from featurestore.statistics import Statistics
     from featurestore.training.verification.diff import DatasetDiff
-    from featurestore.training.verification.verify import VerifyReport
+    from featurestore.training.verification.problems import VerifyReport
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,10 @@ class TrainingDataset:
         return verify(self.path, self.manifest, session=self.session, recompute=recompute)
 
     def diff(self, other: TrainingDataset) -> DatasetDiff:
-        """Return what changed from this dataset to another: columns, sources, rows per split, statistics."""
+        """Return what changed from this dataset to another.
+
+        Columns, sources, rows per split, statistics.
+        """
         from featurestore.training.reading import drift_between
         from featurestore.training.verification.diff import diff
 
@@ -129,7 +135,10 @@ class TrainingDataset:
         lanes: int | None = None,
         window_rows: int | None = None,
     ) -> Reader:
-        """Return the reader of a split: equal steps, exactly once, any worker count (see docs/training.md)."""
+        """Return the reader of a split.
+
+        Equal steps, exactly once, any worker count (see docs/training.md).
+        """
         from featurestore.readers import open_reader
 
         return open_reader(
@@ -147,7 +156,10 @@ class TrainingDataset:
         )
 
     def resume(self, state: Mapping[str, Any]) -> tuple[Reader, int, int]:
-        """Return (reader, epoch, step) of a state that ``reader.state`` gave; another manifest is refused."""
+        """Return (reader, epoch, step) of a state that ``reader.state`` gave.
+
+        Another manifest is refused.
+        """
         from featurestore.readers import resume
 
         return resume(self.path, self.manifest, state)

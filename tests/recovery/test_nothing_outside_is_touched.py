@@ -1,4 +1,4 @@
-"""A registry or a store from elsewhere leads nowhere outside the location, and removes nothing there."""
+"""A registry or a store from elsewhere leads, and removes, nothing outside the location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that died left between a Delta commit and the registry is settled when the store is opened next."""
+"""What a process left that died is settled when the store is opened next."""
 
 from __future__ import annotations
 

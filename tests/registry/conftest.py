@@ -1,4 +1,7 @@
-"""A Postgres server of the test run's own: made with initdb under an unprivileged user, in a temporary folder."""
+"""A Postgres server of the test run's own.
+
+Made with initdb under an unprivileged user, in a temporary folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Writes ``tests/assets/registries/<revision>.db``: run once at the release of a revision, never for an old one.
+"""Writes ``tests/assets/registries/<revision>.db``.
+
+Run once at the release of a revision, never for an old one.
 
 python tests/registry/old_registry.py
 """

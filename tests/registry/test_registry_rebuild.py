@@ -1,4 +1,7 @@
-"""The registry is an index: deleted, it comes back from the tables and manifests, and says what does not."""
+"""The registry is an index.
+
+Deleted, it comes back from the tables and manifests, and says what does not.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +152,10 @@ def of_jobs(store: FeatureStore) -> dict[str, Any]:
 def test_the_command_restores_exactly_what_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Groups, versions, features, tags, lineage, successful runs, watermarks, datasets; and says what is lost."""
+    """Groups, versions, features, tags, lineage, successful runs, watermarks, datasets.
+
+    And says what is lost.
+    """
     location = tmp_path / "store"
     store = filled(location)
     jobs = tmp_path / "jobs.py"

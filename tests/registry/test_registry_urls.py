@@ -1,4 +1,7 @@
-"""URLs of registries: passwords are never shown, odd paths work, locations that cannot be written are read."""
+"""URLs of registries.
+
+Passwords are never shown, odd paths work, locations that cannot be written are read.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_every_flipped_byte_of_a_manifest_is_found(dataset: TrainingDataset) -> 
 
 
 def sealed(data: dict[str, Any]) -> bytes:
-    """Return a manifest with a checksum and a content hash that fit what it says, as a forger would."""
+    """Return a manifest whose checksum and content hash fit what it says, as a forger would."""
     rest = {name: value for name, value in data.items() if name not in ("checksum", "content_hash")}
     try:
         rest["content_hash"] = Manifest.from_json(rest).content_hash

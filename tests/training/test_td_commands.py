@@ -93,7 +93,7 @@ def test_show_tells_label_proportions_layout_and_losses(run: Run) -> None:
 def test_clean_lists_and_removes_what_killed_exports_left(run: Run, location: str) -> None:
     dead = Path(location, "trainingdatasets", "d", "v7", "train")
     dead.mkdir(parents=True)
-    staged = Path(location, "_staging", "td-0123", "rows")
+    staged = Path(location, "_staging", "0123456789abcdef" * 2, "rows")
     staged.mkdir(parents=True)
     removed = [each["removed"] for each in run("td", "clean", as_json=True)]
     assert removed == [str(dead.parent), str(staged.parent)]

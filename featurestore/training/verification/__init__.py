@@ -1,1 +1,4 @@
-"""Proof of training datasets: files against their manifest, rows computed again, one dataset against another."""
+"""Proof of training datasets.
+
+Files against their manifest, rows computed again, one dataset against another.
+"""

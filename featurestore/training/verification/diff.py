@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.hashing import row_hash
-from featurestore.model.manifest import Manifest
+from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.training.rows import split_batches
 from featurestore.training.verification.label_shares import label_changes
 
@@ -19,7 +19,10 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SplitDiff:
-    """Rows of one split by key: only in the other dataset, only in this one, in both with other values."""
+    """Rows of one split by key.
+
+    Only in the other dataset, only in this one, in both with other values.
+    """
 
     added: int
     removed: int
@@ -29,7 +32,10 @@ class SplitDiff:
 
 @dataclass(frozen=True)
 class DatasetDiff:
-    """What changed from one dataset to another; ``same`` when the rows, columns and splits are equal."""
+    """What changed from one dataset to another.
+
+    ``same`` when the rows, columns and splits are equal.
+    """
 
     dataset: str
     other: str
@@ -62,7 +68,8 @@ class DatasetDiff:
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.dataset} -> {self.other}: {'the same rows' if self.same else 'different'}"]
+        outcome = "the same rows" if self.same else "different"
+        lines = [f"{self.dataset} -> {self.other}: {outcome}"]
         lines += [f"  {each}" for each in (*self.columns, *self.sources, *self.rules)]
         for name, each in self.splits.items():
             counts = f"+{each.added:,} -{each.removed:,} ~{each.changed:,} ={each.unchanged:,}"
@@ -71,12 +78,13 @@ class DatasetDiff:
         return "\n".join(lines)
 
     def _drifted(self) -> list[str]:
-        return [
-            f"drift of {split}.{each['name']}: {'; '.join(each['reasons'])}"
-            for split, report in (self.drift or {}).items()
-            for each in report["features"]
-            if each["reasons"]
-        ]
+        lines = []
+        for split, report in (self.drift or {}).items():
+            for each in report["features"]:
+                if each["reasons"]:
+                    reasons = "; ".join(each["reasons"])
+                    lines.append(f"drift of {split}.{each['name']}: {reasons}")
+        return lines
 
 
 def diff(
@@ -87,18 +95,14 @@ def diff(
     *,
     drift: Mapping[str, Any] | None = None,
 ) -> DatasetDiff:
-    """Return what changed from one dataset to another; rows meet by the key of the first where both have it."""
+    """Return what changed from one dataset to another.
+
+    Rows meet by the key of the first where both have it.
+    """
     columns = _column_changes(manifest, other)
-    shared = [
-        column.name
-        for column in manifest.columns
-        if column.name in {each.name for each in other.columns}
-    ]
-    key = (
-        [name for name in manifest.key if name in shared]
-        if set(manifest.key) <= set(shared)
-        else shared
-    )
+    theirs_too = {column.name for column in other.columns}
+    shared = [column.name for column in manifest.columns if column.name in theirs_too]
+    key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
     splits = {}
     for name in dict.fromkeys([split.name for split in (*manifest.splits, *other.splits)]):
         mine = _rows(directory, manifest, name, key=key, columns=shared)
@@ -119,32 +123,38 @@ def diff(
 def _column_changes(manifest: Manifest, other: Manifest) -> list[str]:
     mine = {column.name: column for column in manifest.columns}
     theirs = {column.name: column for column in other.columns}
-    changes = [f"column {name!r} removed" for name in mine if name not in theirs]
-    changes += [f"column {name!r} added" for name in theirs if name not in mine]
-    for name in mine:
-        if name in theirs and (mine[name].type, mine[name].role) != (
-            theirs[name].type,
-            theirs[name].role,
-        ):
-            changes.append(
-                f"column {name!r}: {mine[name].type} ({mine[name].role}) -> {theirs[name].type} ({theirs[name].role})"
-            )
+    changes = _appearances("column", [repr(name) for name in mine], [repr(name) for name in theirs])
+    for name, column in mine.items():
+        if name in theirs and _kind(column) != _kind(theirs[name]):
+            changes.append(f"column {name!r}: {_kind(column)} -> {_kind(theirs[name])}")
     return changes
+
+
+def _kind(column: ManifestColumn) -> str:
+    return f"{column.type} ({column.role})"
 
 
 def _source_changes(manifest: Manifest, other: Manifest) -> list[str]:
-    mine, theirs = (
-        {f"{s['featuregroup']}@v{s['version']}": s for s in each.sources}
-        for each in (manifest, other)
-    )
-    changes = [f"source {name} removed" for name in mine if name not in theirs]
-    changes += [f"source {name} added" for name in theirs if name not in mine]
-    for name in mine:
-        if name in theirs and mine[name]["delta_version"] != theirs[name]["delta_version"]:
-            changes.append(
-                f"source {name}: Delta version {mine[name]['delta_version']} -> {theirs[name]['delta_version']}"
-            )
+    mine, theirs = _delta_versions(manifest), _delta_versions(other)
+    changes = _appearances("source", list(mine), list(theirs))
+    for name, version in mine.items():
+        if name in theirs and version != theirs[name]:
+            changes.append(f"source {name}: Delta version {version} -> {theirs[name]}")
     return changes
+
+
+def _delta_versions(manifest: Manifest) -> dict[str, int]:
+    """Return the Delta version of each source, by ``group@v1``."""
+    return {
+        f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
+        for each in manifest.sources
+    }
+
+
+def _appearances(noun: str, mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
+    removed = [f"{noun} {name} removed" for name in mine if name not in theirs]
+    added = [f"{noun} {name} added" for name in theirs if name not in mine]
+    return removed + added
 
 
 def _rule_changes(manifest: Manifest, other: Manifest) -> list[str]:
@@ -159,7 +169,7 @@ def _rule_changes(manifest: Manifest, other: Manifest) -> list[str]:
 def _rows(
     directory: str, manifest: Manifest, split: str, *, key: Sequence[str], columns: Sequence[str]
 ) -> tuple[UInt64s, UInt64s, npt.NDArray[np.int64]]:
-    """Return the sorted unique keys of a split with the summed digests and the numbers of their rows."""
+    """Return the unique keys of a split, sorted, with the summed digests and counts of their rows."""
     if split not in {each.name for each in manifest.splits}:
         return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
     keys, digests = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]

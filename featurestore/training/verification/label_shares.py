@@ -12,33 +12,42 @@ Shares = dict[str, dict[str, float]]
 
 
 def label_proportions(manifest: Manifest) -> dict[str, Shares]:
-    """Return the share of each value of each counted label, per split: ``{split: {label: {value: share}}}``."""
-    return {
-        split.name: {label: _shares(counts) for label, counts in split.label_counts.items()}
-        for split in manifest.splits
-    }
+    """Return the share of each value of each counted label: ``{split: {label: {value: share}}}``."""
+    proportions: dict[str, Shares] = {}
+    for split in manifest.splits:
+        proportions[split.name] = {}
+        for label, counts in split.label_counts.items():
+            proportions[split.name][label] = _shares(counts)
+    return proportions
 
 
 def label_changes(manifest: Manifest, other: Manifest) -> Iterator[str]:
-    """Yield a line for each label of each split whose shares differ between two datasets, the largest changes first."""
+    """Yield a line for each label of each split whose shares differ, the largest changes first."""
     mine, theirs = label_proportions(manifest), label_proportions(other)
     for split in mine:
         for label, before in mine[split].items():
             after = theirs.get(split, {}).get(label)
             if after is None or before == after:
                 continue
-            values = sorted(
-                {*before, *after},
-                key=lambda value: -abs(before.get(value, 0.0) - after.get(value, 0.0)),
-            )
-            listed = [
-                f"{each}: {before.get(each, 0.0):.2%} -> {after.get(each, 0.0):.2%}"
-                for each in values[:_LISTED]
-            ]
-            more = f" and {len(values) - _LISTED} more" if len(values) > _LISTED else ""
-            yield f"label {label!r} in {split}: {', '.join(listed)}{more}"
+            yield f"label {label!r} in {split}: {_listed(before, after)}"
+
+
+def _listed(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """Return what changed most of the shares of a label."""
+    changes = {}
+    for value in {*before, *after}:
+        changes[value] = abs(before.get(value, 0.0) - after.get(value, 0.0))
+    values = sorted(changes, key=lambda value: (-changes[value], value))
+    listed = []
+    for value in values[:_LISTED]:
+        listed.append(f"{value}: {before.get(value, 0.0):.2%} -> {after.get(value, 0.0):.2%}")
+    if len(values) > _LISTED:
+        listed[-1] += f" and {len(values) - _LISTED} more"
+    return ", ".join(listed)
 
 
 def _shares(counts: Mapping[str, int]) -> dict[str, float]:
     rows = sum(counts.values())
-    return {value: count / rows for value, count in counts.items()} if rows else {}
+    if not rows:
+        return {}
+    return {value: count / rows for value, count in counts.items()}

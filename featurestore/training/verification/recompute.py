@@ -19,8 +19,8 @@ from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import plan_shape
 from featurestore.training.export.split_rules import SplitRule
 from featurestore.training.rows import dataset_schema
+from featurestore.training.verification.problems import Problem
 from featurestore.training.verification.replay import replay_plan
-from featurestore.training.verification.verify import Problem
 
 if TYPE_CHECKING:
     from featurestore.session import Session

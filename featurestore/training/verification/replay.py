@@ -1,4 +1,7 @@
-"""A feature plan from a manifest: the same sources at the same Delta versions, for ``verify(recompute=True)``."""
+"""A feature plan from a manifest.
+
+The same sources at the same Delta versions, for ``verify(recompute=True)``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.errors import FeatureStoreError, VersionNotFound
+from featurestore.errors import DatasetDamaged, FeatureStoreError, VersionNotFound
 from featurestore.model.plan import FeaturePlan, Join, Output, Source
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.session import Session
@@ -19,25 +22,34 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
 
     Raises:
         VersionNotFound: A source's table is gone, or is another table than the one that was pinned.
+        DatasetDamaged: It is no plan that this release wrote.
     """
-    left_plan = replay_plan(session, data["left_plan"]) if "left_plan" in data else None
+    try:
+        return _plan(session, data)
+    except FeatureStoreError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DatasetDamaged(
+            f"The plan in the manifest cannot be read: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
+    left_plan = _plan(session, data["left_plan"]) if "left_plan" in data else None
     left = None if data["left"] is None else _source(session, data["left"])
+    left_schema = pa.schema([])
+    if left is not None:
+        left_schema = left.spec.schema
+    elif left_plan is not None:
+        left_schema = left_plan.schema
+    fixed_time = data["fixed_time"]
     joins = tuple(_join(session, each) for each in data["joins"])
-    left_schema = (
-        left.spec.schema
-        if left is not None
-        else left_plan.schema
-        if left_plan is not None
-        else pa.schema([])
-    )
     return FeaturePlan(
         left_source=left,
         left_schema=left_schema,
         left_columns=tuple(data["left_columns"]),
         left_time=data["left_time"],
-        fixed_time=None
-        if data["fixed_time"] is None
-        else datetime.fromisoformat(data["fixed_time"]),
+        fixed_time=None if fixed_time is None else datetime.fromisoformat(fixed_time),
         joins=joins,
         columns=tuple(data["columns"]),
         schema=_schema(data, left_schema, joins),

@@ -1,4 +1,7 @@
-"""Owners of writes instead of their processes; no stored paths; statistics lie beside the tables alone."""
+"""Owners of writes instead of their processes; no stored paths.
+
+Statistics lie beside the tables alone.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""What verification finds: problems, and the report of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, and where: the file relative to the dataset, the byte if it is known.
+
+    >>> str(Problem("train/csv-00000-of-00001.csv", "is cut off", 1234))
+    'train/csv-00000-of-00001.csv at byte 1,234: is cut off'
+    """
+
+    file: str
+    message: str
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.offset is None else f" at byte {self.offset:,}"
+        return f"{self.file}{where}: {self.message}"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What ``verify`` found; ``ok`` when nothing is wrong."""
+
+    dataset: str
+    content_hash: str
+    rows: int
+    files: int
+    bytes: int
+    recomputed: bool
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ok(self) -> bool:
+        """Whether the files are what the manifest says."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        problems = []
+        for each in self.problems:
+            problems.append({"file": each.file, "message": each.message, "offset": each.offset})
+        return {
+            "dataset": self.dataset,
+            "ok": self.ok,
+            "content_hash": self.content_hash,
+            "rows": self.rows,
+            "files": self.files,
+            "bytes": self.bytes,
+            "recomputed": self.recomputed,
+            "problems": problems,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        state = "ok" if self.ok else "DAMAGED"
+        lines = [f"{self.dataset}: {state}, {self.rows:,} rows, {self.files} files"]
+        lines += [f"  {each}" for each in (*self.problems, *self.notes)]
+        return "\n".join(lines)

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import show_json, show_record, show_rows, show_text
+from featurestore.cli.output import (
+    Limit,
+    PageNumber,
+    get_page,
+    show_json,
+    show_record,
+    show_rows,
+    show_text,
+)
 from featurestore.cli.state import Output, settings, store
 from featurestore.errors import InvalidArgument
 
@@ -23,11 +31,18 @@ AsOf = Annotated[
 
 
 @app.command("list", epilog="Example: featurestore fg list --output json")
-def list_groups(context: typer.Context) -> None:
+def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature group."""
     from featurestore.featuregroups.overview import overview
 
-    rows = [overview(group) for group in store(context).get_featuregroups()]
+    opened = store(context)
+    found = get_page(
+        context,
+        lambda limit, offset: opened.get_featuregroups(limit=limit, offset=offset),
+        limit=limit,
+        page=page,
+    )
+    rows = [overview(group) for group in found.items]
     columns = [
         "name",
         "version",
@@ -38,7 +53,7 @@ def list_groups(context: typer.Context) -> None:
         "event_time",
         "description",
     ]
-    show_rows(context, rows, columns=columns, empty="no feature groups yet")
+    show_rows(context, rows, columns=columns, empty="no feature groups yet", next_page=found.next)
 
 
 @app.command(epilog="Example: featurestore fg show weather --version 2")

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from featurestore.cli.output import show_json, show_record, show_rows, show_text
+from featurestore.cli.output import (
+    Limit,
+    PageNumber,
+    get_page,
+    show_json,
+    show_record,
+    show_rows,
+    show_text,
+)
 from featurestore.cli.state import Output, settings, store
 from featurestore.errors import InvalidArgument, listing
 
@@ -29,14 +37,23 @@ def search(
             help="What to look for in names, descriptions and tags.", show_default=False
         ),
     ],
+    limit: Limit = None,
+    page: PageNumber = 1,
 ) -> None:
     """Search names, descriptions, tags and features, ignoring case."""
-    rows = [vars(match) for match in store(context).search(text)]
+    matches = store(context).search(text)
+    found = get_page(
+        context,
+        lambda limit, offset: matches[offset:][:limit],
+        limit=limit,
+        page=page,
+    )
     show_rows(
         context,
-        rows,
+        map(vars, found.items),
         columns=["reference", "version", "where", "text"],
         empty=f"nothing contains {text!r}",
+        next_page=found.next,
     )
 
 

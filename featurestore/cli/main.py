@@ -42,8 +42,8 @@ _NOUNS = {
     "": "setup",
     "fg": "featuregroups",
     "features": "features",
-    "td": "td",
-    "job": "job",
+    "td": "training_datasets",
+    "job": "jobs",
     "scheduler": "scheduler",
     "registry": "registry",
 }
@@ -105,7 +105,8 @@ def _global_first(args: list[str]) -> list[str]:
             rest += [word, *words]
         elif word.split("=")[0] in _GLOBAL:
             first.append(word)
-            first += [next(words, "")] if "=" not in word else []
+            if "=" not in word:
+                first.append(next(words, ""))
         else:
             rest.append(word)
     return [*first, *rest]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import typer
 
@@ -16,6 +17,38 @@ from featurestore.errors import FeatureStoreError
 from featurestore.model.durations import format_duration
 from featurestore.model.printable import printable_line
 
+ROWS_OF_A_PAGE = 50
+Limit = Annotated[
+    int | None,
+    typer.Option(min=1, help="Rows of a page: 50 as a table, as JSON all.", show_default=False),
+]
+PageNumber = Annotated[int, typer.Option("--page", min=1, help="Which page.")]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some of many items; ``next`` is the number of the page after it, None on the last one."""
+
+    items: Sequence[T]
+    next: int | None
+
+
+def get_page(
+    context: typer.Context,
+    get: Callable[[int | None, int], Sequence[T]],
+    *,
+    limit: int | None,
+    page: int,
+) -> Page[T]:
+    """Return a page of what a function of limit and offset gets: one item more than asked for tells of another page."""
+    if limit is None and (page > 1 or settings(context).output is Output.TEXT):
+        limit = ROWS_OF_A_PAGE
+    if limit is None:
+        return Page(get(None, 0), None)
+    found = get(limit + 1, (page - 1) * limit)
+    return Page(found[:limit], page + 1 if len(found) > limit else None)
+
 
 def show_rows(
     context: typer.Context,
@@ -23,6 +56,7 @@ def show_rows(
     *,
     columns: Sequence[str],
     empty: str = "nothing there",
+    next_page: int | None = None,
 ) -> None:
     """Print records: all their keys as a JSON list, or ``columns`` as a table."""
     found = list(rows)
@@ -32,6 +66,8 @@ def show_rows(
         sys.stdout.write(f"{empty}\n")
     else:
         _table(found, columns)
+        if next_page is not None:
+            sys.stdout.write(f"there are more: --page {next_page}\n")
 
 
 def show_record(context: typer.Context, record: Mapping[str, Any]) -> None:

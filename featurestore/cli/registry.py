@@ -15,7 +15,7 @@ app = typer.Typer(help="The index of the store.", no_args_is_help=True)
 @app.command(epilog="Example: featurestore registry rebuild")
 def rebuild(context: typer.Context) -> None:
     """Write the registry anew from the Delta tables and manifests; says what these do not know."""
-    from featurestore.jobs.restore import restore_runs
+    from featurestore.jobs.recovery import restore_runs
     from featurestore.recovery.rebuild import rebuild as rebuild_registry
 
     location, url = _place(context)

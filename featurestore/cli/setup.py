@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from featurestore.cli import checks
+from featurestore import config as configuration
 from featurestore.cli.output import show_record, show_rows
-from featurestore.cli.state import settings
+from featurestore.cli.state import Settings, settings
+from featurestore.errors import FeatureStoreError
+from featurestore.plugins.lookup import plugin_names
+from featurestore.storage import files
 
 app = typer.Typer()
+
+
+OK, ABSENT, PROBLEM = "ok", "absent", "problem"
+JAVA_VERSIONS = (17, 21)
+_CORE = ("duckdb", "deltalake", "pyarrow", "numpy", "sqlalchemy", "alembic", "sqlglot")
+_EXTRAS = {
+    "pyspark": "spark", "delta-spark": "spark", "tensorflow": "tensorflow", "tf_keras": "keras2",
+    "petastorm": "petastorm", "great-expectations": "validation", "matplotlib": "plots", "croniter": "jobs",
+    "narwhals": "jobs", "pandas": "pandas", "polars": "polars", "psycopg": "postgres",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at; ``state`` is "ok", "absent" (optional) or "problem"."""
+
+    check: str
+    state: str
+    detail: str
+    hint: str | None = None
 
 
 @app.command(epilog="Example: featurestore init my-store")
@@ -25,7 +57,6 @@ def init(
     ] = True,
 ) -> None:
     """Make a store: its directory, its registry, and a featurestore.toml that names it."""
-    from featurestore import config as configuration
     from featurestore.store import connect
 
     options = settings(context)
@@ -33,25 +64,110 @@ def init(
         connect(directory or options.location, engine=options.engine, registry=options.registry)
     )
     file = Path.cwd() / configuration.CONFIG_FILE
-    written = config and not file.exists()
-    if written:
+    if config and not file.exists():
         file.write_text(
-            f"location = {checks.toml_text(store.location)}\nengine = {checks.toml_text(store.engine)}\n"
+            f"location = {_toml_text(store.location)}\nengine = {_toml_text(store.engine)}\n"
         )
-    show_record(
-        context,
-        {
-            "location": store.location,
-            "engine": store.engine,
-            "config": str(file) if file.exists() else None,
-        },
-    )
+    record = {"location": store.location, "engine": store.engine, "config": None}
+    if file.exists():
+        record["config"] = str(file)
+    show_record(context, record)
 
 
 @app.command(epilog="Example: featurestore doctor --output json")
 def doctor(context: typer.Context) -> None:
     """Check this machine: Python, libraries, Java, location, registry, engines, formats."""
-    found = checks.run(settings(context))
+    found = run_checks(settings(context))
     show_rows(context, [vars(each) for each in found], columns=["check", "state", "detail", "hint"])
-    if any(each.state == checks.PROBLEM for each in found):
+    if any(each.state == PROBLEM for each in found):
         raise typer.Exit(1)
+
+
+def run_checks(options: Settings) -> list[Check]:
+    """Return the outcome of every check."""
+    return [_python(), *_libraries(), _java(), *_store(options), *_plugins()]
+
+
+def _python() -> Check:
+    return Check("python", OK, platform.python_version())  # an older one does not get here
+
+
+def _libraries() -> Iterator[Check]:
+    for name in _CORE:
+        yield _library(name, PROBLEM, f"pip install {name}")
+    for name, extra in _EXTRAS.items():
+        yield _library(name, ABSENT, f"pip install 'featurestore[{extra}]'")
+
+
+def _library(name: str, state_if_missing: str, hint: str) -> Check:
+    found = _version(name)
+    if found is None:
+        return Check(name, state_if_missing, "not installed", hint)
+    return Check(name, OK, found)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _java() -> Check:
+    wanted = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
+    java = shutil.which("java")
+    if "JAVA_HOME" in os.environ:
+        java = os.path.join(os.environ["JAVA_HOME"], "bin", "java")
+    if java is None or not os.access(java, os.X_OK):
+        return Check("java", ABSENT, "not found", wanted)
+    answer = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, timeout=60, check=False
+    )
+    found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', answer.stderr + answer.stdout)
+    if found is None:
+        return Check("java", ABSENT, f"{java} does not run", wanted)
+    if int(found[1]) not in JAVA_VERSIONS:
+        return Check("java", ABSENT, f"{found[1]} ({java})", wanted)
+    return Check("java", OK, f"{found[1]} ({java})")
+
+
+def _store(options: Settings) -> Iterator[Check]:
+    try:
+        resolved = configuration.resolve(
+            location=options.location, engine=options.engine, registry=options.registry
+        )
+        yield Check("engine chosen", OK, resolved.engine)
+        directory = files.local_directory(resolved.location)
+        if not files.exists(directory):
+            yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
+            return
+        files.ensure_writable(directory)
+        yield Check("location", OK, f"{directory} can be written")
+        yield _registry(directory, resolved.registry)
+    except FeatureStoreError as error:
+        yield Check("store", PROBLEM, error.message, error.hint)
+
+
+def _registry(directory: str, url: str | None) -> Check:
+    from featurestore.registry.database import head_revision, inspect
+
+    found, head = inspect(directory, url=url), head_revision()
+    if found is None:
+        return Check("registry", ABSENT, "empty", "featurestore init")
+    if found == head:
+        return Check("registry", OK, f"revision {found}")
+    hint = "featurestore registry upgrade"
+    if found > head:
+        hint = "pip install --upgrade featurestore"
+    return Check("registry", PROBLEM, f"revision {found}; this release has {head}", hint)
+
+
+def _plugins() -> Iterator[Check]:
+    for kind in ("engines", "formats", "validators"):
+        names = plugin_names(kind)
+        yield Check(kind, OK if names else PROBLEM, ", ".join(names) or "none")
+
+
+def _toml_text(value: str) -> str:
+    """Return a TOML string."""
+    return json.dumps(value)

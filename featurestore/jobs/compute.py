@@ -1,4 +1,7 @@
-"""Compute the rows of windows: a function window by window, a query for many at once where that is the same."""
+"""Compute the rows of windows.
+
+A function window by window, a query for many at once where that is the same.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,20 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import handed_over
+from featurestore.jobs.aggregates import BoundsAccumulator, DigestAccumulator, PartsAccumulator
 from featurestore.jobs.definitions import JobDefinition
-from featurestore.jobs.footers import TimeBounds, parquet_files, time_bounds
-from featurestore.jobs.inputs import PinnedInput, cut, read
-from featurestore.jobs.proof import keeps_to_windows
-from featurestore.jobs.query import DigestAccumulator, PartsAccumulator, Query, may_take_many
+from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
+from featurestore.jobs.query import Query, keeps_to_windows, may_take_many
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens
 from featurestore.model.window import Window
-from featurestore.plugins.engine import Accumulator, Relation, TimeRange
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
@@ -35,7 +35,7 @@ _log = logging.getLogger("featurestore.jobs")
 
 @dataclass(frozen=True)
 class Computation:
-    """What a run computes: the definition, its inputs pinned, where to stage, and the schema known so far."""
+    """The definition of a run, its inputs pinned, where to stage, and the schema known so far."""
 
     session: Session
     definition: JobDefinition
@@ -50,7 +50,7 @@ class Computation:
 
 
 def compute(run: Computation, windows: Sequence[Window]) -> Relation | None:
-    """Return the staged rows of neighbouring windows, checked to lie inside them; None when a function gave none.
+    """Return the staged rows of neighbouring windows; None when a function gave none.
 
     Raises:
         RowsOutsideWindow: A row's event time lies outside the window that computed it.
@@ -71,9 +71,12 @@ def _meet(windows: Sequence[Window]) -> bool:
 
 
 def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> Relation | None:
-    """Return the rows of one query over all windows; None when a window alone gives other rows than it.
+    """Return the rows of one query over all windows.
 
-    Where the text of the query does not prove that this cannot be, windows are computed alone to see.
+    None when a window alone gives other rows than it.
+
+    Where the text of the query does not prove that this cannot be, windows are computed alone to
+    see.
     """
     engine, spec = run.session.engine, run.spec
     query = Query(spec, engine)
@@ -84,15 +87,12 @@ def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> R
     if proven:
         return staged
     samples = _samples(windows, bounds, spec.closed)
-    ranges = [
-        TimeRange(str(spec.event_time), each.start, each.end, spec.closed) for each in samples
-    ]
+    ranges = []
+    for window in samples:
+        ranges.append(TimeRange(str(spec.event_time), window.start, window.end, spec.closed))
     parts = engine.aggregate(staged, PartsAccumulator(tuple(ranges)))
     for window, part in zip(samples, parts, strict=True):
-        seen = {
-            each.name: cut(run.session, sources[each.name], each.time, window)
-            for each in run.inputs
-        }
+        seen = _seen(run, sources, window)
         alone = engine.aggregate(query.run(seen, window), DigestAccumulator())
         if not alone.agrees(part):
             _log.info(
@@ -104,32 +104,26 @@ def _together(run: Computation, windows: Sequence[Window], *, proven: bool) -> R
 
 
 def _samples(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list[Window]:
-    """Return the windows in which the first and the last row lie, the outermost ones when there are no rows."""
-    if bounds.low > bounds.high:
+    """Return the windows of the first and the last row; without rows the outermost ones."""
+    if bounds.times is None:
         return [windows[0], windows[-1]]
     starts = [to_micros(each.start) for each in windows]
     find = bisect_left if closed == "right" else bisect_right
-    return list(
-        dict.fromkeys(
-            windows[max(find(starts, bound) - 1, 0)] for bound in (bounds.low, bounds.high)
-        )
-    )
+    first = windows[max(find(starts, bounds.low) - 1, 0)]
+    last = windows[max(find(starts, bounds.high) - 1, 0)]
+    return [first] if first == last else [first, last]
 
 
 def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
     """Compute window by window from inputs that were read once for all of them."""
     engine, whole = run.session.engine, Window(windows[0].start, windows[-1].end)
-    sources = _kept(run, whole) if len(windows) > 1 else _inputs(run, whole)
+    sources = _inputs(run, whole)
+    if len(windows) > 1:
+        sources = _staged_inputs(run, sources)
     places: list[str] = []
     schema, first = run.like, None
     for number, window in enumerate(windows):
-        seen = {
-            each.name: cut(
-                run.session, sources[each.name], each.time, window, lookback=run.spec.lookback
-            )
-            for each in run.inputs
-        }
-        rows = _result(run, seen, window)
+        rows = _result(run, _seen(run, sources, window), window)
         if rows is None:
             continue
         place = f"w{number:06d}"
@@ -145,7 +139,10 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
 
 
 def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:
-    """Return a schema for the rows of all windows so far; SchemaMismatch when they do not go together."""
+    """Return a schema for the rows of all windows so far.
+
+    SchemaMismatch when they do not go together.
+    """
     if known is None or part == known:
         return part
     if sorted(part.names) != sorted(known.names):
@@ -157,42 +154,60 @@ def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:
         given = part.field(field.name)
         if not widens(given.type, field.type) and not widens(field.type, given.type):
             raise SchemaMismatch(
-                f"Job {spec.name!r} gave {field.name!r} as {field.type} in one window and as {given.type} in another.",
+                f"Job {spec.name!r} gave {field.name!r} as {field.type} in one window and as "
+                f"{given.type} in another.",
                 hint="cast it in the job",
             )
-        fields.append(field if widens(given.type, field.type) else given)
+        if widens(given.type, field.type):
+            given = field
+        fields.append(given)
     return pa.schema(fields)
 
 
 def _result(run: Computation, seen: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
         return Query(run.spec, run.session.engine).run(seen, window).native
-    result = run.definition(
-        window=window, **{name: relation.native for name, relation in seen.items()}
-    )
-    return None if isinstance(result, list) and not result else result
+    inputs = {name: relation.native for name, relation in seen.items()}
+    result = run.definition(window=window, **inputs)
+    if isinstance(result, list) and not result:
+        return None
+    return result
 
 
 def _inputs(run: Computation, window: Window) -> dict[str, Relation]:
-    return {
-        each.name: read(run.session, each, window, lookback=run.spec.lookback)
-        for each in run.inputs
-    }
+    """Return the inputs, cut to what the windows of a chunk see together."""
+    inputs = {}
+    for each in run.inputs:
+        inputs[each.name] = read(run.session, each, window, lookback=run.spec.lookback)
+    return inputs
 
 
-def _kept(run: Computation, window: Window) -> dict[str, Relation]:
-    """Return the inputs of a whole chunk, staged: each window then reads its part and not the table again."""
-    engine = run.session.engine
-    return {
-        name: engine.stage(relation, os.path.join(run.staging, f"input-{name}"))
-        for name, relation in _inputs(run, window).items()
-    }
+def _staged_inputs(run: Computation, sources: Mapping[str, Relation]) -> dict[str, Relation]:
+    """Return the inputs of a chunk, staged: each window reads its part and not the table again."""
+    staged = {}
+    for name, relation in sources.items():
+        place = os.path.join(run.staging, f"input-{name}")
+        staged[name] = run.session.engine.stage(relation, place)
+    return staged
+
+
+def _seen(run: Computation, sources: Mapping[str, Relation], window: Window) -> dict[str, Relation]:
+    """Return what one window sees of the inputs."""
+    seen = {}
+    for each in run.inputs:
+        seen[each.name] = cut(
+            run.session, sources[each.name], each.time, window, lookback=run.spec.lookback
+        )
+    return seen
 
 
 def _staged(
     run: Computation, window: Window, rows: Relation, *, place: str
 ) -> tuple[Relation, TimeBounds]:
-    """Stage rows with their event time and return them with its bounds; refuse rows outside the window."""
+    """Stage rows with their event time and return them with its bounds.
+
+    Refuse rows outside the window.
+    """
     engine, spec = run.session.engine, run.spec
     column = str(spec.event_time)
     if column not in rows.schema.names:
@@ -200,42 +215,51 @@ def _staged(
     _check_time(spec, rows.schema.field(column).type)
     folder = os.path.join(run.staging, place)
     staged = engine.stage(rows, folder)
-    found = _bounds(run, staged, folder)
-    low, high = found.low, found.high
-    if found.nulls:
-        raise RowsOutsideWindow(f"Job {spec.name!r}: {found.nulls:,} rows have no {column!r}.")
+    bounds = _bounds(run, staged, folder)
+    if bounds.nulls:
+        raise RowsOutsideWindow(f"Job {spec.name!r}: {bounds.nulls:,} rows have no {column!r}.")
+    _check_inside(spec, window, bounds)
+    return staged, bounds
+
+
+def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
+    """Refuse rows outside the window that computed them."""
+    if bounds.times is None:
+        return
+    low, high = bounds.times
     start, end = to_micros(window.start), to_micros(window.end)
-    inside = (
-        (start < low and high <= end) if spec.closed == "right" else (start <= low and high < end)
-    )
-    if low <= high and not inside:
-        rule = "(start, end]" if spec.closed == "right" else "[start, end)"
+    if spec.closed == "right":
+        rule, inside = "(start, end]", start < low and high <= end
+    else:
+        rule, inside = "[start, end)", start <= low and high < end
+    if not inside:
+        first, last = from_micros(low).isoformat(), from_micros(high).isoformat()
         raise RowsOutsideWindow(
-            f"Job {spec.name!r}: rows have {column!r} from {from_micros(low).isoformat()} to "
-            f"{from_micros(high).isoformat()}, outside the window {rule} from {window.start.isoformat()} to "
-            f"{window.end.isoformat()}.",
-            hint="stamp rows with the time when they became known (closed='right'), or use closed='left'",
+            f"Job {spec.name!r}: rows have {spec.event_time!r} from {first} to {last}, outside the "
+            f"window {rule} from {window.start.isoformat()} to {window.end.isoformat()}.",
+            hint="stamp rows with the time when they became known (closed='right'), "
+            "or use closed='left'",
         )
-    return staged, found
 
 
 def _bounds(run: Computation, staged: Relation, folder: str) -> TimeBounds:
+    """Return the bounds of the event time, by the footers of the staged files where they tell."""
     column = str(run.spec.event_time)
-    found = TimeBounds()
+    bounds = TimeBounds()
     for file in parquet_files(folder):
-        told = time_bounds(file, column)
-        if told is None:  # Spark's footers say nothing about its older kind of times
-            return run.session.engine.aggregate(
-                run.session.engine.select(staged, {column: column}), BoundsAccumulator(column)
-            )
-        found = found.merge(told)
-    return found
+        of_file = time_bounds(file, column)
+        if of_file is None:  # Spark's footers say nothing about its older kind of times
+            times = run.session.engine.select(staged, {column: column})
+            return run.session.engine.aggregate(times, BoundsAccumulator(column))
+        bounds = bounds.merge(of_file)
+    return bounds
 
 
 def _check_time(spec: JobSpec, kind: pa.DataType) -> None:
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
         raise InvalidJob(
-            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is no time."
+            f"Job {spec.name!r}: its event time {spec.event_time!r} has type {kind}, which is no "
+            "time."
         )
 
 
@@ -252,7 +276,7 @@ def _stamped(run: Computation, window: Window, rows: Relation) -> Relation:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Writes one moment into a new column."""
+    """Writes one time into a new column."""
 
     column: str
     micros: int
@@ -263,32 +287,3 @@ class Stamp:
         return pa.RecordBatch.from_arrays(
             [*batch.columns, values], names=[*batch.schema.names, self.column]
         )
-
-
-@dataclass(frozen=True)
-class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
-    """The bounds of a column of times."""
-
-    column: str
-
-    def start(self) -> TimeBounds:
-        """Return the bounds of no rows."""
-        return TimeBounds()
-
-    def update(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
-        """Widen the bounds by a batch."""
-        values = batch.column(batch.schema.get_field_index(self.column))
-        found: npt.NDArray[np.int64] = pc.cast(
-            pc.cast(values.drop_null(), TIMESTAMP), pa.int64()
-        ).to_numpy()
-        if len(found):
-            state = state.merge(TimeBounds(int(found.min()), int(found.max())))
-        return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))
-
-    def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:
-        """Return the bounds of both."""
-        return left.merge(right)
-
-    def finish(self, state: TimeBounds) -> TimeBounds:
-        """Return the bounds."""
-        return state

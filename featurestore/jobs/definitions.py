@@ -24,7 +24,7 @@ Columns = str | Sequence[str]
 
 @dataclass(frozen=True)
 class JobDefinition:
-    """A job as defined in a module: its spec and, unless it is SQL, its function. Calling it calls the function."""
+    """The specification of a job and, unless it is SQL, its function, which a call calls."""
 
     spec: JobSpec
     function: Callable[..., Any] | None = None
@@ -66,15 +66,17 @@ def job(
     on_error: OnError = "go_on",
     on_failure: str | None = None,
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
-    """Make a scheduled job of a function ``(window, **inputs)`` that returns the rows of one window.
+    """Make a scheduled job of a function ``(window, **inputs)`` that returns a window's rows.
 
     Args:
         featuregroup: The group that the job fills; it is made by the first run.
         schedule: Cron expression; a window ends at each of its times.
-        inputs: ``{name of an argument: group reference, or path of a Delta table or Parquet folder}``.
+        inputs: ``{name of an argument: group reference, or path of a Delta table or Parquet
+            folder}``.
         name: Name of the job; else that of the function.
         primary_key: As for ``create_featuregroup``.
-        event_time: Column of the result; when the function gives none, the store writes the window's end.
+        event_time: Column of the result; when the function gives none, the store writes the
+            window's end.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
         window: Width of a window; else the schedule interval, from one schedule time to the next.
@@ -82,7 +84,8 @@ def job(
         lookback: How far before the window inputs are cut.
         allowed_lateness: How long to wait after a window's end for late data.
         timezone: Of the schedule.
-        closed: "right": rows have start < event time <= end, the time when they became known; "left": [start, end).
+        closed: "right": rows have start < event time <= end, the time when they became known;
+            "left": [start, end).
         mode: "replace_window", "upsert" or "append".
         validation: Policy of the writes.
         ttl: As for ``create_featuregroup``.
@@ -90,15 +93,16 @@ def job(
         statistics: Whether commits count statistics.
         description: Of the feature group.
         tags: Of the feature group.
-        input_times: ``{input: time column}`` for inputs that are paths; a group's own event time is known.
+        input_times: ``{input: time column}`` for inputs that are paths; a group's own event time is
+            known.
         retries: How often a failed run is tried again, waiting longer each time.
         catchup: At most so many missed windows at once, the oldest first; None takes all.
         on_error: Whether later windows "wait" for a failed one or "go_on".
         on_failure: Command to run when a run failed for good.
 
     >>> @featurestore.job(
-    ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at", schedule="0 * * * *",
-    ...     inputs={"weather": "weather"}, lookback="2h", closed="left",
+    ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at",
+    ...     schedule="0 * * * *", inputs={"weather": "weather"}, lookback="2h", closed="left",
     ... )
     ... def warm_hours(window, weather):
     ...     return weather.filter("temp > 38")
@@ -148,9 +152,10 @@ def sql_job(
 ) -> JobDefinition:
     """Make a scheduled job of a query: DuckDB's SQL, on either engine.
 
-    Inputs are table names; ``$window_start`` and ``$window_end`` are bound. Several windows are computed in one query
-    where that gives the same rows (see ``docs/how-to/jobs.md``). The other arguments are those of ``job``;
-    ``featuregroup`` is the name of the job unless it says otherwise.
+    Inputs are table names; ``$window_start`` and ``$window_end`` are bound. Several windows are
+    computed in one query where that gives the same rows (see ``docs/how-to/jobs.md``). The other
+    arguments are those of ``job``; ``featuregroup`` is the name of the job unless it says
+    otherwise.
 
     >>> query = '''
     ...     select origin, date_trunc('day', measured_at) + interval 1 day as day, avg(temp) as temp
@@ -185,11 +190,11 @@ def training_job(
     on_failure: str | None = None,
     keep: int | None = None,
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
-    """Make a scheduled job of a function ``(store, window)`` that returns what ``create_training_dataset`` takes.
+    """Make a scheduled job of a function ``(store, window)`` that describes a training dataset.
 
-    It returns the data, or a dict of the arguments of ``create_training_dataset`` with ``data`` among them. A new
-    version is written when the inputs changed since the last one: those named in ``inputs``, else the sources of the
-    frame that the function returned.
+    It returns the data, or a dict of the arguments of ``create_training_dataset`` with ``data``
+    among them. A new version is written when the inputs changed since the last one: those named in
+    ``inputs``, else the sources of the frame that the function returned.
 
     Args:
         training_dataset: The dataset that gets new versions.
@@ -239,7 +244,8 @@ def _check_arguments(function: Callable[..., Any], names: Sequence[str], spec: J
     taken = [each.name for each in parameters]
     if sorted(taken) != sorted(names):
         raise InvalidJob(
-            f"Job {spec.name!r}: its function takes {listing(taken)}, but is called with {listing(names)}.",
+            f"Job {spec.name!r}: its function takes {listing(taken)}, but is called with "
+            f"{listing(names)}.",
             hint=f"def {spec.name}({', '.join(names)})",
         )
 

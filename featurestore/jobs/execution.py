@@ -1,4 +1,4 @@
-"""Many windows: cut into chunks that share a commit, computed in turn or side by side, narrowed down to what fails."""
+"""Windows in chunks that share a commit, in turn or side by side, narrowed down to what fails."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import target
 from featurestore.jobs.training import run_training
 from featurestore.model.job import JobSpec
+from featurestore.model.printable import printable
 from featurestore.model.window import Window
 from featurestore.plugins.engine import find_engine
 from featurestore.registry import jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 
-_log = logging.getLogger(LOGGER)
-# A query takes many windows nearly as fast as one; a function is called for each. A killed chunk starts again whole.
+_log = logging.getLogger("featurestore.jobs")
+# A query takes many windows nearly as fast as one; a function is called for each. A killed chunk
+# starts again whole.
 CHUNKS = {"sql": 1000, "python": 100, "training": 1_000_000}
-# When so many single windows fail one after the other, the fault is not in them, and the rest is left for later.
+# When so many single windows fail one after the other, the fault is not in them, and the rest is
+# left for later.
 _GIVE_UP_AFTER = 3
 _COMMAND_SECONDS = 60
 
 
 @dataclass
 class Outcome:
-    """What became of windows: every run that was made, and the windows that could not be computed."""
+    """Every run that was made, and the windows that could not be computed."""
 
     runs: list[Run] = field(default_factory=list)
     failed: list[Window] = field(default_factory=list)
@@ -43,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Watch:
-    """How others look on: ``progress(windows done, windows in all)``, and a signal to stop after the present run."""
+    """Who is told ``(windows done, windows in all)``, and a signal to stop after this run."""
 
     progress: Callable[[int, int], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -52,7 +54,7 @@ class Watch:
 def compute_windows(
     session: Session, attempt: Attempt, *, watch: Watch | None = None, parallel: int = 1
 ) -> Outcome:
-    """Compute the windows of an attempt, in any number of commits; the caller holds the job's lease.
+    """Compute the windows of an attempt, in any number of commits; the caller has the lease.
 
     Args:
         session: The connection.
@@ -61,17 +63,17 @@ def compute_windows(
         parallel: How many chunks at once, where windows do not depend on each other.
     """
     watch = watch or Watch()
-    pieces = list(chunks(attempt.spec, attempt.windows))
+    todo = list(chunks(attempt.spec, attempt.windows))
     counted = _Counted(watch, len(attempt.windows))
-    if parallel < 2 or len(pieces) < 3 or not independent(attempt.spec):
-        outcome = Outcome()
-        for piece in pieces:
-            _compute(session, replace(attempt, windows=piece), outcome, watch)
-            counted.add(len(piece))
-            if outcome.stopped:
-                break
-        return outcome
-    return _side_by_side(session, attempt, pieces, watch, counted, parallel)
+    if parallel > 1 and len(todo) > 2 and independent(attempt.spec):
+        return _side_by_side(session, attempt, todo, watch, counted, parallel)
+    outcome = Outcome()
+    for chunk in todo:
+        _compute(session, replace(attempt, windows=chunk), outcome, watch)
+        counted.add(len(chunk))
+        if outcome.stopped:
+            break
+    return outcome
 
 
 def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
@@ -92,13 +94,10 @@ def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, .
 
 def independent(spec: JobSpec) -> bool:
     """Tell whether windows may be computed in any order."""
-    reads_itself = any(place.partition("@")[0] == spec.target for place in spec.inputs.values())
-    return (
-        spec.kind != "training"
-        and spec.mode == "replace_window"
-        and spec.on_error == "go_on"
-        and not reads_itself
-    )
+    sources = [source.partition("@")[0] for source in spec.inputs.values()]
+    if spec.kind == "training" or spec.target in sources:
+        return False
+    return spec.mode == "replace_window" and spec.on_error == "go_on"
 
 
 def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch) -> None:
@@ -127,10 +126,9 @@ def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch)
 
 
 def _gives_up(outcome: Outcome) -> bool:
-    last = [run for run in outcome.runs if run.windows == 1 or run.state == runs.DONE][
-        -_GIVE_UP_AFTER:
-    ]
-    return len(last) == _GIVE_UP_AFTER and all(run.state == runs.FAILED for run in last)
+    """Tell whether so many single windows failed in a row that the fault is not in them."""
+    told = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
+    return told[-_GIVE_UP_AFTER:] == [runs.FAILED] * _GIVE_UP_AFTER
 
 
 def _is_lost(session: Session, attempt: Attempt) -> bool:
@@ -155,7 +153,7 @@ def _tell(command: str, run: Run) -> None:
         "FEATURESTORE_RUN": run.run_id,
         "FEATURESTORE_WINDOW_START": run.window.start.isoformat(),
         "FEATURESTORE_WINDOW_END": run.window.end.isoformat(),
-        "FEATURESTORE_ERROR": run.error or "",
+        "FEATURESTORE_ERROR": printable(run.error or ""),
         "FEATURESTORE_LOG": run.log or "",
     }
     try:
@@ -187,32 +185,35 @@ class _Counted:
 def _side_by_side(
     session: Session,
     attempt: Attempt,
-    pieces: list[tuple[Window, ...]],
+    todo: list[tuple[Window, ...]],
     watch: Watch,
     counted: _Counted,
     parallel: int,
 ) -> Outcome:
-    """Compute chunks on several threads, each with an engine of its own; the first one alone if it makes the group."""
+    """Compute chunks on several threads, each with an engine of its own.
+
+    The first one alone if it makes the group.
+    """
     whole = Outcome()
     if target(session, attempt.spec) is None:
-        _compute(session, replace(attempt, windows=pieces[0]), whole, watch)
-        counted.add(len(pieces[0]))
-        pieces = pieces[1:]
+        _compute(session, replace(attempt, windows=todo[0]), whole, watch)
+        counted.add(len(todo[0]))
+        todo = todo[1:]
     sessions: queue.SimpleQueue[Session] = queue.SimpleQueue()
     workers = [
         replace(session, engine=find_engine(session.engine.name))
-        for _ in range(min(parallel, len(pieces)))
+        for _ in range(min(parallel, len(todo)))
     ]
     for worker in workers:
         sessions.put(worker)
 
-    def compute(piece: tuple[Window, ...]) -> Outcome:
+    def compute(chunk: tuple[Window, ...]) -> Outcome:
         mine, own = sessions.get(), Outcome(stopped=whole.stopped)
         try:
-            _compute(mine, replace(attempt, windows=piece), own, watch)
+            _compute(mine, replace(attempt, windows=chunk), own, watch)
         finally:
             sessions.put(mine)
-        counted.add(len(piece))
+        counted.add(len(chunk))
         whole.stopped = whole.stopped or own.stopped
         return own
 
@@ -220,7 +221,7 @@ def _side_by_side(
         with ThreadPoolExecutor(
             max(len(workers), 1), thread_name_prefix=f"job-{attempt.spec.name}"
         ) as pool:
-            for own in pool.map(compute, pieces):
+            for own in pool.map(compute, todo):
                 whole.runs += own.runs
                 whole.failed += own.failed
     finally:

@@ -1,21 +1,24 @@
-"""Inputs of a job: pinned to Delta versions before anything is computed, cut to what a window may see."""
+"""Inputs of a job, pinned to Delta versions before it computes, and cut to what a window sees.
+
+Of Parquet files the footers tell rows and times, which is faster than any query over the rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
 from featurestore.delta import deltalog
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import open_group
-from featurestore.jobs.footers import parquet_files
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.references import parse_group_reference
+from featurestore.model.times import to_micros
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
@@ -23,7 +26,7 @@ from featurestore.session import Session
 
 @dataclass(frozen=True)
 class PinnedInput:
-    """One input as it stood when a run began; ``time`` is the column by which it is cut, None: never cut."""
+    """One input as it stood when a run began; ``time`` is the column that cuts it, if any."""
 
     name: str
     kind: Literal["group", "delta", "parquet"]
@@ -49,7 +52,14 @@ def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         FeatureGroupNotFound: A group does not exist.
         InvalidJob: A path holds neither a Delta table nor Parquet files.
     """
-    return tuple(_pin(session, spec, name, place) for name, place in spec.inputs.items())
+    pinned = []
+    for name, source in spec.inputs.items():
+        time_column = spec.input_times.get(name)
+        if "/" in source:
+            pinned.append(_pin_path(name, source, time_column, job=spec.name))
+        else:
+            pinned.append(_pin_group(session, name, source, time_column))
+    return tuple(pinned)
 
 
 def read(session: Session, given: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:
@@ -66,44 +76,16 @@ def read(session: Session, given: PinnedInput, window: Window, *, lookback: time
 def cut(
     session: Session,
     relation: Relation,
-    time: str | None,
+    time_column: str | None,
     window: Window,
     *,
     lookback: timedelta = timedelta(0),
 ) -> Relation:
     """Return the rows of a relation that a window may see."""
-    if time is None:
+    if time_column is None:
         return relation
-    return session.engine.within(relation, TimeRange(time, window.start - lookback, window.end))
-
-
-def _pin(session: Session, spec: JobSpec, name: str, place: str) -> PinnedInput:
-    time = spec.input_times.get(name)
-    if "/" not in place:
-        group = open_group(session, *parse_group_reference(place))
-        found = group.spec
-        return PinnedInput(
-            name,
-            "group",
-            source=found.name,
-            path=group.path,
-            time=time or found.event_time,
-            version=found.version,
-            delta_version=group.delta_version,
-            spec=found,
-        )
-    path = os.path.abspath(os.path.expanduser(place))
-    if deltalog.exists(path):
-        return PinnedInput(
-            name, "delta", path, path, time, delta_version=deltalog.latest_version(path)
-        )
-    files = list(parquet_files(path))
-    if not files:
-        raise InvalidJob(
-            f"Job {spec.name!r}: its input {name!r} is {path}, which holds neither a Delta table nor Parquet files.",
-            hint="a group reference has no '/' in it",
-        )
-    return PinnedInput(name, "parquet", path, path, time, fingerprint=fingerprint(files))
+    visible = TimeRange(time_column, window.start - lookback, window.end)
+    return session.engine.within(relation, visible)
 
 
 def fingerprint(paths: Iterable[str]) -> str:
@@ -113,3 +95,118 @@ def fingerprint(paths: Iterable[str]) -> str:
         stat = os.stat(file)
         digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     return digest.hexdigest()
+
+
+def _pin_group(session: Session, name: str, reference: str, time_column: str | None) -> PinnedInput:
+    group = open_group(session, *parse_group_reference(reference))
+    spec = group.spec
+    return PinnedInput(
+        name,
+        "group",
+        source=spec.name,
+        path=group.path,
+        time=time_column or spec.event_time,
+        version=spec.version,
+        delta_version=group.delta_version,
+        spec=spec,
+    )
+
+
+def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:
+    path = os.path.abspath(os.path.expanduser(source))
+    if deltalog.exists(path):
+        version = deltalog.latest_version(path)
+        return PinnedInput(name, "delta", path, path, time_column, delta_version=version)
+    found = list(parquet_files(path))
+    if not found:
+        raise InvalidJob(
+            f"Job {job!r}: its input {name!r} is {path}, "
+            "which holds neither a Delta table nor Parquet files.",
+            hint="a group reference has no '/' in it",
+        )
+    return PinnedInput(name, "parquet", path, path, time_column, fingerprint=fingerprint(found))
+
+
+# -- Parquet files --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TimeBounds:
+    """Least and greatest time of some rows in microseconds, nulls, rows.
+
+    Without a time the least is above the greatest.
+    """
+
+    low: int = 2**63 - 1
+    high: int = -(2**63)
+    nulls: int = 0
+    rows: int = 0
+
+    def merge(self, other: TimeBounds) -> TimeBounds:
+        """Return the bounds of both."""
+        return TimeBounds(
+            min(self.low, other.low),
+            max(self.high, other.high),
+            self.nulls + other.nulls,
+            self.rows + other.rows,
+        )
+
+    @property
+    def times(self) -> tuple[int, int] | None:
+        """Least and greatest time; None without a time."""
+        return (self.low, self.high) if self.low <= self.high else None
+
+
+def parquet_files(path: str) -> Iterator[str]:
+    """Yield the Parquet files below a folder, in the order of their paths."""
+    for parent, _, names in sorted(os.walk(path)):
+        for name in sorted(names):
+            if name.endswith(".parquet"):
+                yield os.path.join(parent, name)
+
+
+def time_bounds(file: str, column: str) -> TimeBounds | None:
+    """Return the bounds of a column of a Parquet file; None where its footer does not tell."""
+    from pyarrow import parquet
+
+    metadata = parquet.read_metadata(file)
+    index = metadata.schema.to_arrow_schema().get_field_index(column)
+    if index < 0:
+        return None
+    bounds = TimeBounds()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        statistics = group.column(index).statistics
+        if statistics is None or not statistics.has_null_count:
+            return None
+        nulls, rows = statistics.null_count, group.num_rows
+        if nulls < rows:
+            if not statistics.has_min_max:
+                return None
+            low, high = _micros(statistics.min), _micros(statistics.max)
+            if low is None or high is None:
+                return None
+            bounds = bounds.merge(TimeBounds(low, high))
+        bounds = bounds.merge(TimeBounds(nulls=nulls, rows=rows))
+    return bounds
+
+
+def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
+    """Return rows and bytes of a file, and the bounds of a time column where its footer tells.
+
+    Times are microseconds since 1970.
+    """
+    from pyarrow import parquet
+
+    rows, size = parquet.read_metadata(file).num_rows, os.stat(file).st_size
+    bounds = None if column is None else time_bounds(file, column)
+    return rows, size, None if bounds is None else bounds.times
+
+
+def _micros(value: object) -> int | None:
+    """Return a time of a footer in microseconds; None when it is none."""
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if not isinstance(value, datetime):
+        return None
+    return to_micros(value if value.tzinfo else value.replace(tzinfo=UTC))

@@ -1,9 +1,9 @@
-"""Job files: loaded when they are registered, and again, once they prove unchanged, when a job runs.
+"""Job files, loaded when they are registered, and again, while they are unchanged, to run jobs.
 
-A registry names the file or module of each job. It may come from elsewhere, so what it names is run only where
-somebody registered it: registering writes a receipt with the file's hash into this machine's state directory
-(``$XDG_STATE_HOME/featurestore``, else ``~/.local/state/featurestore``), and a run compares the hash before a line of
-the file is executed.
+A registry names the file or module of each job. It may come from elsewhere, so what it names is run
+only where somebody registered it: registering writes a receipt with the file's hash into this
+machine's state directory (``$XDG_STATE_HOME/featurestore``, else ``~/.local/state/featurestore``),
+and a run compares the hash before a line of the file is executed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _loading = threading.RLock()
 
 @dataclass(frozen=True)
 class JobFile:
-    """Where a job is defined: the file or module as the registry names it, and the hash of what was executed.
+    """A file or module that defines jobs, and the hash of what was executed.
 
-    ``file`` and ``sha256`` are None for a module that has no file, such as a notebook.
+    ``origin`` is what the registry names. ``file`` and ``sha256`` are None for a module that has
+    no file, such as a notebook.
     """
 
     origin: str
@@ -41,12 +42,13 @@ class JobFile:
 def load(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> dict[str, tuple[JobDefinition, JobFile]]:
-    """Return the jobs of a module, a Python file or a folder of such by name, and where each is defined.
+    """Return the jobs of a module, a file or a folder by name, and where each is defined.
 
     The files are executed: this is for what a person names, not for what a registry names.
 
     Raises:
-        InvalidJob: Nothing there, no job in it, a file that cannot be executed, or two jobs of one name.
+        InvalidJob: Nothing there, no job in it, a file that cannot be executed, or two jobs of one
+            name.
     """
     found: dict[str, tuple[JobDefinition, JobFile]] = {}
     for module, file in _modules(module_or_path):
@@ -54,13 +56,17 @@ def load(
             name = definition.spec.name
             if name in found and found[name][0] is not definition:
                 raise InvalidJob(
-                    f"Job {name!r} is defined twice: in {found[name][1].origin} and in {file.origin}."
+                    f"Job {name!r} is defined twice: in {found[name][1].origin} and in "
+                    f"{file.origin}."
                 )
             found[name] = (definition, file)
     if not found:
         raise InvalidJob(
             f"{module_or_path!r} defines no jobs.",
-            hint="decorate functions with @featurestore.job, or call featurestore.sql_job at the module's top level",
+            hint=(
+                "decorate functions with @featurestore.job, or call featurestore.sql_job at the "
+                "module's top level"
+            ),
         )
     return found
 
@@ -80,7 +86,8 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
     """Return a job from where it was registered.
 
     Raises:
-        InvalidJob: Nobody registered the origin on this machine, it changed since, or it lacks the job.
+        InvalidJob: Nobody registered the origin on this machine, it changed since, or it lacks the
+            job.
     """
     with _loading:
         module = _registered_module(location, name, origin)
@@ -97,7 +104,8 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
     receipt_path = _receipt_path(location, origin)
     if not files.exists(receipt_path):
         raise InvalidJob(
-            f"Job {name!r} comes from {origin}, which was not registered on this machine for {location}.",
+            f"Job {name!r} comes from {origin}, which was not registered on this machine for "
+            f"{location}.",
             hint=f"read it, then: featurestore job register {origin}",
         )
     receipt = files.read_json(receipt_path)
@@ -140,7 +148,7 @@ def _receipt_path(location: str, origin: str) -> str:
 
 
 def _definitions(module: ModuleType) -> list[JobDefinition]:
-    """Return the jobs that a module has names for, and those that it made without giving them one."""
+    """Return the jobs that a module has names for, and those that it only made."""
     names = vars(module)
     named = [each for each in names.values() if isinstance(each, JobDefinition)]
     return [*named, *names.get(MADE_HERE, ())]
@@ -163,7 +171,7 @@ def _modules(place: ModuleType | str | os.PathLike[str]) -> Iterator[tuple[Modul
 
 
 def _file_of(module: ModuleType) -> JobFile:
-    """Return where a module that is loaded came from; a script is known by its file, any other by its name."""
+    """Return where a loaded module came from; a script is known by its file."""
     file = getattr(module, "__file__", None)
     if file is None or not os.path.isfile(file):
         return JobFile(module.__name__, None, None)

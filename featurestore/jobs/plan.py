@@ -1,4 +1,4 @@
-"""What a job would do, told before it does it: windows, rows and bytes of inputs, estimated time."""
+"""What a job would do: windows, rows and bytes of inputs, estimated time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from featurestore.delta import deltalog
-from featurestore.jobs.footers import parquet_files, volume
-from featurestore.jobs.inputs import PinnedInput, pin
+from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, volume
 from featurestore.jobs.service import complete_between, due_of, get_job
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment, to_micros
@@ -35,7 +34,10 @@ class PlannedInput:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The windows that a job would compute, what they read, and about how long it takes (None: no runs yet)."""
+    """The windows that a job would compute, what they read, and about how long that takes.
+
+    ``seconds`` is None while there are no runs to tell it from.
+    """
 
     job: str
     windows: tuple[Window, ...]
@@ -53,23 +55,23 @@ class JobPlan:
         return sum(each.bytes for each in self.inputs)
 
     def __str__(self) -> str:
-        lasts = (
-            "no run to estimate the time from"
-            if self.seconds is None
-            else f"about {self.seconds:.1f} s"
-        )
         if not self.windows:
             return f"{self.job}: nothing to do"
+        if self.seconds is None:
+            lasts = "no run to estimate the time from"
+        else:
+            lasts = f"about {self.seconds:.1f} s"
         first, last = self.windows[0], self.windows[-1]
         lines = [
-            f"{self.job}: {len(self.windows)} windows from {first.start.isoformat()} to {last.end.isoformat()}",
+            f"{self.job}: {len(self.windows)} windows from {first.start.isoformat()} to "
+            f"{last.end.isoformat()}",
             f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {lasts}",
         ]
         for each in self.inputs:
-            version = (
-                "" if each.delta_version is None else f" at Delta version {each.delta_version}"
-            )
-            lines.append(f"  {each.name}: {each.source}{version}, rows: about {each.rows:,}")
+            source = each.source
+            if each.delta_version is not None:
+                source += f" at Delta version {each.delta_version}"
+            lines.append(f"  {each.name}: {source}, rows: about {each.rows:,}")
         return "\n".join(lines)
 
 
@@ -84,14 +86,18 @@ def plan_job(
     if window is None:
         windows = due_of(session, job)
     else:
-        start, end = (window.start, window.end) if isinstance(window, Window) else window
-        windows = complete_between(
-            job.spec, parse_moment(start, argument="start"), parse_moment(end, argument="end")
-        )
+        windows = complete_between(job.spec, *_range(window))
     inputs = tuple(_planned(each, windows, job.spec) for each in pin(session, job.spec))
     with session.registry.reading() as connection:
         known = runs.of_job(connection, name, state=runs.DONE)
     return JobPlan(name, tuple(windows), inputs, _seconds(known[-_RECENT:], len(windows)))
+
+
+def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[datetime, datetime]:
+    if isinstance(window, Window):
+        return window.start, window.end
+    start, end = window
+    return parse_moment(start, argument="start"), parse_moment(end, argument="end")
 
 
 def _planned(given: PinnedInput, windows: Sequence[Window], spec: JobSpec) -> PlannedInput:
@@ -100,32 +106,37 @@ def _planned(given: PinnedInput, windows: Sequence[Window], spec: JobSpec) -> Pl
 
 
 def _volume(given: PinnedInput, windows: Sequence[Window], lookback: timedelta) -> tuple[int, int]:
-    """Return rows and bytes of the files that windows see, in proportion to the time that they share."""
+    """Return rows and bytes of the files that windows see, by the share of their times."""
     if not windows:
         return 0, 0
     first, last = to_micros(windows[0].start - lookback), to_micros(windows[-1].end)
     rows = size = 0.0
     for file_rows, file_bytes, bounds in _files(given):
-        share = 1.0 if bounds is None else _share(*bounds, first, last)
+        share = _share(bounds, first, last)
         rows += file_rows * share
         size += file_bytes * share
     return round(rows), round(size)
 
 
 def _files(given: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-    """Yield rows, bytes and the least and greatest time of each file of an input (None: not told)."""
+    """Yield rows, bytes and, where known, the least and greatest time of each file."""
     if given.kind == "parquet":
         for path in parquet_files(given.path):
             yield volume(path, given.time)
         return
     state = deltalog.table_state(given.path, given.delta_version)
-    bounds = None if given.time is None else state.times(given.time)
+    times = None
+    if given.time is not None:
+        times = state.times(given.time)
     for number, file in enumerate(state.files):
-        yield file.rows, file.bytes, None if bounds is None else bounds[number]
+        yield file.rows, file.bytes, times[number] if times else None
 
 
-def _share(begin: int, end: int, first: int, last: int) -> float:
-    """Return which part of the time from ``begin`` to ``end`` lies in ``[first, last)``."""
+def _share(times: tuple[int, int] | None, first: int, last: int) -> float:
+    """Return which part of a file's range of times lies in ``[first, last)``; unknown: all."""
+    if times is None:
+        return 1.0
+    begin, end = times
     if end < first or begin >= last:
         return 0.0
     if end == begin:
@@ -136,4 +147,6 @@ def _share(begin: int, end: int, first: int, last: int) -> float:
 def _seconds(known: Sequence[Run], windows: int) -> float | None:
     spent = sum(run.seconds or 0.0 for run in known)
     computed = sum(run.windows for run in known)
-    return spent / computed * windows if computed else None
+    if not computed:
+        return None
+    return spent / computed * windows

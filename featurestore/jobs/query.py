@@ -1,41 +1,48 @@
 """SQL jobs: the query of one window, and of many at once where that gives the same rows.
 
-A query over a chunk of neighbouring windows sees the inputs of all of them, and ``$window_start`` and ``$window_end``
-are the chunk's. For many queries that gives the same rows as window by window, and takes a small part of the time.
-``may_take_many`` is a rule on the text that lets through only queries whose rows cannot mix windows by their form:
-one SELECT, no subqueries, window functions, limits or set operations; parameters only as outer bounds; where rows are
-grouped, the event time is among the keys. What the form cannot tell (an event time of another hour than its rows) is
-found out by computing some windows alone and comparing; see ``compute``.
+A query over a chunk of neighbouring windows sees the inputs of all of them, and ``$window_start``
+and ``$window_end`` are the chunk's. For many queries that gives the same rows as window by window,
+and takes a small part of the time. ``may_take_many`` is a rule on the text that lets through only
+queries whose rows cannot mix windows by their form: one SELECT, no subqueries, window functions,
+limits or set operations; parameters only as outer bounds; where rows are grouped, the event time is
+among the keys. What the form cannot tell (an event time of another hour than its rows) is found out
+by computing some windows alone and comparing; see ``compute``.
+
+Of many queries even that is proven from their text (``keeps_to_windows``): the event time is made
+of the input's time alone, by steps that never turn the order of times around: ``date_trunc`` and
+the adding of a fixed interval. So it is enough to look at the first and the last instant of a
+window: when their event times lie in the window, those of all rows between them do, and rows of two
+windows never have the same event time, which is among the keys of their groups.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pat
+from numpy.typing import NDArray
 
 from featurestore import sql
-from featurestore.hashing import row_hash
-from featurestore.model.arrow_rows import rows_at
 from featurestore.model.job import JobSpec
-from featurestore.model.types import TIMESTAMP
+from featurestore.model.times import to_micros
 from featurestore.model.window import Window
-from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
+from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
+Micros = NDArray[np.int64]
+Steps = Callable[[Micros], Micros]
+_FIXED = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
+_CALENDAR = {"second": "s", "minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}
+# 1970-01-01 was a Thursday, and weeks begin on Mondays.
+_MONDAY = 3
+_DAY = 86_400_000_000
 _START, _END = "window_start", "window_end"
-# Sums of floats depend on the order of their rows, which differs between a window alone and among others.
-_FLOATS_AGREE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -74,25 +81,22 @@ def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
 
     Args:
         spec: The job.
-        times: The columns by which its inputs are cut; rows of two such inputs could meet across windows.
+        times: The columns by which its inputs are cut; rows of two such inputs could meet across
+            windows.
     """
     from sqlglot import exp
 
     tree = parsed(spec.code)
+    if spec.lookback or len(times) != 1 or not isinstance(tree, exp.Select):
+        return False
     mixing = (exp.Subquery, exp.CTE, exp.Window, exp.Limit, exp.Offset, exp.Distinct, exp.Qualify)
-    if (
-        spec.lookback
-        or len(times) != 1
-        or not isinstance(tree, exp.Select)
-        or tree.find(*mixing) is not None
-    ):
+    # What an unknown function does is not known: it may aggregate.
+    if tree.find(*mixing, exp.Anonymous) is not None or len(list(tree.find_all(exp.Select))) != 1:
         return False
-    if sum(1 for _ in tree.find_all(exp.Select)) != 1 or not _are_outer_bounds(tree, times[0]):
+    if not _are_outer_bounds(tree, times[0]) or any(each.is_star for each in tree.expressions):
         return False
-    if tree.find(exp.Anonymous) is not None:  # what it does is not known: it may aggregate
-        return False
-    time = next((each for each in tree.expressions if each.alias_or_name == spec.event_time), None)
-    if time is None or any(each.is_star for each in tree.expressions):
+    time = _event_time(tree, spec)
+    if time is None:
         return False
     grouped = tree.args.get("group")
     if grouped is None:
@@ -100,127 +104,139 @@ def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:
     return _is_key(time, grouped, tree)
 
 
+def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
+    """Return the column of a query that is the event time of its rows."""
+    for column in tree.expressions:
+        if column.alias_or_name == spec.event_time:
+            return column
+    return None
+
+
 def _is_key(time: exp.Expr, grouped: exp.Expr, tree: exp.Select) -> bool:
-    """Tell whether rows are grouped by the event time, by name, position or expression; or by everything."""
+    """Tell whether rows are grouped by the event time, however it is named, or by all columns."""
     from sqlglot import exp
 
     if grouped.args.get("all"):
         return time.find(exp.AggFunc) is None
     position = str(tree.expressions.index(time) + 1)
-    return any(
-        each == time.unalias()
-        or (isinstance(each, exp.Column) and not each.table and each.name == time.alias_or_name)
-        or (isinstance(each, exp.Literal) and each.name == position)
-        for each in grouped.expressions
-    )
+    for key in grouped.expressions:
+        by_name = isinstance(key, exp.Column) and not key.table and key.name == time.alias_or_name
+        by_position = isinstance(key, exp.Literal) and key.name == position
+        if by_name or by_position or key == time.unalias():
+            return True
+    return False
 
 
 def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
-    """Tell whether parameters only bound the time of the input: the start from below, the end from above."""
+    """Tell whether the start only bounds the input's time from below, the end from above."""
     from sqlglot import exp
 
     bounds = {exp.GT: _START, exp.GTE: _START, exp.LT: _END, exp.LTE: _END}
-    parameters = [node for node in tree.walk() if isinstance(node, exp.Parameter | exp.Placeholder)]
-    outermost = [each for each in parameters if not isinstance(each.parent, exp.Parameter)]
-    return all(
-        bounds.get(type(each.parent)) == each.name  # type: ignore[arg-type]
-        and each.arg_key == "expression"
-        and each.parent is not None
-        and isinstance(each.parent.this, exp.Column)
-        and each.parent.this.name.lower() == time.lower()
-        for each in outermost
+    for node in tree.walk():
+        if not isinstance(node, exp.Parameter | exp.Placeholder):
+            continue
+        comparison = node.parent
+        if isinstance(comparison, exp.Parameter):
+            continue  # the name within a parameter
+        if not isinstance(comparison, exp.Binary) or node.arg_key != "expression":
+            return False
+        column = comparison.this
+        if not isinstance(column, exp.Column) or column.name.lower() != time.lower():
+            return False
+        if bounds.get(type(comparison)) != node.name:
+            return False
+    return True
+
+
+def keeps_to_windows(spec: JobSpec, windows: Sequence[Window], *, time: str) -> bool:
+    """Tell whether every row of a query is proven to lie in the window of its input rows.
+
+    Args:
+        spec: The job; its query has a form that may take many windows (``query.may_take_many``).
+        windows: The windows.
+        time: The column by which its input is cut.
+    """
+    steps = event_time_steps(spec, time=time)
+    if steps is None:
+        return False
+    starts = np.array([to_micros(each.start) for each in windows], np.int64)
+    ends = np.array([to_micros(each.end) for each in windows], np.int64)
+    first, last = steps(starts), steps(ends - 1)
+    if spec.closed == "right":
+        return bool((first > starts).all() and (last <= ends).all())
+    return bool((first >= starts).all() and (last < ends).all())
+
+
+def event_time_steps(spec: JobSpec, *, time: str) -> Steps | None:
+    """Return how a query makes its event time of the time of its only input.
+
+    None where its text does not tell.
+    """
+    from sqlglot import exp
+
+    tree = parsed(spec.code)
+    if not isinstance(tree, exp.Select) or sum(1 for _ in tree.find_all(exp.Table)) != 1:
+        return None
+    column = _event_time(tree, spec)
+    return None if column is None else _steps(column.unalias(), time)
+
+
+def _steps(node: exp.Expr, time: str) -> Steps | None:
+    from sqlglot import exp
+
+    if isinstance(node, exp.Column):
+        return _unchanged if node.name.lower() == time.lower() else None
+    if isinstance(node, exp.Paren):
+        return _steps(node.this, time)
+    if isinstance(node, exp.TimestampTrunc) and isinstance(node.args.get("unit"), exp.Var):
+        return _then(_steps(node.this, time), _truncation(_unit(node)))
+    if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
+        return _then(
+            _steps(node.this, time), _shift(node.expression, back=isinstance(node, exp.Sub))
+        )
+    return None
+
+
+def _unchanged(micros: Micros) -> Micros:
+    return micros
+
+
+def _then(first: Steps | None, second: Steps | None) -> Steps | None:
+    if first is None or second is None:
+        return None
+    return lambda micros: second(first(micros))
+
+
+def _unit(node: exp.Expr) -> str:
+    return str(node.args["unit"].name).lower().removesuffix("s")
+
+
+def _truncation(unit: str) -> Steps | None:
+    if unit == "week":
+        return _to_monday
+    code = _CALENDAR.get(unit)
+    if code is None:
+        return None
+    return lambda micros: (
+        micros.view("M8[us]").astype(f"M8[{code}]").astype("M8[us]").view(np.int64)
     )
 
 
-@dataclass(frozen=True)
-class Digest:
-    """What rows come to: their number, the sum of hashes of exact columns, the sums of float columns."""
-
-    rows: int = 0
-    hashed: int = 0
-    floats: tuple[float, ...] = ()
-
-    def agrees(self, other: Digest) -> bool:
-        """Tell whether two digests are of the same rows, floats up to rounding."""
-        if (self.rows, self.hashed) != (other.rows, other.hashed):
-            return False
-        pairs = zip(self.floats, other.floats, strict=bool(self.rows))
-        return all(
-            math.isclose(a, b, rel_tol=_FLOATS_AGREE, abs_tol=_FLOATS_AGREE) for a, b in pairs
-        )
+def _to_monday(micros: Micros) -> Micros:
+    days = micros // _DAY
+    return ((days + _MONDAY) // 7 * 7 - _MONDAY) * _DAY
 
 
-@dataclass(frozen=True)
-class DigestAccumulator(Accumulator[Digest, Digest]):
-    """Accumulates the digest of rows of any order."""
+def _shift(interval: exp.Interval, *, back: bool) -> Steps | None:
+    from sqlglot import exp
 
-    def start(self) -> Digest:
-        """Return the digest of no rows."""
-        return Digest()
-
-    def update(self, state: Digest, batch: pa.RecordBatch) -> Digest:
-        """Add the rows of a batch."""
-        if not batch.num_rows:
-            return state
-        floating = [field.name for field in batch.schema if pat.is_floating(field.type)]
-        exact = [name for name in batch.schema.names if name not in floating]
-        hashes: Any = row_hash(batch, columns=exact) if exact else np.zeros(1, dtype=np.uint64)
-        sums: list[float] = []
-        for name in floating:
-            values = batch.column(batch.schema.get_field_index(name))
-            plain: Any = pc.drop_null(values).to_numpy()
-            sums += [
-                float(np.nansum(plain)),
-                float(values.null_count),
-                float(np.isnan(plain).sum()),
-            ]
-        return self.merge(
-            state, Digest(batch.num_rows, int(hashes.sum(dtype=np.uint64)), tuple(sums))
-        )
-
-    def merge(self, left: Digest, right: Digest) -> Digest:
-        """Return the digest of both."""
-        if not left.rows or not right.rows:
-            return left if left.rows else right
-        floats = tuple(a + b for a, b in zip(left.floats, right.floats, strict=True))
-        return Digest(left.rows + right.rows, (left.hashed + right.hashed) % 2**64, floats)
-
-    def finish(self, state: Digest) -> Digest:
-        """Return the digest."""
-        return state
-
-
-@dataclass(frozen=True)
-class PartsAccumulator(Accumulator[list[Digest], list[Digest]]):
-    """Accumulates the digests of some ranges of the time of rows, in one pass."""
-
-    ranges: tuple[TimeRange, ...]
-
-    def start(self) -> list[Digest]:
-        """Return the digests of no rows."""
-        return [Digest() for _ in self.ranges]
-
-    def update(self, state: list[Digest], batch: pa.RecordBatch) -> list[Digest]:
-        """Add the rows of a batch to the ranges in which they lie."""
-        accumulator = DigestAccumulator()
-        pairs = zip(state, self.ranges, strict=True)
-        return [
-            accumulator.update(digest, rows_at(batch, pc.indices_nonzero(_inside(batch, wanted))))
-            for digest, wanted in pairs
-        ]
-
-    def merge(self, left: list[Digest], right: list[Digest]) -> list[Digest]:
-        """Return the digests of both."""
-        return [DigestAccumulator().merge(*both) for both in zip(left, right, strict=True)]
-
-    def finish(self, state: list[Digest]) -> list[Digest]:
-        """Return the digest of each range."""
-        return state
-
-
-def _inside(batch: pa.RecordBatch, wanted: TimeRange) -> pa.Array:
-    values = pc.cast(batch.column(batch.schema.get_field_index(wanted.column)), TIMESTAMP)
-    start, end = (pa.scalar(side, TIMESTAMP) for side in (wanted.start, wanted.end))
-    if wanted.closed == "right":
-        return pc.and_(pc.greater(values, start), pc.less_equal(values, end))
-    return pc.and_(pc.greater_equal(values, start), pc.less(values, end))
+    amount, unit = interval.this, interval.args.get("unit")
+    if not isinstance(amount, exp.Literal) or not isinstance(unit, exp.Var):
+        return None
+    seconds = _FIXED.get(_unit(interval))
+    if seconds is None or not amount.name.isdigit():
+        return None
+    shift = int(amount.name) * seconds * 1_000_000
+    if back:
+        shift = -shift
+    return lambda micros: micros + shift

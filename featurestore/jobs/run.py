@@ -1,8 +1,7 @@
 """One run: pin, compute, commit exactly the windows, and only then move the watermark.
 
-The run is recorded with the number of its Delta transaction before it computes. Whatever kills it, the next run of the
-job finds the record: if the table has the commit, the run is done and only its record was missing; if not, nothing of
-it is visible and the windows are still due.
+The run is recorded with the number of its Delta transaction before it computes; ``recovery`` says
+what that is good for. What the library and the job's code log meanwhile goes into the run's file.
 """
 
 from __future__ import annotations
@@ -11,25 +10,27 @@ import logging
 import os
 import resource
 import sys
+import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from sqlalchemy.engine import Connection
 
-from featurestore.delta import commits
-from featurestore.errors import FeatureStoreError, JobLeased
+from featurestore.errors import FeatureStoreError, JobLeased, RegistryError
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin
-from featurestore.jobs.logs import LOGGER, logging_to
-from featurestore.jobs.schedule import moved_watermark, windows_between
+from featurestore.jobs.schedule import moved_watermark
 from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.target import commits_of_job, declaration, target, transaction
+from featurestore.jobs.target import declaration, note_of_windows, target, transaction
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
@@ -41,9 +42,12 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training import catalog
 
-# Calls the function of a training job with the store and a window; the facade gives it, as the store is its.
+# Calls the function of a training job with the store and a window; the facade gives it, as the
+# store is its.
 TrainingCall = Callable[[JobDefinition, Window], object]
 
+LOGGER = "featurestore.jobs"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _log = logging.getLogger(LOGGER)
 # A peak is in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -51,7 +55,7 @@ _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run about to be made: the registered job, its definition, neighbouring windows, and who makes it."""
+    """A run about to be made: of which job, for which neighbouring windows, by whom."""
 
     job: jobs.RegisteredJob
     definition: JobDefinition
@@ -72,7 +76,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Written:
-    """What a run left: rows, the Delta version (or the version of a dataset), the version of the group."""
+    """What a run left: rows, Delta version (or version of the dataset), version of the group."""
 
     rows: int = 0
     delta_version: int | None = None
@@ -89,13 +93,11 @@ class Recording:
 
 
 def run_windows(session: Session, attempt: Attempt) -> Run:
-    """Compute neighbouring windows in one commit and return the run; the caller holds the job's lease.
+    """Compute neighbouring windows in one commit; the caller has the job's lease.
 
     A failure is recorded, not raised: the run says what went wrong, and its windows stay due.
     """
-    return recorded(
-        session, attempt, lambda recording: _compute_and_write(session, attempt, recording)
-    )
+    return recorded(session, attempt, partial(_compute_and_write, session, attempt))
 
 
 def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Written]) -> Run:
@@ -104,13 +106,13 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
     run_id = f"job-{uuid.uuid4().hex}"
     log = os.path.join(session.logs_path, spec.name, f"{run_id}.log")
     run = Run(
-        run_id,
-        spec.name,
-        attempt.job.version,
-        attempt.window,
-        len(attempt.windows),
-        runs.RUNNING,
-        attempt.owner,
+        run_id=run_id,
+        job=spec.name,
+        job_version=attempt.job.version,
+        window=attempt.window,
+        windows=len(attempt.windows),
+        state=runs.RUNNING,
+        owner=attempt.owner,
         log=log,
     )
     with logging_to(log):
@@ -120,23 +122,9 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
         try:
             recording = _begin(session, attempt, run)
             written = work(recording)
-        except (
-            Exception
-        ) as error:  # a job's code may raise anything: it ends in the history, not in a crash
-            return _failed(session, attempt, run_id, error)
+        except Exception as error:  # a job's code may raise anything: the history tells it
+            return _failed(session, run_id, error)
         return _done(session, attempt, recording.run, written)
-
-
-def recover(session: Session, name: str) -> list[Run]:
-    """Recover the runs of dead processes, and return them; the caller holds the job's lease.
-
-    What was committed becomes done with its windows and watermark; the rest becomes failed.
-    """
-    with session.registry.reading() as connection:
-        left = runs.of_job(connection, name, state=runs.RUNNING)
-    if left:
-        recover_writes(session)
-    return [_recovered(session, run) for run in left]
 
 
 def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
@@ -149,11 +137,11 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
         with session.registry.transaction() as connection:
             runs.begin(connection, run)
         raise
-    number = None if spec.kind == "training" else transaction(group, spec, run.window)
     told: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     if spec.kind == "training":
-        told["before"] = _last_dataset(session, spec.target)
-    run = replace(run, transaction=number, inputs=told)
+        run = replace(run, inputs={**told, "before": last_dataset(session, spec.target)})
+    else:
+        run = replace(run, inputs=told, transaction=transaction(group, spec, run.window))
     with session.registry.transaction() as connection:
         runs.begin(connection, run)
     return Recording(run, inputs, group)
@@ -162,20 +150,26 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
 def _compute_and_write(session: Session, attempt: Attempt, recording: Recording) -> Written:
     staging = session.staging_path(recording.run.run_id)
     group = recording.group
+    schema = None if group is None else group.spec.schema
     try:
-        like = None if group is None else group.spec.schema
-        computation = Computation(session, attempt.definition, recording.inputs, staging, like)
+        computation = Computation(session, attempt.definition, recording.inputs, staging, schema)
         rows = compute(computation, attempt.windows)
+        if rows is None and (group is None or attempt.spec.mode != "replace_window"):
+            _log.info("no rows")
+            return Written(target_version=None if group is None else group.spec.version)
         if rows is None:
-            if group is None or attempt.spec.mode != "replace_window":
-                _log.info("no rows")
-                return Written(target_version=None if group is None else group.spec.version)
-            nothing = session.engine.from_arrow(group.spec.schema.empty_table().to_reader())
-            rows = session.engine.stage(nothing, os.path.join(staging, "nothing"))
+            rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
         _check_lease(session, attempt)
         return _write(session, attempt, recording, rows)
     finally:
         files.remove(staging, below=session.location)
+
+
+def _no_rows(session: Session, schema: pa.Schema | None, place: str) -> Relation:
+    """Return no rows, staged: what windows without rows are replaced by."""
+    assert schema is not None
+    nothing = session.engine.from_arrow(schema.empty_table().to_reader())
+    return session.engine.stage(nothing, place)
 
 
 def _check_lease(session: Session, attempt: Attempt) -> None:
@@ -190,23 +184,20 @@ def _check_lease(session: Session, attempt: Attempt) -> None:
 
 def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relation) -> Written:
     spec, window, group = attempt.spec, attempt.window, recording.group
-    replacing = spec.mode == "replace_window"
+    mode: str = spec.mode
+    replaced = None
+    if spec.mode == "replace_window":
+        mode = "replace"
+        replaced = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
     write = Write(
-        mode="replace" if replacing else spec.mode,
-        replace=TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
-        if replacing
-        else None,
+        mode=mode,
+        replace=replaced,
         schema_change="add",
         transaction=recording.run.transaction,
         validation=spec.validation,
         run_id=recording.run.run_id,
         inputs=tuple(each.to_json() for each in recording.inputs),
-        window={
-            "job": spec.name,
-            "start": window.start.isoformat(),
-            "end": window.end.isoformat(),
-            "count": len(attempt.windows),
-        },
+        window=note_of_windows(spec.name, window, len(attempt.windows)),
         staged=True,
     )
     frame = FeatureFrame(session, rows)
@@ -221,22 +212,25 @@ def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relat
 
 
 def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run:
-    """Record run, windows and watermark together."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
-    with session.registry.transaction() as connection:
-        runs.end(
-            connection,
-            run.run_id,
-            runs.DONE,
-            rows=written.rows,
-            delta_version=written.delta_version,
-            memory=peak,
-        )
-        record_computed(connection, attempt.spec, attempt.windows, run, written.target_version)
-        done = runs.get(connection, run.run_id)
-    _log.info(
-        "done: %d rows, version %s, %.3f s", written.rows, written.delta_version, done.seconds or 0
-    )
+    """Record run, windows and watermark together.
+
+    The rows have landed: where the registry does not answer, the next run finds the commit.
+    """
+    found: dict[str, Any] = {
+        "rows": written.rows,
+        "delta_version": written.delta_version,
+        "memory": _peak(),
+    }
+    try:
+        with session.registry.transaction() as connection:
+            runs.end(connection, run.run_id, runs.DONE, **found)
+            record_computed(connection, attempt.spec, attempt.windows, run, written.target_version)
+            done = runs.get(connection, run.run_id)
+    except RegistryError as error:
+        _log.warning("done, and recorded by the next run of the job: %s", error.message)
+        return replace(run, state=runs.DONE, **found)
+    seconds = done.seconds or 0
+    _log.info("done: %d rows, version %s, %.3f s", written.rows, written.delta_version, seconds)
     return done
 
 
@@ -266,60 +260,45 @@ def record_computed(
         jobs.advance(connection, spec.name, moved)
 
 
-def _failed(session: Session, attempt: Attempt, run_id: str, error: Exception) -> Run:
-    known = isinstance(error, FeatureStoreError)
-    text = (
-        error.message
-        if isinstance(error, FeatureStoreError)
-        else f"{type(error).__name__}: {error}"
-    )
-    hint = error.hint if isinstance(error, FeatureStoreError) else None
-    _log.error("failed: %s", text, exc_info=None if known and not error.__cause__ else error)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
+def _failed(session: Session, run_id: str, error: Exception) -> Run:
+    if isinstance(error, FeatureStoreError):
+        text, hint = error.message, error.hint
+        explained = error.__cause__ is None
+    else:
+        text, hint = f"{type(error).__name__}: {error}", None
+        explained = False
+    _log.error("failed: %s", text, exc_info=None if explained else error)
     with session.registry.transaction() as connection:
-        runs.end(connection, run_id, runs.FAILED, memory=peak, error=text, hint=hint)
+        runs.end(connection, run_id, runs.FAILED, memory=_peak(), error=text, hint=hint)
         return runs.get(connection, run_id)
 
 
-def _recovered(session: Session, run: Run) -> Run:
-    with session.registry.reading() as connection:
-        spec = jobs.definition(connection, run.job, run.job_version)
-    found = _committed(session, spec, run)
-    with session.registry.transaction() as connection:
-        if found is None:
-            error, hint = "The process died before it committed.", "its windows are due again"
-            runs.end(connection, run.run_id, runs.FAILED, error=error, hint=hint)
-        else:
-            runs.end(
-                connection,
-                run.run_id,
-                runs.DONE,
-                rows=found.rows,
-                delta_version=found.delta_version,
-            )
-            windows = windows_between(schedule_of(spec), run.window.start, run.window.end)
-            record_computed(connection, spec, windows, run, found.target_version)
-        recovered = runs.get(connection, run.run_id)
-    files.remove(session.staging_path(run.run_id), below=session.location)
-    return recovered
+def _peak() -> int:
+    """Return the largest memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
-def _last_dataset(session: Session, name: str) -> int:
-    """Return the last version of a dataset, also one whose export died between the manifest and the registry."""
+def last_dataset(session: Session, name: str) -> int:
+    """Return the last version of a dataset, also one whose process died before registering it."""
     recover_writes(session)
     return catalog.last_version(session, name)
 
 
-def _committed(session: Session, spec: JobSpec, run: Run) -> Written | None:
-    """Return what a run that died left in its table, if anything."""
-    if spec.kind == "training":
-        last = _last_dataset(session, spec.target)
-        if last <= run.inputs.get("before", last):
-            return None
-        dataset = catalog.get(session, spec.target, last)
-        return Written(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
-    for version, commit in commits_of_job(session, spec):
-        if commit.note.get("run") == run.run_id:
-            path = session.featuregroup_path(spec.target, version)
-            return Written(commits.commit_of(path, commit.version).rows_in, commit.version, version)
-    return None
+@contextmanager
+def logging_to(path: str) -> Iterator[None]:
+    """Write this thread's log records into a file."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    thread = threading.get_ident()
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+    handler.addFilter(lambda record: record.thread == thread)
+    own = logging.getLogger(LOGGER)
+    if own.level == logging.NOTSET:
+        own.setLevel(logging.INFO)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()

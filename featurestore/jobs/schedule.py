@@ -1,13 +1,16 @@
 """Windows of a schedule, pure: which there are, which are due.
 
-A schedule is a cron expression in a time zone. A window is its data interval: it ends at a schedule time t. With the width
-``window`` it is ``[t - window, t)``; without a width it reaches from one schedule time to the next, so windows tile time
-whatever daylight saving does. The widths of windows are elapsed time: on the night when clocks go back, a daily schedule
-at 00:00 local time gives a window of 25 hours without ``window=`` and of 24 hours with ``window="1d"``.
+A schedule is a cron expression in a time zone. A window is its data interval: it ends at a schedule
+time t. With the width ``window`` it is ``[t - window, t)``; without a width it reaches from one
+schedule time to the next, so windows tile time whatever daylight saving does. The widths of windows
+are elapsed time: on the night when clocks go back, a daily schedule at 00:00 local time gives a
+window of 25 hours without ``window=`` and of 24 hours with ``window="1d"``.
 
-A window is due when it ended at least ``allowed_lateness`` ago. Due windows are a function of (definition, watermark, now).
+A window is due when it ended at least ``allowed_lateness`` ago. Due windows are a function of
+(definition, watermark, now).
 
-A local time that daylight saving skips is scheduled at the first instant after the gap; one that it repeats, twice.
+A local time that daylight saving skips is scheduled at the first instant after the gap; one that it
+repeats, twice.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ _TIMES_COMPARED = 400
 class Schedule:
     """When windows end, how wide they are, where they begin and how long to wait for late data.
 
-    ``start`` is the beginning of the first window at the earliest; None means that there is no past to catch up.
+    ``start`` is the beginning of the first window at the earliest; None means that there is no past
+    to catch up.
     """
 
     cron: str
@@ -84,11 +88,12 @@ def due_windows(
 def moved_watermark(
     schedule: Schedule, watermark: datetime | None, done: Collection[Window]
 ) -> datetime | None:
-    """Return where the watermark comes to stand when some windows after it have been computed: at the first gap.
+    """Return where the watermark comes to stand when later windows were computed: at the first gap.
 
     >>> from datetime import UTC
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
-    >>> hours = windows_between(hourly, datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, 4, tzinfo=UTC))
+    >>> start = hourly.start
+    >>> hours = windows_between(hourly, start, start + timedelta(hours=4))
     >>> moved_watermark(hourly, None, {hours[0], hours[1], hours[3]})
     datetime.datetime(2024, 1, 1, 2, 0, tzinfo=datetime.timezone.utc)
     """
@@ -104,11 +109,13 @@ def moved_watermark(
     return watermark
 
 
-def windows_between(schedule: Schedule, start: datetime, end: datetime) -> list[Window]:
-    """Return the windows that lie whole in ``[start, end)``, oldest first."""
-    found = []
+def windows_between(
+    schedule: Schedule, start: datetime, end: datetime, *, limit: int | None = None
+) -> list[Window]:
+    """Return the windows that lie whole in ``[start, end)``, oldest first, ``limit`` at most."""
+    found: list[Window] = []
     for window in windows_after(schedule, start):
-        if window.end > end:
+        if window.end > end or len(found) == limit:
             break
         if window.start >= start:
             found.append(window)
@@ -132,7 +139,8 @@ def window_ending(schedule: Schedule, end: datetime) -> Window:
     window = next(windows_after(schedule, before))
     if window.end != end:
         raise InvalidJob(
-            f"{end.isoformat()} is no time of the schedule {schedule.cron!r} ({schedule.timezone}).",
+            f"{end.isoformat()} is no time of the schedule {schedule.cron!r} "
+            f"({schedule.timezone}).",
             hint=f"the next one is {window.end.isoformat()}",
         )
     return window
@@ -144,14 +152,18 @@ def window_starting(schedule: Schedule, start: datetime) -> Window:
     window = next(windows_after(schedule, ending - timedelta(microseconds=1)))
     if window.start != start:
         raise InvalidJob(
-            f"No window of the schedule {schedule.cron!r} ({schedule.timezone}) begins at {start.isoformat()}.",
+            f"No window of the schedule {schedule.cron!r} ({schedule.timezone}) begins at "
+            f"{start.isoformat()}.",
             hint=f"one begins at {window.start.isoformat()}",
         )
     return window
 
 
 def latest_complete(schedule: Schedule, now: datetime) -> Window | None:
-    """Return the last window that ended ``allowed_lateness`` ago; None when the first one is still to come."""
+    """Return the last window that ended ``allowed_lateness`` ago.
+
+    None when the first one is still to come.
+    """
     window = window_ending(schedule, last_schedule_time(schedule, now - schedule.allowed_lateness))
     if schedule.start is not None and window.start < schedule.start:
         return None
@@ -189,7 +201,10 @@ def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]
 
 @dataclass(frozen=True)
 class _Fields:
-    """The five fields of a cron expression, each the numbers that match; weekdays count from Sunday, 0."""
+    """The five fields of a cron expression, each the numbers that match.
+
+    Weekdays count from Sunday, 0.
+    """
 
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
@@ -225,7 +240,9 @@ def _utc_schedule_times(fields: _Fields, instant: datetime) -> Iterator[datetime
 
 @cache
 def _plain_fields(cron: str) -> _Fields | None:
-    """Return the fields of an expression that is nothing but sets of numbers; None leaves it to croniter.
+    """Return the fields of an expression that is nothing but sets of numbers.
+
+    None leaves it to croniter.
 
     Each step costs croniter a fifth of a millisecond, which backfills of years would feel.
     """
@@ -235,8 +252,8 @@ def _plain_fields(cron: str) -> _Fields | None:
     if special:
         return None
     minutes, hours, days, months, weekdays = expanded
-    # Cron takes days that match either field where both are given. A 31st of February never comes: croniter refuses it,
-    # a walk over days would go on for ever.
+    # Cron takes days that match either field where both are given. A 31st of February never comes:
+    # croniter refuses it, a walk over days would go on for ever.
     if days != ["*"] and (weekdays != ["*"] or min(days, default=0) > 28):
         return None
     fields = [
@@ -251,7 +268,10 @@ def _plain_fields(cron: str) -> _Fields | None:
 
 
 def _numbers(field: Sequence[int | str], whole: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the numbers that a field matches, None when it has others than numbers; Sunday is 0 and 7."""
+    """Return the numbers that a field matches, None when it has others than numbers.
+
+    Sunday is 0 and 7.
+    """
     if list(field) == ["*"]:
         return whole
     numbers = set()

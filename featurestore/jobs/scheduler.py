@@ -1,7 +1,11 @@
-"""The scheduler: every few seconds it asks which windows are due, and runs them in the order in which jobs feed others.
+"""The scheduler.
 
-It keeps nothing in memory that matters: what is due follows from the registry and the clock, so it may be killed and
-started anew at any time, and any number of schedulers may share a registry (a lease a job).
+Every few seconds it asks which windows are due, and runs them in the order in which jobs feed
+others.
+
+It keeps nothing in memory that matters: what is due follows from the registry and the clock, so it
+may be killed and started anew at any time, and any number of schedulers may share a registry (a
+lease a job).
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ from datetime import datetime, timedelta
 from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.jobs import service
 from featurestore.jobs.execution import Watch
-from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
@@ -30,14 +33,17 @@ from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
 
-_log = logging.getLogger(LOGGER)
+_log = logging.getLogger("featurestore.jobs")
 _FIRST_WAIT = timedelta(seconds=30)
 _LONGEST_WAIT = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a scheduler works: seconds between two looks, jobs at once, whether stale windows are computed anew."""
+    """How a scheduler works.
+
+    Seconds between two looks, jobs at once, whether stale windows are computed anew.
+    """
 
     every: float = 10.0
     workers: int = 4
@@ -62,7 +68,10 @@ class Scheduler:
         self._watch = Watch()
 
     def run(self) -> None:
-        """Run what is due again and again until SIGTERM, SIGINT or ``stop``; runs that have begun are finished first."""
+        """Run what is due again and again until SIGTERM, SIGINT or ``stop``.
+
+        Runs that have begun are finished first.
+        """
         stop = self._watch.stop
         with _stopped_by_signals(stop):
             _log.info("scheduler started")
@@ -81,7 +90,10 @@ class Scheduler:
         self._watch.stop.set()
 
     def run_due(self) -> None:
-        """Run everything that is due now, in order; errors of one job are logged and touch no other."""
+        """Run everything that is due now, in order.
+
+        Errors of one job are logged and touch no other.
+        """
         with self._session.registry.reading() as connection:
             active = {job.spec.name: job for job in jobs.every(connection) if not job.paused}
         specs = [job.spec for job in active.values()]
@@ -110,7 +122,10 @@ class Scheduler:
         service.attempt(self._session, name, choose, call=self._call, watch=self._watch)
 
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
-        """Return the windows of a job to be tried now; ``waiting`` are those of jobs that it reads."""
+        """Return the windows of a job to be tried now.
+
+        ``waiting`` are those of jobs that it reads.
+        """
         now = times.utc_now()
         latest = latest_complete(schedule_of(job.spec), now)
         if job.paused or latest is None:
@@ -133,7 +148,10 @@ class Scheduler:
         return found
 
     def _waiting(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> dict[str, list[Window]]:
-        """Return the windows that jobs upstream still have to compute; failed ones hold nobody up."""
+        """Return the windows that jobs upstream still have to compute.
+
+        Failed ones hold nobody up.
+        """
         waiting = {}
         for name in upstream(job.spec, specs):
             above = service.get_job(self._session, name)
@@ -147,10 +165,13 @@ class Scheduler:
 
 
 def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
-    """Return jobs in groups: each reads only what jobs of earlier groups fill; jobs that read each other come last.
+    """Return jobs in groups: each reads only what jobs of earlier groups fill.
 
-    >>> a = JobSpec(name="a", kind="sql", target="hours", schedule="", inputs={"t": "trips"}, code="")
-    >>> b = JobSpec(name="b", kind="sql", target="days", schedule="", inputs={"h": "hours"}, code="")
+    Jobs that read each other come last.
+
+    >>> sql = {"kind": "sql", "schedule": "", "code": ""}
+    >>> a = JobSpec(name="a", target="hours", inputs={"t": "trips"}, **sql)
+    >>> b = JobSpec(name="b", target="days", inputs={"h": "hours"}, **sql)
     >>> levels([b, a])
     [['a'], ['b']]
     """
@@ -176,8 +197,8 @@ def retry_is_due(
 ) -> bool:
     """Tell whether a window that failed is to be tried again now.
 
-    That is so after 30 seconds, a minute, two, ... an hour; when its retries are used up, once whenever another window
-    of the job comes due.
+    That is so after 30 seconds, a minute, two, ... an hour; when its retries are used up, once
+    whenever another window of the job comes due.
 
     Args:
         failures: How often it failed since it was last computed.
@@ -196,7 +217,7 @@ def retry_is_due(
 def before_gap(
     windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]
 ) -> list[Window]:
-    """Return the windows that end before any window that a job upstream has yet to compute begins."""
+    """Return the windows that end before the first one that jobs upstream have yet to compute."""
     begins = []
     for waiting in open_upstream.values():
         begins += [window.start for window in waiting]

@@ -12,8 +12,8 @@ from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.execution import Outcome, Watch, compute_windows
 from featurestore.jobs.loading import load, load_registered, trust
-from featurestore.jobs.restore import restore
-from featurestore.jobs.run import Attempt, TrainingCall, recover
+from featurestore.jobs.recovery import recover, restore
+from featurestore.jobs.run import Attempt, TrainingCall
 from featurestore.jobs.schedule import (
     due_windows,
     last_schedule_time,
@@ -63,12 +63,10 @@ def register_jobs(
     for name, (definition, file) in sorted(found.items()):
         spec = definition.spec
         trust(session.location, file)
-        # Without a start the past is left alone: the job begins with the window that is open now.
-        begin = (
-            None
-            if spec.start is not None
-            else last_schedule_time(schedule_of(spec), times.utc_now() - spec.allowed_lateness)
-        )
+        begin = None
+        if spec.start is None:  # the past is left alone: the job begins with the window open now
+            now = times.utc_now() - spec.allowed_lateness
+            begin = last_schedule_time(schedule_of(spec), now)
         with session.registry.transaction() as connection:
             known = jobs.find(connection, name)
             jobs.register(connection, spec, origin=file.origin, watermark=begin)
@@ -78,19 +76,18 @@ def register_jobs(
     return registered
 
 
-def get_jobs(session: Session) -> list[JobStatus]:
-    """Return every registered job and how it stands, by name."""
+def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
+    """Return registered jobs and how they stand, by name: all of them, or a page."""
     with session.registry.reading() as connection:
-        found = jobs.every(connection)
-        last = {job.spec.name: runs.last(connection, job.spec.name) for job in found}
-        failed = {
-            job.spec.name: runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
-            for job in found
-        }
-    return [
-        JobStatus(job, len(due_of(session, job)), len(failed[job.spec.name]), last[job.spec.name])
-        for job in found
-    ]
+        found = jobs.every(connection, limit=limit, offset=offset)
+    return [_status(session, job) for job in found]
+
+
+def _status(session: Session, job: RegisteredJob) -> JobStatus:
+    with session.registry.reading() as connection:
+        last = runs.last(connection, job.spec.name)
+        failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
+    return JobStatus(job, due=len(due_of(session, job)), failed=len(failed), last=last)
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:
@@ -113,7 +110,10 @@ def set_paused(session: Session, name: str, *, paused: bool) -> None:
 
 
 def due_of(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job that are due now, oldest first: those after the watermark, and those that failed."""
+    """Return the windows of a job that are due now, oldest first.
+
+    Those after the watermark, and those that failed.
+    """
     spec, name = job.spec, job.spec.name
     with session.registry.reading() as connection:
         failed = runs.windows_of(connection, name, states=[runs.FAILED])
@@ -191,7 +191,7 @@ def attempt(
     watch: Watch | None = None,
     parallel: int = 1,
 ) -> Outcome:
-    """Hold the lease of a job, recover what dead processes left, and compute the windows that are chosen then.
+    """Take the lease of a job, recover what dead processes left, compute the windows chosen then.
 
     Raises:
         JobLeased: Another process runs the job.
@@ -218,7 +218,8 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
     definition = load_registered(session.location, job.spec.name, job.origin)
     if definition.spec.hash != job.spec.hash:
         raise InvalidJob(
-            f"Job {job.spec.name!r} in {job.origin} differs from the registered version {job.version}.",
+            f"Job {job.spec.name!r} in {job.origin} differs from the registered version "
+            f"{job.version}.",
             hint=f"featurestore job register {job.origin}",
         )
     return definition
@@ -227,11 +228,7 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
 def complete_between(spec: JobSpec, start: datetime, end: datetime) -> list[Window]:
     """Return the windows of a range that are complete, allowed lateness included."""
     now = times.utc_now()
-    return [
-        each
-        for each in windows_between(schedule_of(spec), start, end)
-        if each.end + spec.allowed_lateness <= now
-    ]
+    return windows_between(schedule_of(spec), start, min(end, now - spec.allowed_lateness))
 
 
 def _refuse_to_append_again(
@@ -245,18 +242,25 @@ def _refuse_to_append_again(
     if again:
         raise InvalidArgument(
             f"Job {job.spec.name!r} appends, and {job.spec.target!r} has its window from "
-            f"{again[0].start.isoformat()} to {again[0].end.isoformat()} already: its rows would be there twice.",
-            hint="mode='replace_window' computes windows anew; due=True and resume=True take only what is missing",
+            f"{again[0].start.isoformat()} to {again[0].end.isoformat()} already: its rows would "
+            "be there twice.",
+            hint=(
+                "mode='replace_window' computes windows anew; due=True and resume=True take only "
+                "what is missing"
+            ),
         )
 
 
 def _held(session: Session, job: RegisteredJob, start: datetime, end: datetime) -> set[Window]:
     """Return the windows of a range that the present version of the target holds."""
-    group = None if job.spec.kind == "training" else target(session, job.spec)
+    if job.spec.kind == "training":
+        return set()
+    group = target(session, job.spec)
     if group is None:
         return set()
-    # What a stale window saw has changed, but its rows are there: to append it would add them again.
-    states = [runs.DONE, runs.STALE] if job.spec.mode == "append" else [runs.DONE]
+    states = [runs.DONE]
+    if job.spec.mode == "append":  # the rows of a stale window are there, too
+        states.append(runs.STALE)
     with session.registry.reading() as connection:
         return runs.windows_in(
             connection,

@@ -1,4 +1,7 @@
-"""From what a job's definition says to its specification: durations and times read, and everything checked."""
+"""From what a job's definition says to its specification.
+
+Durations and times read, and everything checked.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
 
 
 def training_job(asked: TrainingJobRequest, *, code: str) -> JobSpec:
-    """Return the specification of a job that makes versions of a training dataset; ``code`` is its function's source."""
+    """Return the specification of a job that makes versions of a training dataset.
+
+    ``code`` is its function's source.
+    """
     if asked.keep is not None and asked.keep < 1:
         raise InvalidJob(f"keep={asked.keep!r} keeps no version.", hint="keep=3")
     spec = JobSpec(
@@ -152,9 +158,13 @@ def _check_overlap(spec: JobSpec) -> None:
     schedule = schedule_of(spec)
     if spec.mode == "replace_window" and overlaps(schedule):
         raise InvalidJob(
-            f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule {spec.schedule!r}, "
+            f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule "
+            f"{spec.schedule!r}, "
             "and each would replace rows of the one before.",
-            hint="make the window as wide as the schedule interval, and reach further back with lookback=",
+            hint=(
+                "make the window as wide as the schedule interval, and reach further back with "
+                "lookback="
+            ),
         )
 
 

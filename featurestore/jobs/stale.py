@@ -1,8 +1,9 @@
 """Late data: which computed windows saw inputs that have changed since.
 
-A commit of an input after the one that a window saw changes the time range of the rows that it adds and removes: the
-range that a job's commit states of itself, else that of the files' least and greatest times. Commits that move rows
-and change none (compaction) do not count. Where the range is not known, all windows count as changed.
+A commit of an input after the one that a window saw changes the time range of the rows that it adds
+and removes: the range that a job's commit states of itself, else that of the files' least and
+greatest times. Commits that move rows and change none (compaction) do not count. Where the range is
+not known, all windows count as changed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from datetime import datetime
 from typing import Any
 
 from featurestore.delta import deltalog
-from featurestore.jobs.footers import parquet_files, time_bounds
-from featurestore.jobs.inputs import PinnedInput, fingerprint, pin
+from featurestore.jobs.inputs import PinnedInput, fingerprint, parquet_files, pin, time_bounds
+from featurestore.jobs.target import windows_of_note
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.model.window import Window
@@ -40,115 +41,151 @@ EVERYTHING = Change(-(2**63), 2**63 - 1)
 def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
     """Return the computed windows whose inputs changed, oldest first, and record them as stale."""
     with session.registry.reading() as connection:
-        known = runs.windows_of(connection, spec.name, states=[runs.DONE, runs.STALE])
-    found = [window for window, state in known.items() if state.state == runs.STALE]
-    fresh = {window: state for window, state in known.items() if state.state == runs.DONE}
-    if fresh:
-        changed = list(_changed(spec, fresh, pin(session, spec)))
-        with session.registry.transaction() as connection:
-            runs.mark_stale(connection, spec.name, changed)
-        found += changed
-    return sorted(found)
+        stale = runs.windows_of(connection, spec.name, states=[runs.STALE])
+        done = runs.windows_of(connection, spec.name, states=[runs.DONE])
+    if not done:
+        return list(stale)
+    changed = _changed(spec, done, pin(session, spec))
+    with session.registry.transaction() as connection:
+        runs.mark_stale(connection, spec.name, changed)
+    return sorted([*stale, *changed])
 
 
 def changes(given: PinnedInput, seen: Mapping[str, Any], *, since: datetime) -> list[Change]:
-    """Return what changed in an input between what a run saw and now; ``since`` is when it ran."""
+    """Return what changed in an input between what a run saw and now.
+
+    Args:
+        given: The input as it is now.
+        seen: The input as the run recorded it.
+        since: When the run ended.
+    """
     if (given.source, given.version) != (seen.get("source"), seen.get("version")):
         return [EVERYTHING]
     if given.kind == "parquet":
-        return (
-            [] if given.fingerprint == seen.get("fingerprint") else list(_files(given, seen, since))
-        )
+        if given.fingerprint == seen.get("fingerprint"):
+            return []
+        return list(_changes_of_files(given, seen, since))
     before, now = seen.get("delta_version"), given.delta_version
     if before is None or now is None or now < before:
         return [EVERYTHING]
-    return list(_commits(given, before, now))
+    return list(_changes_of_table(given, before, now))
 
 
 def _changed(
     spec: JobSpec, known: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]
-) -> Iterator[Window]:
-    found: dict[tuple[str, str], list[Change]] = {}
+) -> list[Window]:
+    """Return the windows in whose range some input changed after they saw it."""
+    by_version: dict[tuple[str, str], list[Change]] = {}
+    changed = []
     for window, state in known.items():
+        low, high = to_micros(window.start - spec.lookback), to_micros(window.end)
         seen = {each["input"]: each for each in state.inputs.get("inputs", ())}
         for given in inputs:
             key = (given.name, json.dumps(seen.get(given.name)))
-            if key not in found:
-                found[key] = changes(given, seen.get(given.name, {}), since=state.updated)
-            low, high = to_micros(window.start - spec.lookback), to_micros(window.end)
-            if any(change.low < high and change.high >= low for change in found[key]):
-                yield window
+            if key not in by_version:
+                recorded = seen.get(given.name, {})
+                by_version[key] = changes(given, recorded, since=state.updated)
+            if any(change.low < high and change.high >= low for change in by_version[key]):
+                changed.append(window)
                 break
+    return changed
 
 
-def _commits(given: PinnedInput, before: int, now: int) -> Iterator[Change]:
-    bounds: dict[str, Change] | None = None
+def _changes_of_table(given: PinnedInput, before: int, now: int) -> Iterator[Change]:
+    """Yield the ranges that the commits after one version, up to another, changed."""
+    ranges: dict[str, Change] | None = None
     for version in range(before + 1, now + 1):
         file = deltalog.commit_path(given.path, version)
         if not files.exists(file):
             yield EVERYTHING
             return
         actions = deltalog.read_commit(file)
-        moved = [
-            (kind, each[kind])
-            for each in actions
-            for kind in ("add", "remove")
-            if each.get(kind) is not None and each[kind].get("dataChange", True)
-        ]
-        if not moved:
+        changed_files = _changed_files(actions)
+        if not changed_files:
             continue
-        stated = _stated(given, actions)
+        stated = _stated_range(given, actions)
         if stated is not None:
             yield stated
             continue
         if given.time is None:
             yield EVERYTHING
             return
-        if bounds is None:
-            bounds = dict(_known_bounds(given, before, now))
-        for _, action in moved:
-            yield bounds.get(action["path"], EVERYTHING)
+        if ranges is None:
+            ranges = _ranges_of_files(given, before, now)
+        for path in changed_files:
+            yield ranges.get(path, EVERYTHING)
 
 
-def _stated(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
-    """Return the window that a job says it replaced, where that is a range of the column that cuts the input."""
-    info: Mapping[str, Any] = next(
-        (each["commitInfo"] for each in actions if each.get("commitInfo")), {}
-    )
-    try:
-        note = json.loads(info.get("userMetadata") or "{}")
-    except ValueError:
+def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the files that a commit adds and removes, those left out that hold the same rows."""
+    paths = []
+    for action in actions:
+        for kind in ("add", "remove"):
+            file = action.get(kind)
+            if file is not None and file.get("dataChange", True):
+                paths.append(file["path"])
+    return paths
+
+
+def _stated_range(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
+    """Return the range that a job says it replaced, where it is one of the input's time column."""
+    if given.spec is None or given.spec.event_time != given.time:
         return None
-    window = note.get("window") if isinstance(note, dict) else None
-    if not isinstance(window, dict) or given.spec is None or given.spec.event_time != given.time:
-        return None
-    low, high = (to_micros(datetime.fromisoformat(window[side])) for side in ("start", "end"))
-    return Change(low, high)
+    for action in actions:
+        info = action.get("commitInfo")
+        if info is None:
+            continue
+        try:
+            note = json.loads(info.get("userMetadata") or "{}")
+        except ValueError:
+            return None
+        told = windows_of_note(note) if isinstance(note, dict) else None
+        if told is None:
+            return None
+        _, window, _ = told
+        return Change(to_micros(window.start), to_micros(window.end))
+    return None
 
 
-def _known_bounds(given: PinnedInput, before: int, now: int) -> Iterator[tuple[str, Change]]:
-    """Yield the range of every file that the table had at a version or got since, by its path in the log."""
+def _ranges_of_files(given: PinnedInput, before: int, now: int) -> dict[str, Change]:
+    """Return the range of every file that the table had at a version or got since, by its path."""
     state = deltalog.table_state(given.path, before)
     column = str(given.time)
+    ranges = {}
     for file, times in zip(state.files, state.times(column) or [], strict=False):
-        yield file.log_path, EVERYTHING if times is None else Change(*times)
+        ranges[file.log_path] = _as_change(times)
     for version in range(before + 1, now + 1):
         for action in deltalog.read_commit(deltalog.commit_path(given.path, version)):
             added = action.get("add")
             if added is not None:
-                times = state.times_of_added(added, column)
-                yield added["path"], EVERYTHING if times is None else Change(*times)
+                ranges[added["path"]] = _as_change(state.times_of_added(added, column))
+    return ranges
 
 
-def _files(given: PinnedInput, seen: Mapping[str, Any], since: datetime) -> Iterator[Change]:
-    """Yield the ranges of Parquet files that came after a run, where all that it saw is there as it was."""
-    found = list(parquet_files(given.path))
-    newer = {file for file in found if os.stat(file).st_mtime_ns // 1000 >= to_micros(since)}
-    if given.time is None or fingerprint(file for file in found if file not in newer) != seen.get(
-        "fingerprint"
-    ):
-        yield EVERYTHING  # files are gone or were written anew: nobody knows what was in them
+def _changes_of_files(
+    given: PinnedInput, seen: Mapping[str, Any], since: datetime
+) -> Iterator[Change]:
+    """Yield the ranges of Parquet files that came after a run.
+
+    Where files that the run saw are gone or were written anew, nobody knows what was in them.
+    """
+    old, new = [], []
+    for file in parquet_files(given.path):
+        written = os.stat(file).st_mtime_ns // 1000
+        if written >= to_micros(since):
+            new.append(file)
+        else:
+            old.append(file)
+    if given.time is None or fingerprint(old) != seen.get("fingerprint"):
+        yield EVERYTHING
         return
-    for file in newer:
-        told = time_bounds(file, given.time)
-        yield EVERYTHING if told is None or told.nulls else Change(told.low, told.high)
+    for file in new:
+        bounds = time_bounds(file, given.time)
+        if bounds is None or bounds.nulls:
+            yield EVERYTHING
+        elif bounds.times is not None:
+            yield _as_change(bounds.times)
+
+
+def _as_change(times: tuple[int, int] | None) -> Change:
+    return EVERYTHING if times is None else Change(*times)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 from featurestore.delta import deltalog
 from featurestore.delta.deltalog import LogCommit
@@ -15,24 +18,37 @@ from featurestore.registry import featuregroups
 from featurestore.session import Session
 
 
+@dataclass(frozen=True)
+class JobCommit:
+    """A commit of a job.
+
+    The windows whose rows it holds, ``count`` of them, together ``window``.
+    """
+
+    job: str
+    window: Window
+    count: int
+    commit: LogCommit
+
+
 def target(session: Session, spec: JobSpec) -> OpenGroup | None:
     """Return the group that a job fills; None when it must be made.
 
-    That is so when it is absent, or when its key, times or partitions differ from the job's, which calls for the next
-    version.
+    That is so when it is absent, or when its key, times or partitions differ from the job's, which
+    calls for the next version.
     """
     with session.registry.reading() as connection:
         if featuregroups.find(connection, spec.target) is None:
             return None
     group = open_group(session, spec.target)
-    known = group.spec
-    same = (known.primary_key, known.event_time, known.created_time, known.partition_by) == (
-        spec.primary_key,
-        spec.event_time,
-        spec.created_time,
-        spec.partition_by,
+    known = (
+        group.spec.primary_key,
+        group.spec.event_time,
+        group.spec.created_time,
+        group.spec.partition_by,
     )
-    return group if same else None
+    wanted = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
+    return group if known == wanted else None
 
 
 def declaration(spec: JobSpec) -> Declaration:
@@ -58,26 +74,60 @@ def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple
     A window that is appended has number 0 for ever: whoever tries again, the table takes it once.
     """
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
-    if spec.mode == "append":
+    if spec.mode == "append" or group is None:
         return app, 0
-    last = None if group is None else deltalog.transaction_version(group.path, app)
+    last = deltalog.transaction_version(group.path, app)
     return app, 0 if last is None else last + 1
 
 
-def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, LogCommit]]:
+def note_of_windows(job: str, window: Window, count: int) -> dict[str, Any]:
+    """Return what a commit's note tells of the windows in it; ``windows_of_note`` reads it back."""
+    return {
+        "job": job,
+        "start": window.start.isoformat(),
+        "end": window.end.isoformat(),
+        "count": count,
+    }
+
+
+def windows_of_note(note: Mapping[str, Any]) -> tuple[str, Window, int] | None:
+    """Return job, range and number of the windows of a commit; None where its note tells none.
+
+    Notes come with the table, from whoever wrote it: what is not well formed is no note of a job.
+    """
+    told = note.get("window")
+    if not isinstance(told, Mapping):
+        return None
+    job, count = told.get("job"), told.get("count")
+    if not isinstance(job, str) or not isinstance(count, int) or count < 1:
+        return None
+    try:
+        start = datetime.fromisoformat(told["start"])
+        end = datetime.fromisoformat(told["end"])
+        if start.tzinfo is None or start >= end:
+            return None
+    except (KeyError, TypeError, ValueError):
+        return None
+    return job, Window(start, end), count
+
+
+def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCommit]]:
     """Yield (version of the group, commit) of everything that a job wrote, newest first."""
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, spec.target)
     for version in reversed(versions):
-        yield from (
-            (version, each)
-            for each in job_commits(session.featuregroup_path(spec.target, version), spec.name)
-        )
+        path = session.featuregroup_path(spec.target, version)
+        for found in job_commits(path, spec.name):
+            yield version, found
 
 
-def job_commits(path: str, job: str | None = None) -> list[LogCommit]:
+def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
     """Return the commits of a table that hold windows of a job (None: of any job), newest first."""
     if not os.path.isdir(path):
         return []
-    found = [each for each in deltalog.history(path) if isinstance(each.note.get("window"), dict)]
-    return [each for each in found if job is None or each.note["window"].get("job") == job]
+    found = []
+    for commit in deltalog.history(path):
+        told = windows_of_note(commit.note)
+        if told is not None and job in (None, told[0]):
+            found.append(JobCommit(*told, commit))
+    return found

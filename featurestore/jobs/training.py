@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.inputs import PinnedInput
-from featurestore.jobs.logs import LOGGER
 from featurestore.jobs.run import Attempt, Recording, Written, recorded
 from featurestore.jobs.stale import changes
 from featurestore.model.job import JobSpec
@@ -21,21 +21,18 @@ from featurestore.session import Session
 from featurestore.training import catalog
 from featurestore.training.create import create, given_data
 
-_log = logging.getLogger(LOGGER)
+_log = logging.getLogger("featurestore.jobs")
 
 
 def run_training(session: Session, attempt: Attempt) -> Run:
-    """Write one version for the last of the windows, unless nothing changed since the version before."""
-    return recorded(
-        session, attempt, lambda recording: _write_and_retire(session, attempt, recording)
-    )
+    """Write one version for the last window, unless nothing changed since the version before."""
+    return recorded(session, attempt, partial(_write_and_retire, session, attempt))
 
 
 def _write_and_retire(session: Session, attempt: Attempt, recording: Recording) -> Written:
     written = _write(session, attempt, recording)
-    if (
-        attempt.spec.keep is not None
-    ):  # also when nothing was written: a killed run may have left one too many
+    # Also when nothing was written: a killed run may have left one version too many.
+    if attempt.spec.keep is not None:
         _retire(session, attempt.spec.target, attempt.spec.keep)
     return written
 
@@ -46,7 +43,9 @@ def _write(session: Session, attempt: Attempt, recording: Recording) -> Written:
     if latest and spec.inputs and not _inputs_changed(session, attempt, recording.inputs):
         return _unchanged(latest)
     given = attempt.call(attempt.definition, attempt.windows[-1])
-    arguments = dict(given) if isinstance(given, Mapping) else {"data": given}
+    arguments = {"data": given}
+    if isinstance(given, Mapping):
+        arguments = dict(given)
     if "data" not in arguments:
         raise InvalidJob(
             f"Job {spec.name!r} returned the arguments {sorted(arguments)}, and no data.",
@@ -67,7 +66,8 @@ def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequ
     unknown = [key for key in arguments if key not in known]
     if unknown:
         raise InvalidJob(
-            f"Job {spec.name!r} returned {listing(unknown)}, which create_training_dataset does not take.",
+            f"Job {spec.name!r} returned {listing(unknown)}, which create_training_dataset does "
+            "not take.",
             hint=f"it takes {listing(sorted(known))}",
         )
     defaults = {"description": spec.description, "tags": dict(spec.tags)}
@@ -91,13 +91,10 @@ def _inputs_changed(session: Session, attempt: Attempt, inputs: tuple[PinnedInpu
 def _same_sources(session: Session, name: str, data: object) -> bool:
     """Tell whether a frame reads the very Delta versions that the latest version was made from."""
     given = given_data(session, data).provenance()
+    if given["plan"] is None or not given["reproducible"]:
+        return False
     manifest: Manifest = catalog.get(session, name, None).manifest
-    plan, sources = given["plan"], [dict(each) for each in given["sources"]]
-    return (
-        plan is not None
-        and given["reproducible"]
-        and sources == [dict(each) for each in manifest.sources]
-    )
+    return list(map(dict, given["sources"])) == list(map(dict, manifest.sources))
 
 
 def _retire(session: Session, name: str, keep: int) -> None:

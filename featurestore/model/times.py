@@ -14,8 +14,10 @@ class NaiveTimeWarning(UserWarning):
     """A time without a zone was taken as UTC."""
 
 
-def parse_moment(value: datetime | date | str, *, argument: str = "time") -> datetime:
-    """Return an aware UTC datetime; naive input is taken as UTC with a warning.
+def parse_moment(
+    value: datetime | date | str, *, argument: str = "time", warn: bool = True
+) -> datetime:
+    """Return an aware UTC datetime; naive input is taken as UTC, with a warning unless told not to.
 
     >>> parse_moment("2013-01-01T05:00:00-05:00")
     datetime.datetime(2013, 1, 1, 10, 0, tzinfo=datetime.timezone.utc)
@@ -36,11 +38,12 @@ def parse_moment(value: datetime | date | str, *, argument: str = "time") -> dat
             hint="give an aware datetime or an ISO 8601 text",
         )
     if value.tzinfo is None:
-        warnings.warn(
-            f"{argument}={value} has no time zone and is taken as UTC",
-            NaiveTimeWarning,
-            stacklevel=3,
-        )
+        if warn:
+            warnings.warn(
+                f"{argument}={value} has no time zone and is taken as UTC",
+                NaiveTimeWarning,
+                stacklevel=3,
+            )
         return value.replace(tzinfo=UTC)
     return value.astimezone(UTC)
 

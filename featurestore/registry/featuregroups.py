@@ -132,9 +132,12 @@ def latest_version(connection: Connection, name: str) -> int:
     return get(connection, name).version
 
 
-def every(connection: Connection) -> list[RegisteredGroup]:
-    """Return every version of every group, by name and version."""
+def every(
+    connection: Connection, *, limit: int | None = None, offset: int = 0
+) -> list[RegisteredGroup]:
+    """Return versions of groups, by name and version: all of them, or a page."""
     query = sa.select(featuregroups).order_by(featuregroups.c.name, featuregroups.c.version)
+    query = query.limit(limit).offset(offset)
     return [_group(row) for row in connection.execute(query)]
 
 

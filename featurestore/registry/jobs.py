@@ -89,9 +89,12 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
     return JobSpec.from_json(json.loads(text))
 
 
-def every(connection: Connection) -> list[RegisteredJob]:
-    """Return every job in its latest definition, by name."""
-    names = connection.execute(sa.select(job_states.c.name).order_by(job_states.c.name)).scalars()
+def every(
+    connection: Connection, *, limit: int | None = None, offset: int = 0
+) -> list[RegisteredJob]:
+    """Return jobs in their latest definitions, by name: all of them, or a page."""
+    query = sa.select(job_states.c.name).order_by(job_states.c.name).limit(limit).offset(offset)
+    names = connection.execute(query).scalars().all()
     return [get(connection, name) for name in names]
 
 

@@ -107,11 +107,14 @@ def versions(connection: Connection, name: str) -> list[int]:
     return [int(each) for each in connection.execute(query).scalars()]
 
 
-def every(connection: Connection) -> list[RegisteredDataset]:
-    """Return every version of every dataset, by name and version."""
+def every(
+    connection: Connection, *, limit: int | None = None, offset: int = 0
+) -> list[RegisteredDataset]:
+    """Return versions of datasets, by name and version: all of them, or a page."""
     query = sa.select(training_datasets).order_by(
         training_datasets.c.name, training_datasets.c.version
     )
+    query = query.limit(limit).offset(offset)
     return [_dataset(connection, row) for row in connection.execute(query).all()]
 
 

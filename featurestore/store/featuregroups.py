@@ -218,8 +218,12 @@ class FeatureGroupCalls(Connected):
         check_dataframe_type(dataframe_type)
         return convert(read(self._session, name, version=version, as_of=as_of), dataframe_type)
 
-    def get_featuregroups(self) -> list[FeatureGroup]:
+    def get_featuregroups(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]:
         """Return every version of every feature group, by name and version.
+
+        Args:
+            limit: At most so many; None: all.
+            offset: How many to leave out before them.
 
         >>> [f"{group.name}@v{group.version}" for group in store.get_featuregroups()]
         ['planes@v1', 'questions@v1', 'weather@v1']
@@ -228,7 +232,7 @@ class FeatureGroupCalls(Connected):
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:
-            found = featuregroups.every(connection)
+            found = featuregroups.every(connection, limit=limit, offset=offset)
         return [FeatureGroup(self._session, group.name, group.version) for group in found]
 
     def get_latest_featuregroup_version(self, name: str) -> int:

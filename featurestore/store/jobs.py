@@ -40,8 +40,12 @@ class JobCalls(Connected):
 
         return service.register_jobs(self._session, module_or_path)
 
-    def get_jobs(self) -> list[JobStatus]:
-        """Return every registered job and how it stands: windows that are due, windows that failed, its last run.
+    def get_jobs(self, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
+        """Return every registered job: windows that are due, windows that failed, its last run.
+
+        Args:
+            limit: At most so many; None: all.
+            offset: How many to leave out before them.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> [(status.name, status.failed, status.last) for status in store.get_jobs()]
@@ -49,7 +53,7 @@ class JobCalls(Connected):
         """
         from featurestore.jobs import service
 
-        return service.get_jobs(self._session)
+        return service.get_jobs(self._session, limit=limit, offset=offset)
 
     def plan_job(
         self, name: str, *, window: Window | tuple[datetime | str, datetime | str] | None = None

@@ -113,15 +113,21 @@ class TrainingDatasetCalls(Connected):
 
         return get(self._session, name, version)
 
-    def get_training_datasets(self) -> list[TrainingDataset]:
+    def get_training_datasets(
+        self, *, limit: int | None = None, offset: int = 0
+    ) -> list[TrainingDataset]:
         """Return every version of every training dataset, by name and version.
+
+        Args:
+            limit: At most so many; None: all.
+            offset: How many to leave out before them.
 
         >>> [dataset.name for dataset in store.get_training_datasets()]
         ['late_flights']
         """
         from featurestore.training.catalog import every
 
-        return every(self._session)
+        return every(self._session, limit=limit, offset=offset)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
         """Return the highest version of a training dataset.

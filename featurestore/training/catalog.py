@@ -21,13 +21,13 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
     return _open(session, found)
 
 
-def every(session: Session) -> list[TrainingDataset]:
-    """Return every version of every dataset, by name and version.
+def every(session: Session, *, limit: int | None = None, offset: int = 0) -> list[TrainingDataset]:
+    """Return versions of datasets, by name and version: all of them, or a page.
 
     A damaged one is left out with a warning.
     """
     with session.registry.reading() as connection:
-        found = training_datasets.every(connection)
+        found = training_datasets.every(connection, limit=limit, offset=offset)
     opened = []
     for each in found:
         try:

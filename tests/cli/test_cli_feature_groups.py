@@ -86,8 +86,8 @@ def test_history_lists_commits(run: Run) -> None:
         (each["delta_version"], each["operation"], each["rows_in"], each["rows_out"])
         for each in found
     ] == [
-        (1, "create", 2, 0),
         (2, "upsert", 1, 1),
+        (1, "create", 2, 0),
     ]
     assert set(found[0]) >= {"timestamp", "rows", "run_id", "validation", "unique", "inputs"}
     assert "upsert" in run("fg", "history", "weather")
@@ -198,3 +198,19 @@ def test_the_installed_command_runs(location: str) -> None:
     assert subprocess.run(
         [str(script), "--version"], capture_output=True, check=True
     ).stdout.startswith(b"featurestore ")
+
+
+def test_lists_come_by_pages(location: str, run: Run) -> None:
+    with featurestore.connect(location) as store:
+        for number in range(4):
+            store.create_featuregroup([{"x": number}], f"group{number}", validation="off")
+    pages = [run("fg", "list", "--limit", "2", "--page", str(page)) for page in (1, 2, 3)]
+    assert ["there are more: --page" in page for page in pages] == [True, True, False]
+    assert ["weather" in page for page in pages] == [False, False, True]
+    names = [each["name"] for each in run("fg", "list", as_json=True)]
+    assert names == ["group0", "group1", "group2", "group3", "weather"]
+    second = run("fg", "list", "--limit", "2", "--page", "2", as_json=True)
+    assert [each["name"] for each in second] == ["group2", "group3"]
+    assert "there are more" in run("features", "search", "group", "--limit", "3")
+    newest = run("fg", "history", "weather", "--limit", "1", as_json=True)
+    assert [each["delta_version"] for each in newest] == [2]

@@ -16,6 +16,8 @@ from pyarrow import parquet
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
 from featurestore.jobs.scheduler import Options
+from featurestore.jobs.target import note_of_windows, windows_of_note
+from featurestore.model.window import Window
 from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
@@ -442,9 +444,8 @@ def test_another_key_makes_the_next_version_which_a_backfill_fills(
 def test_a_lost_registry_gets_runs_and_watermark_back_from_the_table(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
-    from featurestore.registry.rebuild import rebuild
-
-    from featurestore.jobs.restore import restore_runs
+    from featurestore.jobs.recovery import restore_runs
+    from featurestore.recovery.rebuild import rebuild
 
     file = define(sql_job())
     city.register_jobs(file)
@@ -507,3 +508,29 @@ def test_wrong_calls_say_what_to_do(city: FeatureStore, define: Define) -> None:
         city.backfill_job("demand", START + HOUR, START)
     with pytest.raises(InvalidJob, match="begins at"):
         city.run_job("demand", window=START + timedelta(minutes=5))
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        None,
+        "2024",
+        {},
+        {"job": "demand", "start": "2024-01-01T00:00:00+00:00", "end": 7, "count": 1},
+        {"job": "demand", "start": "x", "end": "y", "count": 1},
+        {"job": "demand", "start": "2024-01-01", "end": "2024-01-02", "count": 1},
+        {"job": ["demand"], "start": "", "end": "", "count": 1},
+        {"start": "2024-01-02T00:00:00+00:00", "end": "2024-01-01T00:00:00+00:00", "count": 1},
+    ],
+)
+def test_a_note_that_is_not_well_formed_is_no_note_of_a_job(window: object) -> None:
+    assert windows_of_note({"window": window}) is None
+
+
+def test_a_note_of_windows_is_read_back() -> None:
+    window = Window(START, START + HOUR)
+    assert windows_of_note({"window": note_of_windows("demand", window, 1)}) == (
+        "demand",
+        window,
+        1,
+    )

@@ -57,7 +57,7 @@ DEATHS = {
     "in the function": (),
     "before the shards": ("featurestore.training.create:export",),
     "before the manifest": ("featurestore.training.export.pipeline:finish",),
-    "before the registry": ("featurestore.training.create:register",),
+    "before the registry": ("featurestore.recovery.datasets:register",),
     "before old versions go": ("featurestore.jobs.training:_retire",),
     "while an old version goes": ("featurestore.registry.training_datasets:remove",),
     "before the watermark": ("featurestore.jobs.run:_done",),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore.jobs.proof import event_time_steps, keeps_to_windows
+from featurestore.jobs.query import event_time_steps, keeps_to_windows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window

@@ -5,20 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import show_rows, show_text
+from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show_text
 from featurestore.cli.state import Output, settings, store
 from featurestore.cli.terminal import raw_errors
 from featurestore.errors import InvalidArgument
+from featurestore.model.times import parse_moment
 
 app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", show_default=False)]
-Moment = Annotated[
+Time = Annotated[
     str | None,
     typer.Option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.", show_default=False),
 ]
@@ -39,12 +40,19 @@ def register(
 
 
 @app.command("list", epilog="Example: featurestore job list --output json")
-def list_jobs(context: typer.Context) -> None:
+def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List jobs: schedule, watermark, windows due and failed, and the last run with its error."""
-    rows = [
-        {**_job(each.job), "due": each.due, "failed": each.failed, **_last(each.last)}
-        for each in store(context).get_jobs()
-    ]
+    opened = store(context)
+    found = get_page(
+        context,
+        lambda limit, offset: opened.get_jobs(limit=limit, offset=offset),
+        limit=limit,
+        page=page,
+    )
+    rows = []
+    for status in found.items:
+        counts = {"due": status.due, "failed": status.failed}
+        rows.append({**_job(status.job), **counts, **_last(status.last)})
     columns = [
         "name",
         "schedule",
@@ -56,19 +64,21 @@ def list_jobs(context: typer.Context) -> None:
         "last_state",
         "last_error",
     ]
-    show_rows(context, rows, columns=columns, empty="no jobs yet")
+    show_rows(context, rows, columns=columns, empty="no jobs yet", next_page=found.next)
 
 
 @app.command(
     epilog="Example: featurestore job plan origin_traffic --start 2013-01-01 --end 2013-02-01"
 )
-def plan(context: typer.Context, name: Name, start: Moment = None, end: Moment = None) -> None:
+def plan(context: typer.Context, name: Name, start: Time = None, end: Time = None) -> None:
     """Show windows, rows, bytes and estimated time of what is due, or of a range."""
     if (start is None) != (end is None):
         raise InvalidArgument(
             "--start and --end go together.", hint="--start 2013-01-01 --end 2013-02-01"
         )
-    window = None if start is None or end is None else (_moment(start), _moment(end))
+    window = None
+    if start is not None and end is not None:
+        window = (_time(start, "--start"), _time(end, "--end"))
     found = store(context).plan_job(name, window=window)
     data = {
         "job": found.job,
@@ -86,7 +96,7 @@ def run(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Moment at which the window begins.", show_default=False)
+        str | None, typer.Option(help="Time at which the window begins.", show_default=False)
     ] = None,
     due: Annotated[bool, typer.Option("--due", help="Every window that is due.")] = False,
     stale: Annotated[
@@ -94,7 +104,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a job now: its latest complete window, one window, what is due, or what is stale; exit 1 when some failed."""
-    asked = None if window is None else _moment(window)
+    asked = None if window is None else _time(window, "--window")
     found = store(context).run_job(name, window=asked, due=due, stale=stale)
     show_rows(context, map(_run, found), columns=_RUN_COLUMNS, empty="nothing to do")
 
@@ -115,7 +125,7 @@ def backfill(
     connected = store(context)
     with _bar(context, f"backfill {name}") as progress:
         found = connected.backfill_job(
-            name, _moment(start), _moment(end), resume=not anew, progress=progress
+            name, _time(start, "--start"), _time(end, "--end"), resume=not anew, progress=progress
         )
     show_rows(
         context, map(_run, found), columns=_RUN_COLUMNS, empty="every window was computed already"
@@ -197,15 +207,9 @@ def _run(run: Any) -> Mapping[str, Any]:
     }
 
 
-def _moment(text: str) -> datetime:
+def _time(text: str, option: str) -> datetime:
     """Return a time of the command line; without a zone it is UTC."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidArgument(
-            f"{text!r} is not a time.", hint="such as 2013-01-31 or 2013-01-31T12:00Z"
-        ) from error
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+    return parse_moment(text, argument=option, warn=False)
 
 
 @contextmanager

@@ -7,7 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import show_record, show_rows, show_text
+from featurestore.cli.output import (
+    Limit,
+    PageNumber,
+    get_page,
+    show_record,
+    show_rows,
+    show_text,
+)
 from featurestore.cli.state import store
 from featurestore.errors import InvalidArgument
 
@@ -20,11 +27,20 @@ Version = Annotated[
 
 
 @app.command("list", epilog="Example: featurestore td list")
-def list_datasets(context: typer.Context) -> None:
+def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every training dataset."""
-    rows = [_overview(dataset) for dataset in store(context).get_training_datasets()]
+    opened = store(context)
+    found = get_page(
+        context,
+        lambda limit, offset: opened.get_training_datasets(limit=limit, offset=offset),
+        limit=limit,
+        page=page,
+    )
+    rows = [_overview(dataset) for dataset in found.items]
     columns = ["name", "version", "data_format", "rows", "splits", "reproducible", "created"]
-    show_rows(context, rows, columns=columns, empty="no training datasets yet")
+    show_rows(
+        context, rows, columns=columns, empty="no training datasets yet", next_page=found.next
+    )
 
 
 @app.command(epilog="Example: featurestore td show late_flights --version 1")

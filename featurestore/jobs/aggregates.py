@@ -1,0 +1,145 @@
+"""What rows come to: digests by which the rows of windows are compared, and the bounds of times."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.hashing import row_hash
+from featurestore.jobs.inputs import TimeBounds
+from featurestore.model.arrow_rows import rows_at
+from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Accumulator, TimeRange
+
+# Sums of floats depend on the order of their rows, which differs between a window alone and
+# among others.
+_FLOATS_AGREE = 1e-9
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What rows come to.
+
+    Their number, the sum of hashes of exact columns, the sums of float columns.
+    """
+
+    rows: int = 0
+    hashed: int = 0
+    floats: tuple[float, ...] = ()
+
+    def agrees(self, other: Digest) -> bool:
+        """Tell whether two digests are of the same rows, floats up to rounding."""
+        if (self.rows, self.hashed) != (other.rows, other.hashed):
+            return False
+        for a, b in zip(self.floats, other.floats, strict=bool(self.rows)):
+            if not math.isclose(a, b, rel_tol=_FLOATS_AGREE, abs_tol=_FLOATS_AGREE):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class DigestAccumulator(Accumulator[Digest, Digest]):
+    """Accumulates the digest of rows of any order."""
+
+    def start(self) -> Digest:
+        """Return the digest of no rows."""
+        return Digest()
+
+    def update(self, state: Digest, batch: pa.RecordBatch) -> Digest:
+        """Add the rows of a batch."""
+        if not batch.num_rows:
+            return state
+        exact, sums = [], list[float]()
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if not pat.is_floating(field.type):
+                exact.append(field.name)
+                continue
+            values: Any = pc.drop_null(column).to_numpy()
+            sums += [float(np.nansum(values)), column.null_count, float(np.isnan(values).sum())]
+        hashed = 0
+        if exact:
+            hashes: Any = row_hash(batch, columns=exact)
+            hashed = int(hashes.sum(dtype=np.uint64))
+        return self.merge(state, Digest(batch.num_rows, hashed, tuple(sums)))
+
+    def merge(self, left: Digest, right: Digest) -> Digest:
+        """Return the digest of both."""
+        if not left.rows or not right.rows:
+            return left if left.rows else right
+        floats = tuple(a + b for a, b in zip(left.floats, right.floats, strict=True))
+        return Digest(left.rows + right.rows, (left.hashed + right.hashed) % 2**64, floats)
+
+    def finish(self, state: Digest) -> Digest:
+        """Return the digest."""
+        return state
+
+
+@dataclass(frozen=True)
+class PartsAccumulator(Accumulator[list[Digest], list[Digest]]):
+    """Accumulates the digests of some ranges of the time of rows, in one pass."""
+
+    ranges: tuple[TimeRange, ...]
+
+    def start(self) -> list[Digest]:
+        """Return the digests of no rows."""
+        return [Digest() for _ in self.ranges]
+
+    def update(self, state: list[Digest], batch: pa.RecordBatch) -> list[Digest]:
+        """Add the rows of a batch to the ranges in which they lie."""
+        updated = []
+        for digest, wanted in zip(state, self.ranges, strict=True):
+            inside = rows_at(batch, pc.indices_nonzero(_inside(batch, wanted)))
+            updated.append(DigestAccumulator().update(digest, inside))
+        return updated
+
+    def merge(self, left: list[Digest], right: list[Digest]) -> list[Digest]:
+        """Return the digests of both."""
+        return [DigestAccumulator().merge(*both) for both in zip(left, right, strict=True)]
+
+    def finish(self, state: list[Digest]) -> list[Digest]:
+        """Return the digest of each range."""
+        return state
+
+
+def _inside(batch: pa.RecordBatch, wanted: TimeRange) -> pa.Array:
+    values = pc.cast(batch.column(batch.schema.get_field_index(wanted.column)), TIMESTAMP)
+    start, end = pa.scalar(wanted.start, TIMESTAMP), pa.scalar(wanted.end, TIMESTAMP)
+    if wanted.closed == "right":
+        return pc.and_(pc.greater(values, start), pc.less_equal(values, end))
+    return pc.and_(pc.greater_equal(values, start), pc.less(values, end))
+
+
+@dataclass(frozen=True)
+class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
+    """The bounds of a column of times."""
+
+    column: str
+
+    def start(self) -> TimeBounds:
+        """Return the bounds of no rows."""
+        return TimeBounds()
+
+    def update(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
+        """Widen the bounds by a batch."""
+        values = batch.column(batch.schema.get_field_index(self.column))
+        found: npt.NDArray[np.int64] = pc.cast(
+            pc.cast(values.drop_null(), TIMESTAMP), pa.int64()
+        ).to_numpy()
+        if len(found):
+            state = state.merge(TimeBounds(int(found.min()), int(found.max())))
+        return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))
+
+    def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:
+        """Return the bounds of both."""
+        return left.merge(right)
+
+    def finish(self, state: TimeBounds) -> TimeBounds:
+        """Return the bounds."""
+        return state

@@ -1,0 +1,112 @@
+"""What becomes of runs after a crash, and of all runs after the registry was lost.
+
+A run is in the registry, with the number of its transaction, before it computes. So whoever takes
+the lease next can tell from the table what a dead run came to: with its commit there the run is
+done, and only its record was missing; without it nothing of it is visible and its windows are due.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sqlalchemy.engine import Connection
+
+from featurestore.jobs.run import Written, last_dataset, record_computed
+from featurestore.jobs.schedule import windows_between
+from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.target import JobCommit, commits_of_job, job_commits
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.job import JobSpec
+from featurestore.recovery import recover as recover_writes
+from featurestore.registry import featuregroups, jobs, runs
+from featurestore.registry.runs import Run
+from featurestore.session import Session
+from featurestore.storage import files
+from featurestore.training import catalog
+
+
+def recover(session: Session, name: str) -> list[Run]:
+    """Record what the runs of dead processes came to, and return them.
+
+    The caller holds the job's lease, so whatever is recorded as running is dead.
+    """
+    with session.registry.reading() as connection:
+        left = runs.of_job(connection, name, state=runs.RUNNING)
+    if left:
+        recover_writes(session)
+    return [_recovered(session, run) for run in left]
+
+
+def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None:
+    """Record the successful runs that the commits of a group's table tell of."""
+    for found in reversed(job_commits(path)):
+        runs.restore(connection, _run(found))
+
+
+def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
+    """Bring back runs, computed windows and watermark of a job from its group, oldest first."""
+    if spec.kind == "training":
+        return
+    for version in featuregroups.versions(connection, spec.target):
+        path = session.featuregroup_path(spec.target, version)
+        if not os.path.isdir(path):
+            continue
+        for found in reversed(job_commits(path, spec.name)):
+            run = _run(found)
+            runs.restore(connection, run)
+            _record(connection, spec, run, version)
+
+
+def _recovered(session: Session, run: Run) -> Run:
+    with session.registry.reading() as connection:
+        spec = jobs.definition(connection, run.job, run.job_version)
+    written = _written(session, spec, run)
+    with session.registry.transaction() as connection:
+        if written is None:
+            error, hint = "The process died before it committed.", "its windows are due again"
+            runs.end(connection, run.run_id, runs.FAILED, error=error, hint=hint)
+        else:
+            rows, delta_version = written.rows, written.delta_version
+            runs.end(connection, run.run_id, runs.DONE, rows=rows, delta_version=delta_version)
+            _record(connection, spec, run, written.target_version)
+        recovered = runs.get(connection, run.run_id)
+    files.remove(session.staging_path(run.run_id), below=session.location)
+    return recovered
+
+
+def _record(connection: Connection, spec: JobSpec, run: Run, target_version: int | None) -> None:
+    start, end = run.window.start, run.window.end
+    windows = windows_between(schedule_of(spec), start, end, limit=run.windows)
+    record_computed(connection, spec, windows, run, target_version)
+
+
+def _written(session: Session, spec: JobSpec, run: Run) -> Written | None:
+    """Return what a run that died left in its table, or in its dataset; None for nothing."""
+    if spec.kind == "training":
+        last = last_dataset(session, spec.target)
+        if last <= run.inputs.get("before", last):
+            return None
+        dataset = catalog.get(session, spec.target, last)
+        return Written(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
+    for version, found in commits_of_job(session, spec):
+        if found.commit.note.get("run") == run.run_id:
+            return Written(found.commit.rows_in, found.commit.version, version)
+    return None
+
+
+def _run(found: JobCommit) -> Run:
+    commit = found.commit
+    return Run(
+        run_id=str(commit.note.get("run")),
+        job=found.job,
+        job_version=0,
+        window=found.window,
+        windows=found.count,
+        state=runs.DONE,
+        owner="restored",
+        inputs={"inputs": list(commit.note.get("inputs") or ())},
+        started=commit.time,
+        ended=commit.time,
+        rows=commit.rows_in,
+        delta_version=commit.version,
+    )

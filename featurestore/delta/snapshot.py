@@ -35,12 +35,12 @@ from featurestore.delta.schema import UnknownTypeError, arrow_schema
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
-_ROWS_FIRST = re.compile(r'\{"numRecords":(\d+)[,}]')
+_ROWS_FIRST = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 # Snapshots that are remembered, and how far behind one may be to be the base of another.
 _REMEMBERED = 64
 _NEAR = 1000
 # So many commits before a version are looked at again before what was read of it is believed.
-_LOOKED_AT = 128
+_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)

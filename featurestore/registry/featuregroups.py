@@ -108,11 +108,8 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
             f"Feature group {name!r} has no version {version}; it has {', '.join(map(str, known))}.",
             hint="leave version=None for the latest",
         )
-    groups = connection.execute(
-        sa.select(featuregroups.c.name).distinct().order_by(featuregroups.c.name)
-    ).scalars()
     raise FeatureGroupNotFound(
-        f"There is no feature group {name!r}; there are {listing(groups)}.",
+        f"There is no feature group {name!r}; there are {listing(names(connection))}.",
         hint="featurestore.create_featuregroup(df, name) makes one",
     )
 
@@ -125,6 +122,22 @@ def versions(connection: Connection, name: str) -> list[int]:
         .order_by(featuregroups.c.version)
     )
     return [int(each) for each in connection.execute(query).scalars()]
+
+
+def names(connection: Connection) -> list[str]:
+    """Return the names of all groups, in order."""
+    query = sa.select(featuregroups.c.name).distinct().order_by(featuregroups.c.name)
+    return list(connection.execute(query).scalars())
+
+
+def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
+    """Return every version of one group, ascending; empty when there is none."""
+    query = (
+        sa.select(featuregroups)
+        .where(featuregroups.c.name == name)
+        .order_by(featuregroups.c.version)
+    )
+    return [_group(row) for row in connection.execute(query)]
 
 
 def latest_version(connection: Connection, name: str) -> int:

@@ -48,6 +48,18 @@ def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> No
     connection.execute(features.insert(), rows)
 
 
+def groups_with(connection: Connection, name: str) -> list[str]:
+    """Return the names of the groups that have a column of this name in some version, in order."""
+    query = (
+        sa.select(featuregroups.c.name)
+        .join(features, features.c.featuregroup_id == featuregroups.c.id)
+        .where(features.c.name == name)
+        .distinct()
+        .order_by(featuregroups.c.name)
+    )
+    return list(connection.execute(query).scalars())
+
+
 def latest(connection: Connection, *, name: str | None = None) -> list[RegisteredFeature]:
     """Return the columns of the latest version of every group, by group and position.
 

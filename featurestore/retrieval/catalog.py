@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
 from featurestore.delta import commits, deltalog
@@ -11,21 +11,63 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
 from featurestore.model.references import parse_group_reference
 from featurestore.model.times import parse_moment
-from featurestore.registry import featuregroups
+from featurestore.registry import featuregroups, features
 from featurestore.retrieval.resolve import Specs
 from featurestore.session import Session
 
 AsOf = datetime | str | Mapping[str, int | datetime | str]
 
 
-def load_specs(session: Session) -> Specs:
-    """Return every definition of the store by name and version."""
-    with session.registry.reading() as connection:
-        groups = featuregroups.every(connection)
-    specs: dict[str, dict[int, FeatureGroupSpec]] = {}
-    for group in groups:
-        specs.setdefault(group.name, {})[group.version] = group.spec
-    return specs
+class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
+    """The definitions of a store by name and version; those of a group are read when it is first asked for."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._known: dict[str, Mapping[int, FeatureGroupSpec]] = {}
+
+    def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
+        if name not in self._known:
+            with self._session.registry.reading() as connection:
+                found = featuregroups.of_name(connection, name)
+            self._known[name] = {group.version: group.spec for group in found}
+        if not self._known[name]:
+            raise KeyError(name)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        with self._session.registry.reading() as connection:
+            return iter(featuregroups.names(connection))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def groups_with(self, column: str) -> list[str]:
+        """Return the names of the groups that have a column, in any version."""
+        with self._session.registry.reading() as connection:
+            return features.groups_with(connection, column)
+
+
+class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
+    """The definitions that held data at an instant, looked up when a group is asked for."""
+
+    def __init__(self, specs: Specs, version_at: Callable[[str, int], int | None]) -> None:
+        self._specs = specs
+        self._version_at = version_at
+
+    def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
+        found = {}
+        for version, spec in self._specs[name].items():
+            if self._version_at(name, version) is not None:
+                found[version] = spec
+        if not found:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._specs if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Pins:
@@ -54,15 +96,7 @@ class Pins:
         """Return the definitions that there were at the moment of ``as_of=``."""
         if self._moment is None:
             return self._specs
-        then = {
-            name: {
-                version: spec
-                for version, spec in found.items()
-                if self._version_at(name, version) is not None
-            }
-            for name, found in self._specs.items()
-        }
-        return {name: found for name, found in then.items() if found}
+        return SpecsAt(self._specs, self._version_at)
 
     def source(self, group: tuple[str, int]) -> Source:
         """Return a group pinned to the Delta version that this retrieval reads."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, JoinKind
-from featurestore.retrieval.catalog import AsOf, Pins, load_specs
+from featurestore.retrieval.catalog import AsOf, Pins, RegisteredSpecs
 from featurestore.retrieval.execute import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.joinkeys import JoinKey
@@ -111,9 +111,10 @@ def _plan(
     as_of: AsOf | None,
     wish: Wish,
 ) -> tuple[FeaturePlan, Labels | None]:
-    pins = Pins(session, load_specs(session), as_of=as_of)
+    registered = RegisteredSpecs(session)
+    pins = Pins(session, registered, as_of=as_of)
     specs = pins.specs()
-    found = resolve(features, specs=specs, versions=versions)
+    found = resolve(features, specs=specs, versions=versions, groups_with=registered.groups_with)
     if labels is None:
         source = pins.source(found[0].group)
         left = Left(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from featurestore.errors import (
@@ -39,11 +39,16 @@ class Feature:
 
 
 def resolve(
-    references: str | Sequence[str], *, specs: Specs, versions: Mapping[str, int] | None = None
+    references: str | Sequence[str],
+    *,
+    specs: Specs,
+    versions: Mapping[str, int] | None = None,
+    groups_with: Callable[[str], Iterable[str]] | None = None,
 ) -> tuple[Feature, ...]:
     """Return the columns that references mean, in the order requested.
 
     A plain name searches the latest version of every group, its features first, then its keys and times.
+    ``groups_with`` tells which groups may have a column, so that the others need not be looked at.
 
     Raises:
         FeatureNotFound: No such feature; names those that are near.
@@ -57,11 +62,15 @@ def resolve(
         )
     pinned = dict(versions or {})
     _check_versions(pinned, specs=specs)
-    return tuple(
-        feature
-        for text in texts
-        for feature in _find(parse_reference(text), specs=specs, pinned=pinned)
-    )
+    found: list[Feature] = []
+    for text in texts:
+        reference = parse_reference(text)
+        if reference.group is None:
+            candidates = specs if groups_with is None else groups_with(reference.feature)
+            found.append(_find_plain(reference, candidates, specs=specs, pinned=pinned))
+        else:
+            found += _find_in_group(reference, reference.group, specs=specs, pinned=pinned)
+    return tuple(found)
 
 
 def find_spec(name: str, *, version: int | None, specs: Specs) -> FeatureGroupSpec:
@@ -81,19 +90,16 @@ def find_spec(name: str, *, version: int | None, specs: Specs) -> FeatureGroupSp
     return found[wanted]
 
 
-def _find(reference: FeatureReference, *, specs: Specs, pinned: Mapping[str, int]) -> list[Feature]:
-    if reference.group is None:
-        return [_find_plain(reference, specs=specs, pinned=pinned)]
-    if (
-        reference.version is not None
-        and pinned.get(reference.group, reference.version) != reference.version
-    ):
+def _find_in_group(
+    reference: FeatureReference, group: str, *, specs: Specs, pinned: Mapping[str, int]
+) -> list[Feature]:
+    if reference.version is not None and pinned.get(group, reference.version) != reference.version:
         raise InvalidArgument(
-            f"{str(reference)!r} asks for version {reference.version}, versions= for {pinned[reference.group]}.",
+            f"{str(reference)!r} asks for version {reference.version}, versions= for {pinned[group]}.",
             hint="pin the version in one place",
         )
-    version = reference.version if reference.version is not None else pinned.get(reference.group)
-    spec = find_spec(reference.group, version=version, specs=specs)
+    version = reference.version if reference.version is not None else pinned.get(group)
+    spec = find_spec(group, version=version, specs=specs)
     if reference.is_star:
         if not spec.features:
             raise FeatureNotFound(
@@ -111,18 +117,22 @@ def _find(reference: FeatureReference, *, specs: Specs, pinned: Mapping[str, int
     return [Feature(spec, reference.feature, reference.name)]
 
 
-def _find_plain(reference: FeatureReference, *, specs: Specs, pinned: Mapping[str, int]) -> Feature:
+def _find_plain(
+    reference: FeatureReference,
+    candidates: Iterable[str],
+    *,
+    specs: Specs,
+    pinned: Mapping[str, int],
+) -> Feature:
     name = reference.feature
-    searched = [find_spec(group, version=pinned.get(group), specs=specs) for group in sorted(specs)]
-    found = [spec for spec in searched if name in spec.features] or [
-        spec for spec in searched if name in spec.schema.names
-    ]
+    having = []
+    for group in sorted(candidates):
+        if group in specs:
+            having.append(find_spec(group, version=pinned.get(group), specs=specs))
+    found = [spec for spec in having if name in spec.features]
+    found = found or [spec for spec in having if name in spec.schema.names]
     if not found:
-        known = {f"{spec.name}.{column}": column for spec in searched for column in spec.features}
-        raise FeatureNotFound(
-            f"No feature {name!r} in {len(searched)} feature group{'' if len(searched) == 1 else 's'}.",
-            hint=_near_features(name, known),
-        )
+        raise _no_such_feature(name, specs=specs, pinned=pinned)
     if len(found) > 1:
         candidates = [f"{spec.name}.{name}" for spec in found]
         raise AmbiguousFeature(
@@ -130,6 +140,18 @@ def _find_plain(reference: FeatureReference, *, specs: Specs, pinned: Mapping[st
             hint=f"write one of them, for example {candidates[0]!r}",
         )
     return Feature(found[0], name, reference.name)
+
+
+def _no_such_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> FeatureNotFound:
+    known: dict[str, str] = {}
+    groups = sorted(specs)
+    for group in groups:
+        spec = find_spec(group, version=pinned.get(group), specs=specs)
+        known |= {f"{spec.name}.{column}": column for column in spec.features}
+    return FeatureNotFound(
+        f"No feature {name!r} in {len(groups)} feature group{'' if len(groups) == 1 else 's'}.",
+        hint=_near_features(name, known),
+    )
 
 
 def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:

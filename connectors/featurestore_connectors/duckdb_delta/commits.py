@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog, protocol
+from featurestore.delta import deltalog, log, protocol
 from featurestore.delta.deltalog import DataFile, TableState
 from featurestore.errors import StorageError, TableDamaged, WriteConflict, refusal_hint
 from featurestore.model.times import to_micros, utc_now
@@ -30,6 +30,8 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
+# Of a table of many files a checkpoint is written after a commit for each so many of them.
+_FILES_A_COMMIT = 20
 
 
 @dataclass(frozen=True)
@@ -320,9 +322,12 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
 
 
 def _checkpoint(state: TableState, version: int) -> None:
+    """Write a checkpoint when one is due: later the more files it would list, so that its cost stays in proportion."""
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
-    if version % max(every, 1) == 0:
-        # Readers manage without: one that could not be written is written ten commits later.
+    every = max(every, 1, len(state.files) // _FILES_A_COMMIT)
+    last, _ = log.checkpoint_before(state.path, version)
+    if version - max(last, 0) >= every:
+        # Readers manage without: one that could not be written is written at the next commit.
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 

@@ -1,0 +1,170 @@
+"""Growth stays flat: what calls cost after many commits, among many groups, behind many windows.
+
+python benchmarks/growth.py [--commits 10000] [--groups 10000] [--windows 100000] [--only writes reads groups jobs]
+
+Every figure is the ratio of two medians of one run: the long store against the short one. Commits are written by the
+engine's own commit code, without syncing to disk and without audits, so that 10,000 of them take a minute; what is
+measured are the public calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+import featurestore
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.storage.publication import Publication
+from featurestore.store import FeatureStore
+from featurestore_connectors.duckdb_delta import commits as duckdb_commits
+from featurestore_connectors.duckdb_delta.files import NewFile
+
+ROWS = 100
+KEYS = 1000
+EPOCH = int(dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
+TRIALS = 15
+
+
+def rows_of(commit: int, rows: int = ROWS) -> pa.Table:
+    """Return the rows of one commit: keys in turn, one second after the other."""
+    numbers = np.arange(commit * rows, (commit + 1) * rows)
+    return pa.table(
+        {
+            "key": pa.array(numbers % KEYS),
+            "at": pa.array(EPOCH + numbers * 1_000_000, pa.timestamp("us", tz="UTC")),
+            "x": pa.array(np.sin(numbers)),
+            "y": pa.array(np.cos(numbers)),
+        }
+    )
+
+
+def append(path: str, commit: int) -> None:
+    """Append the rows of a commit to a table as the engine does."""
+    rows = rows_of(commit)
+    file = os.path.join(path, f"part-{commit:05d}-grown.snappy.parquet")
+    parquet.write_table(rows, file)
+    sides = {}
+    for side, position in (("minValues", 0), ("maxValues", -1)):
+        at = rows["at"][position].as_py().replace(tzinfo=None)
+        sides[side] = {"at": at.isoformat(timespec="microseconds") + "Z"}
+    keys = rows["key"].to_pylist()
+    sides["minValues"]["key"], sides["maxValues"]["key"] = min(keys), max(keys)
+    told = {"numRecords": rows.num_rows, **sides, "nullCount": {"key": 0, "at": 0}}
+    new = NewFile(file, os.path.getsize(file), rows.num_rows, json.dumps(told))
+    snapshot = read_snapshot(path)
+    note = {"operation": "append", "run": f"grown-{commit}", "unique": "kept_after"}
+    note |= commits.seen_by_writer(path, snapshot.version)
+    change = duckdb_commits.Change("WRITE", {"mode": "Append"}, adds=[new], note=note)
+    duckdb_commits.commit(snapshot, change, Publication(durable=False))
+
+
+def grow(store: FeatureStore, name: str, target: int) -> None:
+    """Append to a group until it has ``target`` commits."""
+    path = store.featuregroup(name).path
+    for commit in range(read_snapshot(path).version, target):
+        append(path, commit)
+
+
+def median_of(call: Callable[[int], object], *, trials: int = TRIALS) -> float:
+    """Return the median seconds of a call, which is told its number."""
+    seconds = []
+    for trial in range(trials + 1):
+        start = time.perf_counter()
+        call(trial)
+        if trial:  # the first one warms up
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def report(title: str, short: float, long: float, limit: float) -> None:
+    """Print both medians and their ratio."""
+    ratio = long / short
+    verdict = "ok" if ratio <= limit else "MISSED"
+    print(
+        f"{title:52} {short * 1000:9.1f} ms {long * 1000:9.1f} ms   x{ratio:5.2f} (<= {limit}) {verdict}",
+        flush=True,
+    )
+
+
+class Calls:
+    """The calls that are measured on a group with so many commits."""
+
+    def __init__(self, store: FeatureStore, name: str) -> None:
+        self.store = store
+        self.name = name
+        self.next = read_snapshot(store.featuregroup(name).path).version
+
+    def insert(self, _: int) -> None:
+        self.next += 1
+        self.store.insert_into_featuregroup(rows_of(self.next), self.name)
+
+    def upsert(self, _: int) -> None:
+        self.store.insert_into_featuregroup(rows_of(self.next), self.name, mode="upsert")
+
+    def get(self, _: int) -> None:
+        assert self.store.get_featuregroup(self.name).columns
+
+    def history(self, _: int) -> None:
+        assert len(self.store.get_featuregroup_history(self.name, limit=10)) == 10
+
+    def all(self) -> dict[str, float]:
+        found = {"insert": median_of(self.insert), "upsert": median_of(self.upsert)}
+        found["get_featuregroup"] = median_of(self.get)
+        found["history, newest 10"] = median_of(self.history)
+        return found
+
+
+def new_group(store: FeatureStore, name: str, **how: Any) -> None:
+    """Create a group with an event time and its first commit."""
+    store.create_featuregroup(rows_of(0), name, primary_key=["key"], event_time="at", **how)
+
+
+def writes(store: FeatureStore, options: argparse.Namespace) -> None:
+    """Measure writes and histories after 10 and after many commits."""
+    measured = []
+    for name, count in (("few", 10), ("many", options.commits)):
+        new_group(store, name)
+        start = time.perf_counter()
+        grow(store, name, count)
+        print(f"# {count} commits in {time.perf_counter() - start:.0f} s", flush=True)
+        measured.append(Calls(store, name).all())
+    few, many = measured
+    for title in few:
+        report(f"{title}: 10, {options.commits} commits", few[title], many[title], 1.5)
+
+
+ROOMS: dict[str, Callable[[FeatureStore, argparse.Namespace], None]] = {"writes": writes}
+
+
+def main() -> None:
+    """Run the rooms that were asked for, each in a store of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commits", type=int, default=10_000)
+    parser.add_argument("--groups", type=int, default=10_000)
+    parser.add_argument("--windows", type=int, default=100_000)
+    parser.add_argument("--only", nargs="*", choices=list(ROOMS), default=list(ROOMS))
+    options = parser.parse_args()
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore")
+    for name in options.only:
+        with tempfile.TemporaryDirectory(prefix=f"growth-{name}-") as folder:
+            store = featurestore.connect(folder)
+            ROOMS[name](store, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,8 @@ from pyarrow import parquet
 import featurestore
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.registry import featuregroups
 from featurestore.storage.publication import Publication
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import commits as duckdb_commits
@@ -79,15 +81,16 @@ def grow(store: FeatureStore, name: str, target: int) -> None:
         append(path, commit)
 
 
-def median_of(call: Callable[[int], object], *, trials: int = TRIALS) -> float:
-    """Return the median seconds of a call, which is told its number."""
-    seconds = []
+def medians_of(*calls: Callable[[int], object], trials: int = TRIALS) -> list[float]:
+    """Return the median seconds of calls, which take turns and are told the number of the round."""
+    seconds: list[list[float]] = [[] for _ in calls]
     for trial in range(trials + 1):
-        start = time.perf_counter()
-        call(trial)
-        if trial:  # the first one warms up
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        for found, call in zip(seconds, calls, strict=True):
+            start = time.perf_counter()
+            call(trial)
+            if trial:  # the first one warms up
+                found.append(time.perf_counter() - start)
+    return [statistics.median(found) for found in seconds]
 
 
 def report(title: str, short: float, long: float, limit: float) -> None:
@@ -121,12 +124,6 @@ class Calls:
     def history(self, _: int) -> None:
         assert len(self.store.get_featuregroup_history(self.name, limit=10)) == 10
 
-    def all(self) -> dict[str, float]:
-        found = {"insert": median_of(self.insert), "upsert": median_of(self.upsert)}
-        found["get_featuregroup"] = median_of(self.get)
-        found["history, newest 10"] = median_of(self.history)
-        return found
-
 
 def new_group(store: FeatureStore, name: str, **how: Any) -> None:
     """Create a group with an event time and its first commit."""
@@ -135,19 +132,84 @@ def new_group(store: FeatureStore, name: str, **how: Any) -> None:
 
 def writes(store: FeatureStore, options: argparse.Namespace) -> None:
     """Measure writes and histories after 10 and after many commits."""
-    measured = []
-    for name, count in (("few", 10), ("many", options.commits)):
-        new_group(store, name)
-        start = time.perf_counter()
-        grow(store, name, count)
-        print(f"# {count} commits in {time.perf_counter() - start:.0f} s", flush=True)
-        measured.append(Calls(store, name).all())
-    few, many = measured
-    for title in few:
-        report(f"{title}: 10, {options.commits} commits", few[title], many[title], 1.5)
+    few, many = (
+        _grown(store, name, count) for name, count in (("few", 10), ("many", options.commits))
+    )
+    for title, name in (
+        ("insert", "insert"),
+        ("upsert", "upsert"),
+        ("get_featuregroup", "get"),
+        ("history, newest 10", "history"),
+    ):
+        short, long = medians_of(getattr(few, name), getattr(many, name))
+        report(f"{title}: 10, {options.commits} commits", short, long, 1.5)
 
 
-ROOMS: dict[str, Callable[[FeatureStore, argparse.Namespace], None]] = {"writes": writes}
+def _grown(store: FeatureStore, name: str, count: int) -> Calls:
+    new_group(store, name)
+    start = time.perf_counter()
+    grow(store, name, count)
+    print(f"# {count} commits in {time.perf_counter() - start:.0f} s", flush=True)
+    return Calls(store, name)
+
+
+def groups(store: FeatureStore, options: argparse.Namespace) -> None:
+    """Measure retrievals and lists among 10 and among many groups, of which two have tables."""
+    stores = []
+    for title, count in (("few", 10), ("many", options.groups)):
+        there = featurestore.connect(os.path.join(store.location, title))
+        for name in ("left", "right"):
+            rows = rows_of(0).rename_columns(["key", "at", f"x_{name}", f"y_{name}"])
+            there.create_featuregroup(rows, name, primary_key=["key"], event_time="at")
+        _register_others(there, count - 2)
+        stores.append(there)
+    labels = rows_of(0).select(["key", "at"])
+
+    def named(there: FeatureStore) -> Callable[[int], object]:
+        wanted = ["left.x_left", "right.y_right"]
+        return lambda _: there.get_features(wanted, labels=labels, label_time="at").to_arrow()
+
+    def plain(there: FeatureStore) -> Callable[[int], object]:
+        return lambda _: there.get_features(
+            ["x_left", "y_right"], labels=labels, label_time="at"
+        ).to_arrow()
+
+    def connect(there: FeatureStore) -> Callable[[int], object]:
+        return lambda _: featurestore.connect(there.location)
+
+    def listed(there: FeatureStore) -> Callable[[int], object]:
+        return lambda _: there.get_featuregroups(limit=10)
+
+    def found(there: FeatureStore) -> Callable[[int], object]:
+        return lambda _: there.search("x_left", limit=10)
+
+    title = f"among 10, {options.groups} groups"
+    for name, call, limit in (
+        ("get_features of named groups", named, 1.2),
+        ("get_features by plain name", plain, 1.5),
+        ("connect", connect, 1.5),
+        ("first 10 of the groups", listed, 1.5),
+        ("search, first 10", found, 10.0),
+    ):
+        short, long = medians_of(*(call(there) for there in stores))
+        report(f"{name}: {title}", short, long, limit)
+
+
+def _register_others(store: FeatureStore, count: int) -> None:
+    """Put groups into the registry alone: no call that is measured opens their tables."""
+    schema = pa.schema(
+        [("key", pa.int64()), *((f"f{number}", pa.float64()) for number in range(8))]
+    )
+    with store._session.registry.transaction() as connection:
+        for number in range(count):
+            spec = FeatureGroupSpec(f"other_{number}", 1, schema, primary_key=("key",))
+            featuregroups.add(connection, spec, table_id=f"{number}", delta_version=1)
+
+
+ROOMS: dict[str, Callable[[FeatureStore, argparse.Namespace], None]] = {
+    "writes": writes,
+    "groups": groups,
+}
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
@@ -40,35 +41,34 @@ class Provenance:
     inputs: tuple[Mapping[str, object], ...]
 
 
-def search(session: Session, text: str) -> list[Match]:
+def search(session: Session, text: str, *, limit: int | None = None) -> list[Match]:
     """Return what contains a text, ignoring case: names first, then features, tags and descriptions."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument("search needs a text.", hint="search('weather')")
-    wanted = text.strip().casefold()
+    if limit is not None and limit < 1:
+        raise InvalidArgument(f"limit={limit!r} is no number of matches.", hint="limit=100")
+    return list(islice(_matches(session, text.strip().casefold()), limit))
+
+
+def _matches(session: Session, wanted: str) -> Iterator[Match]:
     with session.registry.reading() as connection:
-        groups = featuregroups.latest(connection)
-        columns = features.latest(connection)
-        tagged = tags.every(connection, featuregroups.KIND)
-    found = [
-        Match(g.name, g.version, "name", g.name, g.name)
-        for g in groups
-        if wanted in g.name.casefold()
-    ]
-    found += [
-        Match(each.group, each.version, "feature", each.name, each.reference)
-        for each in columns
-        if wanted in each.name.casefold()
-    ]
-    for group in groups:
-        for key, value in tagged.get((group.name, group.version), {}).items():
+        names = featuregroups.latest_names(connection, containing=wanted)
+    for name, version in names:
+        yield Match(name, version, "name", name, name)
+    with session.registry.reading() as connection:
+        columns = features.latest(connection, containing=wanted)
+    for each in columns:
+        yield Match(each.group, each.version, "feature", each.name, each.reference)
+    with session.registry.reading() as connection:
+        tagged = tags.of_latest_groups(connection, featuregroups.KIND)
+        described = featuregroups.latest_descriptions(connection)
+    for (name, version), values in tagged.items():
+        for key, value in values.items():
             if wanted in key.casefold() or wanted in value.casefold():
-                found.append(Match(group.name, group.version, "tag", f"{key}={value}", group.name))
-    found += [
-        Match(g.name, g.version, "description", g.description, g.name)
-        for g in groups
-        if wanted in g.description.casefold()
-    ]
-    return found
+                yield Match(name, version, "tag", f"{key}={value}", name)
+    for name, version, description in described:
+        if wanted in description.casefold():
+            yield Match(name, version, "description", description, name)
 
 
 def features_list(session: Session) -> list[str]:

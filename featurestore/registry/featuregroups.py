@@ -13,7 +13,7 @@ from featurestore.errors import FeatureGroupExists, FeatureGroupNotFound, listin
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features
-from featurestore.registry.tables import featuregroups, tags
+from featurestore.registry.tables import featuregroups, is_latest, tags
 
 KIND = "featuregroup"
 
@@ -154,10 +154,23 @@ def every(
     return [_group(row) for row in connection.execute(query)]
 
 
-def latest(connection: Connection) -> list[RegisteredGroup]:
-    """Return the latest version of every group, by name."""
-    newest: dict[str, RegisteredGroup] = {group.name: group for group in every(connection)}
-    return list(newest.values())
+def latest_names(connection: Connection, *, containing: str) -> list[tuple[str, int]]:
+    """Return name and latest version of the groups whose name contains a text, in whatever case."""
+    name, version = featuregroups.c.name, featuregroups.c.version
+    query = sa.select(name, version).where(
+        name.icontains(containing, autoescape=True), is_latest(featuregroups)
+    )
+    return [(row.name, row.version) for row in connection.execute(query.order_by(name))]
+
+
+def latest_descriptions(connection: Connection) -> list[tuple[str, int, str]]:
+    """Return name, version and description of the latest version of every group that has one, by name."""
+    columns = featuregroups.c
+    query = sa.select(columns.name, columns.version, columns.description).where(
+        columns.description != "", is_latest(featuregroups)
+    )
+    found = connection.execute(query.order_by(columns.name))
+    return [(row.name, row.version, row.description) for row in found]
 
 
 def advance(

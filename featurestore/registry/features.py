@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.registry.tables import featuregroups, features
+from featurestore.registry.tables import featuregroups, features, is_latest
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,13 @@ def groups_with(connection: Connection, name: str) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def latest(connection: Connection, *, name: str | None = None) -> list[RegisteredFeature]:
+def latest(
+    connection: Connection, *, name: str | None = None, containing: str | None = None
+) -> list[RegisteredFeature]:
     """Return the columns of the latest version of every group, by group and position.
 
-    ``name``: only the columns of that name.
+    ``name``: only these; ``containing``: only those whose name contains a text, in whatever case.
     """
-    newest = (
-        sa.select(featuregroups.c.name, sa.func.max(featuregroups.c.version).label("version"))
-        .group_by(featuregroups.c.name)
-        .subquery()
-    )
     query = (
         sa.select(
             featuregroups.c.name,
@@ -79,14 +76,11 @@ def latest(connection: Connection, *, name: str | None = None) -> list[Registere
             features.c.role,
         )
         .join(features, features.c.featuregroup_id == featuregroups.c.id)
-        .join(
-            newest,
-            sa.and_(
-                newest.c.name == featuregroups.c.name, newest.c.version == featuregroups.c.version
-            ),
-        )
+        .where(is_latest(featuregroups))
         .order_by(featuregroups.c.name, features.c.position)
     )
     if name is not None:
         query = query.where(features.c.name == name)
+    if containing is not None:
+        query = query.where(features.c.name.icontains(containing, autoescape=True))
     return [RegisteredFeature(*row) for row in connection.execute(query)]

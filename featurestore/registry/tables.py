@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     ForeignKey,
     Index,
     Integer,
@@ -14,7 +15,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    and_,
+    exists,
     false,
+    select,
 )
 
 metadata = MetaData()
@@ -204,3 +208,10 @@ windows = Table(
     Column("inputs", Text, nullable=False),
     Index("ix_windows_state", "job", "state", "window_start"),
 )
+
+
+def is_latest(groups: Table) -> ColumnElement[bool]:
+    """Return the condition that a row of ``featuregroups`` is the latest version of its group."""
+    newer = groups.alias("newer")
+    same = and_(newer.c.name == groups.c.name, newer.c.version > groups.c.version)
+    return ~exists(select(newer.c.id).where(same).correlate(groups))

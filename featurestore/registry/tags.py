@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.registry.tables import tags
+from featurestore.registry.tables import featuregroups, is_latest, tags
 
 
 def of(connection: Connection, kind: str, name: str, version: int) -> dict[str, str]:
@@ -16,12 +16,16 @@ def of(connection: Connection, kind: str, name: str, version: int) -> dict[str, 
     return {row.key: row.value for row in connection.execute(query)}
 
 
-def every(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
-    """Return the tags of all versions of a kind: ``{(name, version): {key: value}}``."""
-    result: dict[tuple[str, int], dict[str, str]] = {}
+def of_latest_groups(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
+    """Return the tags of the latest version of every group: ``{(name, version): {key: value}}``, by name."""
+    tagged = sa.and_(tags.c.name == featuregroups.c.name, tags.c.version == featuregroups.c.version)
     query = (
-        sa.select(tags).where(tags.c.kind == kind).order_by(tags.c.name, tags.c.version, tags.c.key)
+        sa.select(tags)
+        .join(featuregroups, tagged)
+        .where(tags.c.kind == kind, is_latest(featuregroups))
+        .order_by(tags.c.name, tags.c.key)
     )
+    result: dict[tuple[str, int], dict[str, str]] = {}
     for row in connection.execute(query):
         result.setdefault((row.name, row.version), {})[row.key] = row.value
     return result

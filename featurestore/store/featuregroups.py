@@ -275,15 +275,17 @@ class FeatureGroupCalls(Connected):
 
         return features_list(self._session)
 
-    def search(self, text: str) -> list[Match]:
+    def search(self, text: str, *, limit: int | None = None) -> list[Match]:
         """Return groups and features whose names, tags or descriptions contain a text, and where it was found.
+
+        ``limit``: at most so many.
 
         >>> [(match.reference, match.where) for match in store.search("hourly")]
         [('weather', 'description')]
         """
         from featurestore.featuregroups.discovery import search
 
-        return search(self._session, text)
+        return search(self._session, text, limit=limit)
 
     def add_featuregroup_tag(
         self, name: str, key: str, value: str, *, version: int | None = None

@@ -114,3 +114,25 @@ def test_a_column_is_traced_to_its_job_and_a_group_to_its_training_datasets(
     ]
     duckdb_store.delete_training_dataset("rides", version=1)
     assert [each.name for each in raw.derived()] == ["derived"]
+
+
+def test_lists_and_searches_come_a_page_at_a_time(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    for name in ("a", "b", "c"):
+        for _ in range(2):
+            store.create_featuregroup(pa.table({"temp": [1.0]}), name)
+    first = store.get_featuregroups(limit=3)
+    assert [(each.name, each.version) for each in first] == [("a", 1), ("a", 2), ("b", 1)]
+    after = [(each.name, each.version) for each in store.get_featuregroups(offset=3, limit=2)]
+    assert after == [("b", 2), ("c", 1)]
+    assert [match.reference for match in store.search("temp", limit=2)] == ["a.temp", "b.temp"]
+    history = store.featuregroup("a").insert(pa.table({"temp": [2.0]}))
+    assert history.delta_version == 2
+    assert [each.delta_version for each in store.get_featuregroup_history("a", limit=1)] == [2]
+    assert [each.delta_version for each in store.get_featuregroup_history("a", before=2)] == [1]
+    for refused in (
+        lambda: store.search("temp", limit=0),
+        lambda: store.get_featuregroup_history("a", limit=0),
+    ):
+        with pytest.raises(InvalidArgument, match="limit"):
+            refused()

@@ -16,6 +16,17 @@ def of(connection: Connection, kind: str, name: str, version: int) -> dict[str, 
     return {row.key: row.value for row in connection.execute(query)}
 
 
+def every(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
+    """Return the tags of all versions of a kind: ``{(name, version): {key: value}}``."""
+    result: dict[tuple[str, int], dict[str, str]] = {}
+    query = (
+        sa.select(tags).where(tags.c.kind == kind).order_by(tags.c.name, tags.c.version, tags.c.key)
+    )
+    for row in connection.execute(query):
+        result.setdefault((row.name, row.version), {})[row.key] = row.value
+    return result
+
+
 def of_latest_groups(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
     """Return the tags of the latest version of every group: ``{(name, version): {key: value}}``, by name."""
     tagged = sa.and_(tags.c.name == featuregroups.c.name, tags.c.version == featuregroups.c.version)

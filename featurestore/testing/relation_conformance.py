@@ -1,4 +1,4 @@
-"""Relations: select, filter, union, queries, functions over batches, aggregates, shards."""
+"""Relations: select, filter, queries, functions over batches, aggregates, shards."""
 
 from __future__ import annotations
 

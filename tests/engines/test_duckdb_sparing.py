@@ -39,10 +39,10 @@ def test_a_limit_that_the_user_chose_stays() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_more_rows_than_are_held_are_sorted_with_little_memory(
+def test_more_rows_than_fit_are_sorted_with_little_memory(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_HELD_BYTES", 0)
+    monkeypatch.setattr(shards, "_MEMORY_BYTES", 0)
     engine = DuckDBEngine(threads=threads)
     rows = pa.table({"shard": pa.array([1, 0] * 500, pa.int32()), "n": range(1000)})
     given = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))

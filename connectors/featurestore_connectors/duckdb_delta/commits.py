@@ -51,7 +51,10 @@ class Change:
 
 
 class LostRaceError(Exception):
-    """Another writer took the version; the change has to be computed anew. Does not leave the engine."""
+    """Another writer took the version; the change has to be computed anew.
+
+    Does not leave the engine.
+    """
 
 
 class RepeatedError(Exception):
@@ -82,7 +85,8 @@ def create(
 def commit(state: TableState, change: Change, publication: Publication) -> int:
     """Write a change of a table that was read as ``state``; return its version.
 
-    ``publication`` has the files that the change adds. Once the commit has its name nothing raises any more.
+    ``publication`` has the files that the change adds. Once the commit has its name nothing raises
+    any more.
 
     Raises:
         LostRaceError: Commits came in between that this change does not know of.
@@ -115,12 +119,14 @@ def retried(
         except LostRaceError:
             pass
         except TableDamaged:
-            # A rewrite misses files that a vacuum took meanwhile: then its version is no longer the latest.
+            # A rewrite misses files that a vacuum took meanwhile: then its version is no longer the
+            # latest.
             if deltalog.latest_version(path) == latest.version:
                 raise
         time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
     raise WriteConflict(
-        f"Other writers changed {path} {ATTEMPTS} times while this write was computed; nothing of it landed.",
+        f"Other writers changed {path} {ATTEMPTS} times while this write was computed; "
+        "nothing of it landed.",
         hint="repeat the write, or let the writers take turns",
     )
 
@@ -163,7 +169,7 @@ def changed_metadata(
 
 
 def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
-    """Return a schema of storage types with the storage types of the columns that it lacks at its end."""
+    """Return a schema of storage types with the columns that it lacks at its end."""
     if added is None:
         return schema
     present = set(schema.names)
@@ -187,7 +193,7 @@ def schema_string(schema: pa.Schema) -> str:
 
 
 def check_writable(state: TableState) -> None:
-    """Raise UnsupportedTable when the table asks its writers for features that this engine does not know."""
+    """Raise UnsupportedTable when the table asks its writers for unknown features."""
     protocol.check_writable(state.path, state.protocol)
 
 
@@ -251,20 +257,22 @@ def _info(
     read: int | None = None,
     blind: bool = False,
 ) -> dict[str, Any]:
+    texts = {}
+    for key, value in parameters.items():
+        texts[key] = value if isinstance(value, str) else json.dumps(value)
     info: dict[str, Any] = {
         "timestamp": _now(),
         "operation": operation,
-        "operationParameters": {
-            key: value if isinstance(value, str) else json.dumps(value)
-            for key, value in parameters.items()
-        },
+        "operationParameters": texts,
         "isolationLevel": "Serializable",
         "isBlindAppend": blind,
         "operationMetrics": {key: str(value) for key, value in (metrics or {}).items()},
         "engineInfo": "featurestore",
         "userMetadata": json.dumps(note, sort_keys=True),
     }
-    return {"commitInfo": info if read is None else {**info, "readVersion": read}}
+    if read is not None:
+        info["readVersion"] = read
+    return {"commitInfo": info}
 
 
 def _now() -> int:

@@ -47,11 +47,14 @@ class DuckDBEngine:
     """The engine of one process: DuckDB for queries, Delta tables below, no JVM.
 
     Args:
-        memory_limit: DuckDB's, such as "4GB"; else ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else DuckDB's default.
+        memory_limit: DuckDB's, such as "4GB"; else ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else
+            DuckDB's default.
         threads: Of DuckDB and of writers; else ``FEATURESTORE_DUCKDB_THREADS``, else all cores.
-        temp_directory: Where DuckDB spills; else ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the system's.
-        durability: "full": a commit is on disk, with all files that it names, before the call returns. "fast": when
-            the system writes it, so that a power loss may take or damage the last commits of some seconds.
+        temp_directory: Where DuckDB spills; else ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the
+            system's.
+        durability: "full": a commit is on disk, with all files that it names, before the call
+            returns. "fast": when the system writes it, so that a power loss may take or damage the
+            last commits of some seconds.
     """
 
     def __init__(

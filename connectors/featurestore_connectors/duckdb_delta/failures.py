@@ -1,23 +1,52 @@
-"""Errors of Python code that runs inside a query: DuckDB passes on their text only, so they are kept here.
+"""DuckDB's errors in the store's words, and those of Python code that runs inside a query.
 
-The text carries a number by which the error itself is found again.
+Of the latter DuckDB passes on the text only, so they are kept here: the text carries a number by
+which the error itself is found again.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+import duckdb
 import pyarrow as pa
+
+from featurestore.errors import (
+    MANY_FILES_HINT,
+    EngineError,
+    FeatureStoreError,
+    InvalidSql,
+    StorageError,
+    TableDamaged,
+)
 
 _KEPT: dict[int, Exception] = {}
 _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
+_INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
+_DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
+_TOO_MANY_FILES = "too many open files"
+_DAMAGED = (
+    "no files found",
+    "no such file",
+    "magic bytes",
+    "footer",
+    "corrupt",
+    "snappy",
+    "invalid parquet",
+    "too small to be",
+)
 
 
 def guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches; an error on the way is kept, and its number goes into the query's error."""
+    """Yield the batches.
+
+    An error on the way is kept, and its number goes into the query's error.
+    """
     try:
         yield from batches
     except Exception as error:
@@ -29,5 +58,81 @@ def guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def recall(message: str) -> Exception | None:
     """Return the error whose number a message carries."""
-    found = _MARK.search(message)
-    return _KEPT.pop(int(found[1]), None) if found else None
+    mark = _MARK.search(message)
+    if mark is None:
+        return None
+    return _KEPT.pop(int(mark[1]), None)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise DuckDB's errors as errors of the feature store."""
+    try:
+        yield
+    except duckdb.Error as error:
+        # What a Python function or stream below the query raised is the error, not DuckDB's account
+        # of it.
+        raised = recall(str(error))
+        if raised is not None:
+            raise raised from None
+        raise _translation(error) from error
+
+
+def error_of_stream(message: str) -> FeatureStoreError:
+    """Return the error of a query that broke while its Arrow stream was read.
+
+    Arrow passes on DuckDB's text only, which begins with the kind of error.
+    """
+    if message.startswith("Out of Memory Error"):
+        return _translation(duckdb.OutOfMemoryException(message))
+    if message.startswith("IO Error"):
+        return _translation(duckdb.IOException(message))
+    return _translation(duckdb.Error(message))
+
+
+def _translation(error: duckdb.Error) -> FeatureStoreError:
+    message = _plain(str(error))
+    lowered = message.lower()
+    if _mentions(lowered, _DISK_FULL):
+        return StorageError(
+            f"The disk is full: {message}",
+            hint="free some space and repeat; the table is as it was before",
+        )
+    if _TOO_MANY_FILES in lowered:
+        return StorageError(f"DuckDB cannot open its files: {message}", hint=MANY_FILES_HINT)
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return EngineError(
+            f"DuckDB ran out of memory: {message}",
+            hint="set FEATURESTORE_DUCKDB_MEMORY_LIMIT, or FEATURESTORE_DUCKDB_TEMP_DIRECTORY to a "
+            "larger disk",
+        )
+    if isinstance(error, duckdb.ResourceInUseException):
+        return EngineError(
+            f"The engine's DuckDB connection is busy: {message}",
+            hint="finish or close the Arrow reader that you took from a native relation",
+        )
+    if isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
+        return InvalidSql(
+            f"DuckDB refuses the query: {message}",
+            hint="column and table names are case-insensitive in SQL",
+        )
+    if _mentions(lowered, _DAMAGED) and ".parquet" in lowered:
+        return TableDamaged(
+            f"A data file cannot be read: {message}",
+            hint="restore it, or read an older Delta version",
+        )
+    if isinstance(error, duckdb.IOException) or _mentions(lowered, _DAMAGED):
+        return StorageError(f"DuckDB could not read or write: {message}")
+    return EngineError(f"DuckDB failed: {message}")
+
+
+def _mentions(message: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in message for sign in signs)
+
+
+def _plain(message: str) -> str:
+    """Return the message without the JSON that errors of background writes come in."""
+    inner = _INNER_MESSAGE.search(message)
+    if inner is None:
+        return message
+    return str(json.loads(f'"{inner[1]}"'))

@@ -1,4 +1,7 @@
-"""Data files: rows written as Parquet by DuckDB, with the statistics that the Delta log keeps of them."""
+"""Data files.
+
+Rows written as Parquet by DuckDB, with the statistics that the Delta log keeps of them.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +61,8 @@ def _make_folder(folder: str) -> None:
         try:
             os.makedirs(folder)
             return
-        except (
-            FileNotFoundError
-        ) as error:  # another writer has just removed the empty folder around it
+        except FileNotFoundError as error:
+            # Another writer has just removed the empty folder around it.
             if attempt == 9:
                 raise StorageError(f"{folder} cannot be made: {error}.") from error
         except OSError as error:
@@ -77,7 +79,7 @@ def write(
     schema: pa.Schema,
     partition_by: Sequence[str] = (),
 ) -> list[NewFile]:
-    """Write the rows of a query, which has the columns of ``schema`` (storage types), into a new folder.
+    """Write the rows of a query with the columns of ``schema`` (storage types) into a new folder.
 
     Rows keep their order. Files without rows are not kept.
 
@@ -148,27 +150,25 @@ def _partition_value(written: str | None, column: pa.Field) -> str | None:
         return None
     if written == "":
         raise InvalidArgument(
-            f"Column {column.name!r} partitions the table and holds an empty string, which Delta reads as null.",
+            f"Column {column.name!r} partitions the table and holds an empty string, "
+            "which Delta reads as null.",
             hint="replace '' by a word or by null",
         )
     if not pat.is_timestamp(column.type):
         return written
     try:
-        return (
-            datetime.fromisoformat(written)
-            .replace(tzinfo=None)
-            .isoformat(sep=" ", timespec="microseconds")
-        )
+        time = datetime.fromisoformat(written).replace(tzinfo=None)
     except ValueError as error:
         raise InvalidArgument(
             f"Column {column.name!r} cannot partition by the time {written}: years are 1 to 9999."
         ) from error
+    return time.isoformat(sep=" ", timespec="microseconds")
 
 
 def _statistics(
     rows: int, columns: Mapping[str, Mapping[str, str]], schema: Sequence[pa.Field]
 ) -> str:
-    least, greatest, nulls = {}, {}, {}
+    minimum, maximum, nulls = {}, {}, {}
     for column in schema[:_STATISTICS_COLUMNS]:
         found = columns.get(sqltext.quote(column.name))
         if found is None or is_nested(column.type):
@@ -176,11 +176,12 @@ def _statistics(
         nulls[column.name] = int(found["null_count"])
         if found.get("has_nan") == "true" or found.get("min_is_exact") != "true":
             continue
-        bounds = [_bound(found.get(side), column.type) for side in ("min", "max")]
-        if None not in bounds:
-            least[column.name], greatest[column.name] = bounds
+        low = _bound(found.get("min"), column.type)
+        high = _bound(found.get("max"), column.type)
+        if low is not None and high is not None:
+            minimum[column.name], maximum[column.name] = low, high
     return json.dumps(
-        {"numRecords": rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+        {"numRecords": rows, "minValues": minimum, "maxValues": maximum, "nullCount": nulls}
     )
 
 
@@ -191,10 +192,12 @@ def _bound(written: str | None, kind: pa.DataType) -> Any:
     if pat.is_integer(kind):
         return int(written)
     if pat.is_floating(kind):
-        return float(written) if math.isfinite(float(written)) else None
+        number = float(written)
+        return number if math.isfinite(number) else None
     if pat.is_decimal(kind):
         # A JSON number has no precision to rely on beyond that of a double.
-        return float(written) if len(written.lstrip("-").replace(".", "")) <= 15 else None
+        digits = written.lstrip("-").replace(".", "")
+        return float(written) if len(digits) <= 15 else None
     if pat.is_temporal(kind):
         return _time_bound(written, kind)
     return written
@@ -202,11 +205,9 @@ def _bound(written: str | None, kind: pa.DataType) -> Any:
 
 def _time_bound(written: str, kind: pa.DataType) -> str | None:
     try:
-        moment = datetime.fromisoformat(written).replace(tzinfo=None)
+        time = datetime.fromisoformat(written).replace(tzinfo=None)
     except ValueError:  # years before 1 and after 9999 have no form that all readers know
         return None
-    return (
-        moment.isoformat(timespec="microseconds") + "Z"
-        if pat.is_timestamp(kind)
-        else moment.date().isoformat()
-    )
+    if pat.is_timestamp(kind):
+        return time.isoformat(timespec="microseconds") + "Z"
+    return time.date().isoformat()

@@ -18,10 +18,12 @@ _LONGEST_WRITE = timedelta(days=1)
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
-    """Remove the files that neither versions since ``retain`` nor ``keep_versions`` need; return their paths.
+    """Remove the files that neither versions since ``retain`` nor ``keep_versions`` need.
 
-    Writers and readers may be at work. Everything is decided for the version that is the latest when this begins:
-    what later commits add is not touched.
+    Return their paths.
+
+    Writers and readers may be at work. Everything is decided for the version that is the latest
+    when this begins: what later commits add is not touched.
     """
     latest = deltalog.latest_version(path)
     candidates = _unneeded(path, latest, keep_versions=keep_versions, retain=retain)
@@ -42,7 +44,7 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
 def _unneeded(
     path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime
 ) -> set[str]:
-    """Return the files that no wanted version up to ``latest`` has, and no writer at work has just made."""
+    """Return the files that no wanted version up to ``latest`` has and no writer has just made."""
     needed = _needed(path, latest, keep_versions=keep_versions, retain=retain)
     known = _added_between(path, 0, latest)
     abandoned = _abandoned_before(retain)
@@ -68,7 +70,7 @@ def _needed(path: str, latest: int, *, keep_versions: Sequence[int], retain: dat
 
 
 def _added_between(path: str, first: int, last: int) -> set[str]:
-    """Return the files that the commits of a range of versions added, where the log still has them."""
+    """Return the files that the commits of a range of versions added, as far as they are there."""
     added: set[str] = set()
     for version in range(first, last + 1):
         if os.path.exists(deltalog.commit_path(path, version)):
@@ -89,7 +91,8 @@ def _modified(file: str) -> float:
 
 def _data_files(path: str) -> Iterator[str]:
     for folder, inner, names in os.walk(os.path.abspath(path)):
-        # Partition folders may begin with an underscore, as their column does; others that do are not data.
+        # Partition folders may begin with an underscore, as their column does; others that do are
+        # not data.
         inner[:] = [name for name in inner if "=" in name or not name.startswith(("_", "."))]
         yield from (os.path.join(folder, name) for name in names if name.endswith(".parquet"))
 

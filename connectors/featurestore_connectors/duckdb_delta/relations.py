@@ -27,7 +27,10 @@ _NUMBER = "__fs_row"
 
 @dataclass(frozen=True)
 class StagedRelation(Relation):
-    """The rows of Parquet files that this engine wrote itself: storage types, in order, with their statistics."""
+    """The rows of Parquet files that this engine wrote.
+
+    Storage types, in order, with statistics.
+    """
 
     files: tuple[Any, ...] = ()
 
@@ -40,7 +43,7 @@ def relation(
 
 
 def adopt(database: Database, frame: object) -> Relation | None:
-    """Return a relation over a DuckDB relation of the user, None when ``frame`` is something else."""
+    """Return a relation over a DuckDB relation of the user, None for any other frame."""
     if not isinstance(frame, duckdb.DuckDBPyRelation):
         return None
     try:
@@ -69,30 +72,39 @@ def of_feature_types(
     native: duckdb.DuckDBPyRelation, given: pa.Schema, types: Sequence[str]
 ) -> Relation:
     """Return a native relation with every column as a feature type; ``types`` are DuckDB's."""
-    # DuckDB sums integers into 128 bits, where other engines stay with 64.
-    wide = [kind in ("HUGEINT", "UHUGEINT") for kind in types]
-    given = pa.schema(
-        [
-            each.with_type(pa.int64()) if huge else each
-            for each, huge in zip(given, wide, strict=True)
-        ]
-    )
+    given = _with_sums_of_64_bits(given, types)
     schema = feature_schema(given)
+    _warn_of_naive_times(given)
+    columns = []
+    for field, held, native_type in zip(schema, given, types, strict=True):
+        name, wanted = sqltext.quote(field.name), sqltext.column_type(field.type)
+        if pat.is_timestamp(held.type) and held.type.unit == "ns":
+            value = _whole_microseconds(field.name)
+        elif native_type == wanted:
+            value = name
+        else:
+            value = f"CAST({name} AS {wanted})"
+        columns.append(f"{value} AS {name}")
+    return relation(native.project(", ".join(columns)), schema)
+
+
+def _with_sums_of_64_bits(given: pa.Schema, types: Sequence[str]) -> pa.Schema:
+    """Return the schema with 64 bits where DuckDB sums integers into 128."""
+    fields = []
+    for field, native_type in zip(given, types, strict=True):
+        is_huge = native_type in ("HUGEINT", "UHUGEINT")
+        fields.append(field.with_type(pa.int64()) if is_huge else field)
+    return pa.schema(fields)
+
+
+def _warn_of_naive_times(given: pa.Schema) -> None:
     naive = [each.name for each in given if pat.is_timestamp(each.type) and each.type.tz is None]
     if naive:
         warnings.warn(
             f"the times of {listing(naive)} have no time zone and are taken as UTC",
             NaiveTimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-    columns = []
-    for field, had, native_type in zip(schema, given, types, strict=True):
-        name, wanted = sqltext.quote(field.name), sqltext.column_type(field.type)
-        value = name if native_type == wanted else f"CAST({name} AS {wanted})"
-        if pat.is_timestamp(had.type) and had.type.unit == "ns":
-            value = _whole_microseconds(field.name)
-        columns.append(f"{value} AS {name}")
-    return relation(native.project(", ".join(columns)), schema)
 
 
 def _whole_microseconds(column: str) -> str:
@@ -107,25 +119,18 @@ def _whole_microseconds(column: str) -> str:
 def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
     """Return a relation over a stream, which can be read once."""
     schema = feature_schema(reader.schema)
-    batches = reader if reader.schema == schema else (cast_batch(batch, schema) for batch in reader)
-    source = streams.source(schema, iter(batches))
+    batches = iter(reader)
+    if reader.schema != schema:
+        batches = (cast_batch(batch, schema) for batch in reader)
+    source = streams.source(schema, batches)
     with building():
         return relation(database.connection.from_arrow(source), schema, single_use=True)
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
-    """Return the rows of Parquet files and folders (searched to any depth), columns matched by name."""
-    patterns = []
-    for path in paths:
-        if not os.path.exists(path):
-            raise StorageError(
-                f"{path} does not exist.", hint="give Parquet files or folders that hold some"
-            )
-        escaped = sqltext.literal_path(path)
-        patterns.append(
-            os.path.join(escaped, "**", "*.parquet") if os.path.isdir(path) else escaped
-        )
-    listed = ", ".join(sqltext.text(pattern) for pattern in patterns)
+    """Return the rows of Parquet files and of folders to any depth, columns matched by name."""
+    patterns = [sqltext.text(_pattern(path)) for path in paths]
+    listed = ", ".join(patterns)
     native = database.bind(f"SELECT * FROM read_parquet([{listed}], union_by_name=true)")
     found = adopt(database, native)
     if found is None or schema is None:
@@ -133,8 +138,23 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
     return cast(found, schema)
 
 
+def _pattern(path: str) -> str:
+    """Return the glob pattern for a Parquet file, or for all of a folder."""
+    escaped = sqltext.literal_path(path)
+    if os.path.isdir(path):
+        return os.path.join(escaped, "**", "*.parquet")
+    if os.path.exists(path):
+        return escaped
+    raise StorageError(
+        f"{path} does not exist.", hint="give Parquet files or folders that hold some"
+    )
+
+
 def cast(given: Relation, schema: pa.Schema) -> Relation:
-    """Return a relation with exactly the columns and types of a schema; columns that it lacks are null."""
+    """Return a relation with exactly the columns and types of a schema.
+
+    Columns that it lacks are null.
+    """
     if given.schema == schema:
         return given
     with building():
@@ -145,10 +165,10 @@ def cast(given: Relation, schema: pa.Schema) -> Relation:
 def select(given: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns under new names."""
     check_columns(given.schema, list(columns.values()))
-    fields = [given.schema.field(column).with_name(name) for name, column in columns.items()]
-    parts = [
-        f"{sqltext.quote(column)} AS {sqltext.quote(name)}" for name, column in columns.items()
-    ]
+    fields, parts = [], []
+    for name, column in columns.items():
+        fields.append(given.schema.field(column).with_name(name))
+        parts.append(f"{sqltext.quote(column)} AS {sqltext.quote(name)}")
     with building():
         native = given.native.project(", ".join(parts))
     return relation(native, pa.schema(fields), single_use=given.single_use)
@@ -162,11 +182,8 @@ def filter_rows(given: Relation, predicate: str) -> Relation:
 
 def range_condition(window: TimeRange) -> str:
     """Return the condition that a time lies in a range; null for null times."""
-    name, start, end = (
-        sqltext.quote(window.column),
-        sqltext.moment(window.start),
-        sqltext.moment(window.end),
-    )
+    name = sqltext.quote(window.column)
+    start, end = sqltext.moment(window.start), sqltext.moment(window.end)
     if window.closed == "right":
         return f"({name} > {start} AND {name} <= {end})"
     return f"({name} >= {start} AND {name} < {end})"
@@ -176,54 +193,57 @@ def sql(
     database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:
     """Return the result of a query over named relations, with its ``$name`` parameters bound."""
+    natives = {name: each.native for name, each in tables.items()}
     try:
-        native = database.bind(
-            query, {name: each.native for name, each in tables.items()}, parameters=parameters
-        )
+        native = database.bind(query, natives, parameters=parameters)
     except InvalidSql as error:
         hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
         raise InvalidSql(error.message, hint=hint) from error
     found = adopt(database, native)
     if found is None:
         raise InvalidSql("The query returns no rows.")
-    return relation(
-        found.native, found.schema, single_use=any(each.single_use for each in tables.values())
-    )
+    single_use = any(each.single_use for each in tables.values())
+    return relation(found.native, found.schema, single_use=single_use)
 
 
 def duplicates(
     database: Database, given: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many keys occur more than once, and the most frequent ones with their count ``n``."""
+    """Return how many keys occur more than once, and the most frequent with their count ``n``."""
     check_columns(given.schema, key)
-    columns = sqltext.names(key)
-    present = " AND ".join(f"{sqltext.quote(column)} IS NOT NULL" for column in key)
+    columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     query = f"""
-        WITH found AS (SELECT {columns}, count(*) AS {sqltext.quote(_NUMBER)} FROM given WHERE {present}
-                       GROUP BY {columns} HAVING count(*) > 1)
-        SELECT *, count(*) OVER () FROM found ORDER BY {sqltext.quote(_NUMBER)} DESC, {columns} LIMIT {limit + 1}
+        WITH found AS (
+            SELECT {columns}, count(*) AS {number} FROM given WHERE {sqltext.all_present(key)}
+            GROUP BY {columns} HAVING count(*) > 1
+        )
+        SELECT *, count(*) OVER () FROM found ORDER BY {number} DESC, {columns} LIMIT {limit + 1}
     """
     native = database.bind(query, {"given": given.native})
     rows = database.rows(query_of(native))
+    if not rows:
+        return 0, []
     names = (*key, "n")
-    return (rows[0][-1] if rows else 0), [
-        dict(zip(names, row[:-1], strict=True)) for row in rows[:limit]
-    ]
+    examples = [dict(zip(names, row[:-1], strict=True)) for row in rows[:limit]]
+    return rows[0][-1], examples
 
 
 def last_per_key(database: Database, given: Relation, key: Sequence[str]) -> Relation:
-    """Return the last row of each key, in the order of the relation; rows with a null in the key all stay."""
+    """Return the last row of each key, in the order of the relation.
+
+    Rows with a null in the key stay.
+    """
     check_columns(given.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
-    unknown = " OR ".join(f"{sqltext.quote(column)} IS NULL" for column in key)
+    is_last = f"row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1"
     query = f"""
-        SELECT {sqltext.names(given.schema.names)} FROM (SELECT *, row_number() OVER () AS {number} FROM given)
-        QUALIFY ({unknown}) OR row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1
+        SELECT {sqltext.names(given.schema.names)}
+        FROM (SELECT *, row_number() OVER () AS {number} FROM given)
+        QUALIFY NOT ({sqltext.all_present(key)}) OR {is_last}
         ORDER BY {number}
     """
-    return relation(
-        database.bind(query, {"given": given.native}), given.schema, single_use=given.single_use
-    )
+    native = database.bind(query, {"given": given.native})
+    return relation(native, given.schema, single_use=given.single_use)
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:

@@ -1,4 +1,8 @@
-"""Writes that rewrite rows: upsert, replace by range, delete, compaction. Only files that hold such rows change."""
+"""Writes that rewrite rows: upsert, replace by range, delete, compaction.
+
+Only files that hold such rows change. Each attempt has a publication of its own: what it wrote goes
+when it loses a race.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +35,18 @@ _SMALL_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class _Touched:
-    """The files of which some rows go, with how many rows each loses."""
+    """The files of which some rows go, with how many rows go in all."""
 
     files: tuple[DataFile, ...]
     outgoing: int
 
     @property
-    def mixed(self) -> bool:
-        return self.outgoing < sum(file.rows for file in self.files)
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
 
     @property
     def staying(self) -> int:
-        return sum(file.rows for file in self.files) - self.outgoing
+        return self.rows - self.outgoing
 
 
 def upsert(
@@ -51,19 +55,13 @@ def upsert(
     """Replace the rows whose key occurs in the source, and append the source."""
     if not how.key:
         raise InvalidArgument("An upsert needs the columns of its key.")
-    _check_unique(
-        database, _source(source, commits.wider_schema(state.schema, how.add_columns)), how.key
-    )
+    _check_unique(database, _source(state, source, how), how.key)
 
     def attempt(state: TableState) -> int:
-        rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
-        match = " AND ".join(
-            f"target.{name} = source.{name}" for name in map(sqltext.quote, how.key)
-        )
-        outgoing = f"EXISTS (SELECT 1 FROM {rows} AS source WHERE {match})"
-        touched = _touched(
-            database, state, _overlapping(state, _bounds(database, rows, how.key, state)), outgoing
-        )
+        rows = _source(state, source, how)
+        outgoing = f"EXISTS (SELECT 1 FROM {rows} AS source WHERE {_same_key(how.key)})"
+        candidates = _overlapping(state, _bounds(database, rows, how.key, state))
+        touched = _touched(database, state, candidates, outgoing)
         return _replaced(database, state, touched, outgoing, how, rows=rows)
 
     return commits.retried(state.path, attempt, state=state)
@@ -79,11 +77,11 @@ def replace(
     _check_inside(database, state, source, how, window)
 
     def attempt(state: TableState) -> int:
-        rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
+        rows = _source(state, source, how)
         outgoing = range_condition(window)
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
         touched = _touched(database, state, _overlapping(state, ranges), outgoing)
-        if touched.mixed or state.partition_by:
+        if touched.staying or state.partition_by:
             return _replaced(database, state, touched, outgoing, how, rows=rows)
         # No row of the old files stays, so those of the source need not be written again.
         with Publication(durable=database.durable) as publication:
@@ -188,10 +186,13 @@ def _rewritten(
     incoming: str | None = None,
     added: pa.Schema | None = None,
 ) -> list[NewFile]:
-    """Return the files that take the place of the touched ones: their other rows, then the incoming ones."""
+    """Return the files that take the place of the touched ones.
+
+    Their other rows, then the incoming ones.
+    """
     schema = commits.wider_schema(state.schema, added)
     parts = []
-    if touched.mixed:
+    if touched.staying:
         stored = sqltext.casts(schema, sqltext.types_of(state.schema))
         old = scan.scan_all(state, touched.files)
         parts.append(f"SELECT {stored} FROM {old} AS target WHERE ({outgoing}) IS NOT TRUE")
@@ -213,14 +214,25 @@ def _touched(
     deltalog.check_files(candidates)
     if not candidates:
         return _Touched((), 0)
-    found = database.rows(
-        f"SELECT {scan.FILE}, count(*) FROM {scan.scan_all(state, candidates)} AS target WHERE {outgoing} GROUP BY ALL"
+    target = scan.scan_all(state, candidates)
+    counted = database.rows(
+        f"SELECT {scan.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
     )
-    outgoing_rows = dict(found)
-    return _Touched(
-        tuple(file for file in candidates if file.path in outgoing_rows),
-        sum(outgoing_rows.values()),
-    )
+    outgoing_rows = dict(counted)
+    files_ = tuple(file for file in candidates if file.path in outgoing_rows)
+    return _Touched(files_, sum(outgoing_rows.values()))
+
+
+def _same_key(key: Sequence[str]) -> str:
+    """Return the condition that a row of the table has the key of one of the source.
+
+    Nulls match nothing.
+    """
+    pairs = []
+    for column in key:
+        name = sqltext.quote(column)
+        pairs.append(f"target.{name} = source.{name}")
+    return " AND ".join(pairs)
 
 
 def _check_inside(
@@ -232,37 +244,47 @@ def _check_inside(
 ) -> None:
     if all(_is_inside(file, window) for file in source):
         return
-    rows = _source(source, commits.wider_schema(state.schema, how.add_columns))
+    rows = _source(state, source, how)
     time = sqltext.quote(window.column)
     ((outside, first, last),) = database.rows(
-        f"SELECT count(*), min({time}), max({time}) FROM {rows} WHERE {range_condition(window)} IS NOT TRUE"
+        f"SELECT count(*), min({time}), max({time}) FROM {rows} "
+        f"WHERE {range_condition(window)} IS NOT TRUE"
     )
     if outside:
         raise RowsOutsideWindow(
-            f"{outside} rows lie outside the range from {window.start} to {window.end} of {window.column!r} that is "
-            f"replaced (closed {window.closed}); their times go from {first} to {last}."
+            f"{outside} rows lie outside the range from {window.start} to {window.end} of "
+            f"{window.column!r} that is replaced (closed {window.closed}); their times go from "
+            f"{first} to {last}."
         )
 
 
 def _is_inside(file: NewFile, window: TimeRange) -> bool:
-    """Tell whether the statistics of a file prove that all its rows lie in a range; False where they do not tell."""
-    told = json.loads(file.statistics)
-    sides = [told[side].get(window.column) for side in ("minValues", "maxValues")]
-    if told["nullCount"].get(window.column) != 0 or not all(
-        isinstance(each, str) and "T" in each for each in sides
-    ):
+    """Tell whether the statistics of a file prove that its rows lie in a range.
+
+    False where they do not.
+    """
+    statistics = json.loads(file.statistics)
+    low = statistics["minValues"].get(window.column)
+    high = statistics["maxValues"].get(window.column)
+    if statistics["nullCount"].get(window.column) != 0:
         return False
-    low, high = (datetime.fromisoformat(each) for each in sides)
+    if not (_is_time(low) and _is_time(high)):
+        return False
+    first, last = datetime.fromisoformat(low), datetime.fromisoformat(high)
     if window.closed == "right":
-        return window.start < low and high <= window.end
-    return window.start <= low and high < window.end
+        return window.start < first and last <= window.end
+    return window.start <= first and last < window.end
+
+
+def _is_time(bound: object) -> bool:
+    return isinstance(bound, str) and "T" in bound
 
 
 def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
     listed = sqltext.names(key)
-    present = " AND ".join(f"{sqltext.quote(column)} IS NOT NULL" for column in key)
     found = database.rows(
-        f"SELECT {listed}, count(*) FROM {rows} WHERE {present} GROUP BY {listed} HAVING count(*) > 1 LIMIT 5"
+        f"SELECT {listed}, count(*) FROM {rows} WHERE {sqltext.all_present(key)} "
+        f"GROUP BY {listed} HAVING count(*) > 1 LIMIT 5"
     )
     if found:
         examples = "; ".join(str(dict(zip(key, row, strict=False))) for row in found)
@@ -272,8 +294,9 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
         )
 
 
-def _source(source: Sequence[NewFile], schema: pa.Schema) -> str:
-    """Return a FROM item for the incoming rows with the columns of the table."""
+def _source(state: TableState, source: Sequence[NewFile], how: TableWrite) -> str:
+    """Return a FROM item for the incoming rows with all columns that the table will have."""
+    schema = commits.wider_schema(state.schema, how.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
     return scan.parquet(schema, [file.path for file in source])
@@ -282,7 +305,7 @@ def _source(source: Sequence[NewFile], schema: pa.Schema) -> str:
 def _bounds(
     database: Database, rows: str, key: Sequence[str], state: TableState
 ) -> dict[str, tuple[int, int]]:
-    """Return least and greatest value of the columns of the key that the log bounds, as it counts them."""
+    """Return minimum and maximum of the columns of the key that the log bounds, as it counts."""
     expressions: dict[str, str] = {}
     for name in key:
         kind = state.schema.field(name).type if name in state.schema.names else None
@@ -314,8 +337,13 @@ def _overlapping(state: TableState, ranges: Mapping[str, tuple[int, int]]) -> tu
 
 
 def _worth_compacting(state: TableState) -> tuple[DataFile, ...]:
+    """Return the small files of every partition that has two or more."""
     groups: dict[tuple[Any, ...], list[DataFile]] = {}
     for file in state.files:
         if file.bytes < _SMALL_BYTES:
             groups.setdefault(tuple(file.partition.values()), []).append(file)
-    return tuple(file for group in groups.values() if len(group) > 1 for file in group)
+    small: list[DataFile] = []
+    for group in groups.values():
+        if len(group) > 1:
+            small += group
+    return tuple(small)

@@ -1,4 +1,4 @@
-"""One DuckDB database an engine: settings, cursors, and DuckDB's errors in the store's words.
+"""One DuckDB database an engine: its settings, connection and cursors.
 
 Relations are bound on the engine's connection, which therefore never holds an open result; every
 execution has a cursor of its own, so that streams, writes and counts may run beside each other.
@@ -7,9 +7,7 @@ execution has a cursor of its own, so that streams, writes and counts may run be
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,16 +15,8 @@ from typing import Any
 
 import duckdb
 
-from featurestore.errors import (
-    MANY_FILES_HINT,
-    ConfigurationError,
-    EngineError,
-    FeatureStoreError,
-    InvalidSql,
-    StorageError,
-    TableDamaged,
-)
-from featurestore_connectors.duckdb_delta import failures
+from featurestore.errors import ConfigurationError, InvalidSql
+from featurestore_connectors.duckdb_delta.failures import translated
 
 _BUILDING = threading.RLock()
 _SETTINGS = {
@@ -34,19 +24,6 @@ _SETTINGS = {
     "threads": "FEATURESTORE_DUCKDB_THREADS",
     "temp_directory": "FEATURESTORE_DUCKDB_TEMP_DIRECTORY",
 }
-_INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
-_DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
-_TOO_MANY_FILES = "too many open files"
-_DAMAGED = (
-    "no files found",
-    "no such file",
-    "magic bytes",
-    "footer",
-    "corrupt",
-    "snappy",
-    "invalid parquet",
-    "too small to be",
-)
 
 
 class Database:
@@ -62,10 +39,11 @@ class Database:
     ) -> None:
         self.durable = durable
         given = {"memory_limit": memory_limit, "threads": threads, "temp_directory": temp_directory}
-        chosen = {
-            setting: value or os.environ.get(_SETTINGS[setting]) for setting, value in given.items()
-        }
-        config: dict[str, Any] = {setting: value for setting, value in chosen.items() if value}
+        config: dict[str, Any] = {}
+        for setting, variable in _SETTINGS.items():
+            value = given[setting] or os.environ.get(variable)
+            if value:
+                config[setting] = value
         config.setdefault(
             "temp_directory",
             os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),
@@ -82,7 +60,8 @@ class Database:
                 f"DuckDB refuses {config}: {error}.", hint=f"look at {variables}"
             ) from error
         self.connection.execute("SET GLOBAL TimeZone = 'UTC'")
-        # For few left rows DuckDB turns ASOF into an aggregate over sort keys, in which -0.0 becomes 0.0.
+        # For few left rows DuckDB turns ASOF into an aggregate over sort keys, in which -0.0
+        # becomes 0.0.
         self.connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
 
     def close(self) -> None:
@@ -91,7 +70,10 @@ class Database:
 
     @contextlib.contextmanager
     def sparing(self, limit: int) -> Iterator[None]:
-        """Keep DuckDB below so many bytes while the block runs, unless the user chose a limit; it spills sooner."""
+        """Keep DuckDB below so many bytes while the block runs, so that it spills sooner.
+
+        A limit that the user chose stays.
+        """
         if self.limit_is_chosen:
             yield
             return
@@ -123,7 +105,10 @@ class Database:
         *,
         parameters: Mapping[str, Any] | None = None,
     ) -> duckdb.DuckDBPyRelation:
-        """Return a relation for a query over named relations, with its parameters bound; nothing runs."""
+        """Return a relation for a query over named relations, with its parameters bound.
+
+        Nothing runs.
+        """
         with building():
             statements = self.connection.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
@@ -131,18 +116,24 @@ class Database:
                     "The query is not one SELECT.", hint="a query reads tables and changes nothing"
                 )
             bound = self._lookup(query, tables or {}, dict(parameters or {}))
+            if not parameters:
+                return bound
             # A relation over it carries the values in its text, so that any cursor can run it.
-            return self.connect_relation(bound) if parameters else bound
+            return self.connect_relation(bound)
 
     def connect_relation(self, frame: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-        """Return a relation of this connection; InvalidInputException when its database is another one."""
+        """Return a relation of this connection.
+
+        InvalidInputException when its database is another one.
+        """
         with _BUILDING:
             return self._lookup("SELECT * FROM frame", {"frame": frame}, {})
 
     def _lookup(
         self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
     ) -> duckdb.DuckDBPyRelation:
-        # DuckDB looks up names that are no tables among the variables of the calling frame: so this call gets one.
+        # DuckDB looks up names that are no tables among the variables of the calling frame: so this
+        # call gets one.
         scope = {"_connection": self.connection, "_query": query, "_parameters": parameters or None}
         bound: duckdb.DuckDBPyRelation = eval(
             "_connection.sql(_query, params=_parameters)", scope, dict(tables)
@@ -173,69 +164,9 @@ def query_of(native: duckdb.DuckDBPyRelation) -> str:
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Let one thread at a time make relations: the connection refuses a second call. Nothing may run inside."""
+    """Let one thread at a time make relations: the connection refuses a second call.
+
+    Nothing may run inside.
+    """
     with _BUILDING, translated():
         yield
-
-
-@contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Raise DuckDB's errors as errors of the feature store."""
-    try:
-        yield
-    except duckdb.Error as error:
-        # What a Python function or stream below the query raised is the error, not DuckDB's account of it.
-        raised = failures.recall(str(error))
-        if raised is not None:
-            raise raised from None
-        raise _translation(error) from error
-
-
-def error_of_stream(message: str) -> FeatureStoreError:
-    """Return the error of a query that broke while its Arrow stream was read: Arrow passes on DuckDB's text only."""
-    kinds = {"Out of Memory Error": duckdb.OutOfMemoryException, "IO Error": duckdb.IOException}
-    kind = next(
-        (kind for prefix, kind in kinds.items() if message.startswith(prefix)), duckdb.Error
-    )
-    return _translation(kind(message))
-
-
-def _plain(message: str) -> str:
-    """Return the message without the JSON that errors of background writes come in."""
-    inner = _INNER_MESSAGE.search(message)
-    return str(json.loads(f'"{inner[1]}"')) if inner else message
-
-
-def _translation(error: duckdb.Error) -> FeatureStoreError:
-    message = _plain(str(error))
-    lowered = message.lower()
-    if any(sign in lowered for sign in _DISK_FULL):
-        return StorageError(
-            f"The disk is full: {message}",
-            hint="free some space and repeat; the table is as it was before",
-        )
-    if _TOO_MANY_FILES in lowered:
-        return StorageError(f"DuckDB cannot open its files: {message}", hint=MANY_FILES_HINT)
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return EngineError(
-            f"DuckDB ran out of memory: {message}",
-            hint="set FEATURESTORE_DUCKDB_MEMORY_LIMIT, or FEATURESTORE_DUCKDB_TEMP_DIRECTORY to a larger disk",
-        )
-    if isinstance(error, duckdb.ResourceInUseException):
-        return EngineError(
-            f"The engine's DuckDB connection is busy: {message}",
-            hint="finish or close the Arrow reader that you took from a native relation",
-        )
-    if isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
-        return InvalidSql(
-            f"DuckDB refuses the query: {message}",
-            hint="column and table names are case-insensitive in SQL",
-        )
-    if isinstance(error, duckdb.IOException) or any(sign in lowered for sign in _DAMAGED):
-        if ".parquet" in lowered and any(sign in lowered for sign in _DAMAGED):
-            return TableDamaged(
-                f"A data file cannot be read: {message}",
-                hint="restore it, or read an older Delta version",
-            )
-        return StorageError(f"DuckDB could not read or write: {message}")
-    return EngineError(f"DuckDB failed: {message}")

@@ -1,4 +1,6 @@
-"""Shards of a training dataset: each shard's rows in order to its writer, as many writers at a time as threads.
+"""Shards of a training dataset.
+
+Each shard's rows in order to its writer, as many writers at a time as threads.
 
 Rows that fit in memory are sorted shard by shard. More of them DuckDB sorts, which spills.
 """
@@ -9,23 +11,28 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import chain
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.model.arrow_rows import rows_at, values_at
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
-from featurestore_connectors.duckdb_delta.held import HeldShards, pieces
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow, relation
 from featurestore_connectors.duckdb_delta.session import Database, building
 from featurestore_connectors.duckdb_delta.streams import batches_of, stream
 
 Result = TypeVar("Result")
 
+# Below this numpy sorts shard numbers by radix.
+_RADIX_LIMIT = 2**16
 # What may be sorted here: each writer holds a shard of it once more.
-_HELD_BYTES = 512 << 20
+_MEMORY_BYTES = 512 << 20
 # What may wait for writers, over all shards: the reader pauses beyond it.
 _WAITING_BYTES = 256 << 20
 # What the sort may take: more makes it hardly faster, and the process is the user's.
@@ -44,56 +51,55 @@ def write_shards(
 ) -> list[Result]:
     """Call ``write`` for each shard with its rows in order; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
-    whole = all(pat.is_integer(rows.schema.field(name).type) for name in order)
-    found = (
-        rows
-        if database.limit_is_chosen or not whole
-        else _hold(database, rows, shard=shard, order=order)
-    )
-    if isinstance(found, HeldShards):
-        return _write_held(found, write, threads)
+    sortable = all(pat.is_integer(rows.schema.field(name).type) for name in order)
+    if sortable and not database.limit_is_chosen:
+        loaded = _load(database, rows, shard=shard, order=order)
+        if isinstance(loaded, InMemoryShards):
+            return _write_in_memory(loaded, write, threads)
+        rows = loaded
+    sort_keys = [f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)]
     with building():
-        ordered = found.native.order(
-            ", ".join(f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order))
-        )
-    batches = stream(database, relation(ordered, found.schema))
+        ordered = rows.native.order(", ".join(sort_keys))
+    batches = stream(database, relation(ordered, rows.schema))
     with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
         if threads <= 1:
             return [write(number, part) for number, part in _one_after_another(batches, shard)]
         return _beside_each_other(batches, shard, write, threads)
 
 
-def _hold(
+def _load(
     database: Database, rows: Relation, *, shard: str, order: Sequence[str]
-) -> HeldShards | Relation:
-    """Return the rows of all shards in memory, or where there are too many the relation of all of them."""
-    held = HeldShards(shard=shard, order=order)
+) -> InMemoryShards | Relation:
+    """Return the rows of all shards in memory, or the relation of all where there are too many."""
+    loaded = InMemoryShards(shard=shard, order=order)
     batches = batches_of(database, rows)
     for batch in batches:
-        held.add(batch)
-        if held.size > _HELD_BYTES:
+        loaded.add(batch)
+        if loaded.size > _MEMORY_BYTES:
             everything = pa.RecordBatchReader.from_batches(
-                rows.schema, chain(held.drain(), batches)
+                rows.schema, chain(loaded.drain(), batches)
             )
             return from_arrow(database, everything)
-    return held
+    return loaded
 
 
-def _write_held(held: HeldShards, write: ShardFunction[Result], threads: int) -> list[Result]:
+def _write_in_memory(
+    loaded: InMemoryShards, write: ShardFunction[Result], threads: int
+) -> list[Result]:
     stopped = threading.Event()
 
     def run(number: int) -> Result:
         if stopped.is_set():
             raise _StoppedError
         try:
-            return write(number, iter([held.take(number)]))
+            return write(number, iter([loaded.take(number)]))
         except BaseException:
             stopped.set()
             raise
 
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         try:
-            results = [pool.submit(run, number) for number in held.numbers()]
+            results = [pool.submit(run, number) for number in loaded.numbers()]
             wait(results)
         except BaseException:
             stopped.set()
@@ -101,44 +107,31 @@ def _write_held(held: HeldShards, write: ShardFunction[Result], threads: int) ->
     return _results_of(results)
 
 
-def _pieces(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _all_runs(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
-        yield from pieces(batch, shard)
+        yield from _runs(batch, shard)
 
 
 def _one_after_another(
     batches: pa.RecordBatchReader, shard: str
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    pieces = _pieces(batches, shard)
-    held = next(pieces, None)
-    while held is not None:
-        number = held[0]
-        following: list[tuple[int, pa.RecordBatch] | None] = []
-
-        def part(
-            first: tuple[int, pa.RecordBatch], following: list[tuple[int, pa.RecordBatch] | None]
-        ) -> Iterator[pa.RecordBatch]:
-            yield first[1]
-            for piece in pieces:
-                if piece[0] != first[0]:
-                    following.append(piece)
-                    return
-                yield piece[1]
-            following.append(None)
-
-        rows = part(held, following)
-        yield number, rows
-        for _ in rows:  # what the writer left
-            pass
-        held = following[0]
+    """Yield each shard with its rows; what the caller leaves of a shard is passed over."""
+    for number, runs in groupby(_all_runs(batches, shard), key=itemgetter(0)):
+        yield number, (rows for _, rows in runs)
 
 
 class _StoppedError(Exception):
-    """Another shard failed, or the rows did: no writer begins, or takes what it has for a whole shard."""
+    """Another shard failed, or the rows did.
+
+    No writer begins, or takes what it has for a whole shard.
+    """
 
 
 class _Waiting:
-    """Batches between the reader and the writers; the reader waits while there are too many bytes."""
+    """Batches between the reader and the writers.
+
+    The reader waits while there are too many bytes.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -198,12 +191,12 @@ def _beside_each_other(
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for number, piece in _pieces(batches, shard):
+            for number, part in _all_runs(batches, shard):
                 if number != current:
                     waiting.put(queue, None)
                     queue, current = deque(), number
                     results.append(pool.submit(run, number, queue))
-                if not waiting.put(queue, piece):
+                if not waiting.put(queue, part):
                     break
             waiting.put(queue, None)
         except BaseException:
@@ -213,8 +206,83 @@ def _beside_each_other(
 
 
 def _results_of(written: Sequence[Future[Result]]) -> list[Result]:
-    errors = [error for error in (each.exception() for each in written) if error is not None]
-    for error in errors:
-        if not isinstance(error, _StoppedError):
+    for each in written:
+        error = each.exception()
+        if error is not None and not isinstance(error, _StoppedError):
             raise error
     return [each.result() for each in written]
+
+
+class InMemoryShards:
+    """The rows of all shards, by shard; ``size`` are their bytes."""
+
+    def __init__(self, *, shard: str, order: Sequence[str]) -> None:
+        self._shard, self._order = shard, order
+        self._parts: dict[int, list[pa.RecordBatch]] = {}
+        self.size = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take in rows of any shards."""
+        for number, part in _runs(_grouped(batch, self._shard), self._shard):
+            self._parts.setdefault(number, []).append(part)
+        self.size += batch.nbytes
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the shards that have rows."""
+        return sorted(self._parts)
+
+    def take(self, number: int) -> pa.RecordBatch:
+        """Return the rows of a shard in order, and let go of them."""
+        parts = self._parts.pop(number)
+        schema = parts[0].schema
+        keys = [_column(parts, schema.get_field_index(name)) for name in self._order]
+        order = pa.array(_sorted_indices(keys))
+        # Column by column, so that no more than one of them is there three times.
+        arrays = [values_at(_column(parts, index), order) for index in range(len(schema))]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, each shard's on its own, and let go of them."""
+        while self._parts:
+            _, parts = self._parts.popitem()
+            yield from parts
+
+
+def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a batch where the shard changes; yield the numbers of the shards with their rows."""
+    numbers = _numbers(batch, shard)
+    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    for start, end in pairwise(cuts):
+        if end > start:
+            yield int(numbers[start]), batch.slice(start, end - start)
+
+
+def _numbers(batch: pa.RecordBatch, shard: str) -> npt.NDArray[np.int32]:
+    return np.asarray(batch.column(batch.schema.get_field_index(shard)), dtype=np.int32)
+
+
+def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
+    """Return the rows with those of each shard side by side."""
+    numbers = _numbers(batch, shard)
+    if len(numbers) == 0 or numbers.min() == numbers.max():
+        return batch
+    if numbers.max() < _RADIX_LIMIT:
+        return rows_at(batch, np.argsort(numbers.astype(np.uint16), kind="stable"))
+    return rows_at(batch, np.argsort(numbers, kind="stable"))
+
+
+def _column(parts: Sequence[pa.RecordBatch], index: int) -> pa.Array:
+    if len(parts) == 1:
+        return parts[0].column(index)
+    return pa.concat_arrays([part.column(index) for part in parts])
+
+
+def _sorted_indices(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+    """Return the indices of the rows in order: ascending by whole numbers, nulls first."""
+    if len(keys) == 1 and not keys[0].null_count:
+        return np.argsort(keys[0].to_numpy())
+    columns = []
+    for key in keys:
+        columns += [np.asarray(key.is_valid()), np.asarray(key.fill_null(0))]
+    # The last column counts most.
+    return np.lexsort(columns[::-1])

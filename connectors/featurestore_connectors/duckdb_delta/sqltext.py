@@ -1,7 +1,11 @@
-"""SQL text for DuckDB: quoted identifiers, literals, and the DuckDB type of an Arrow feature type."""
+"""SQL text for DuckDB.
+
+Quoted identifiers, literals, and the DuckDB type of an Arrow feature type.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -26,6 +30,7 @@ _NAMED = {
     pa.timestamp("us", tz="UTC"): "TIMESTAMP WITH TIME ZONE",
     pa.timestamp("us"): "TIMESTAMP",
 }
+_WILDCARDS = re.compile(r"[\[*?]")
 
 
 def quote(name: str) -> str:
@@ -35,8 +40,19 @@ def quote(name: str) -> str:
 
 def names(columns: Sequence[str], *, table: str | None = None) -> str:
     """Return a list of quoted columns, of one table when it is named."""
-    prefix = "" if table is None else f"{table}."
-    return ", ".join(prefix + quote(column) for column in columns)
+    quoted = [quote(column) for column in columns]
+    if table is not None:
+        quoted = [f"{table}.{column}" for column in quoted]
+    return ", ".join(quoted)
+
+
+def all_present(columns: Sequence[str]) -> str:
+    """Return the condition that no column is null.
+
+    >>> all_present(["a", "b"])
+    '"a" IS NOT NULL AND "b" IS NOT NULL'
+    """
+    return " AND ".join(f"{quote(column)} IS NOT NULL" for column in columns)
 
 
 def text(value: str) -> str:
@@ -64,12 +80,11 @@ def column_type(kind: pa.DataType) -> str:
     if pat.is_list(kind):
         return f"{column_type(kind.value_type)}[]"
     if pat.is_struct(kind):
-        fields = (kind.field(index) for index in range(kind.num_fields))
-        return (
-            "STRUCT("
-            + ", ".join(f"{quote(each.name)} {column_type(each.type)}" for each in fields)
-            + ")"
-        )
+        fields = []
+        for index in range(kind.num_fields):
+            field = kind.field(index)
+            fields.append(f"{quote(field.name)} {column_type(field.type)}")
+        return f"STRUCT({', '.join(fields)})"
     raise TypeError(f"{kind} is no feature type")
 
 
@@ -103,7 +118,8 @@ def empty(schema: pa.Schema) -> str:
 
 def file_list(paths: Sequence[str]) -> str:
     """Return a list of paths for ``read_parquet``, with glob characters taken literally."""
-    return "[" + ", ".join(text(literal_path(path)) for path in paths) + "]"
+    listed = ", ".join(text(literal_path(path)) for path in paths)
+    return f"[{listed}]"
 
 
 def literal_path(path: str) -> str:
@@ -112,4 +128,4 @@ def literal_path(path: str) -> str:
     >>> literal_path("a[1]*")
     'a[[]1][*]'
     """
-    return "".join(f"[{char}]" if char in "[*?" else char for char in path)
+    return _WILDCARDS.sub(r"[\g<0>]", path)

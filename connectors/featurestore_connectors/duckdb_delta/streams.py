@@ -1,4 +1,7 @@
-"""Rows out of DuckDB: Arrow streams with bounded batches, functions over them, mergeable aggregates."""
+"""Rows out of DuckDB.
+
+Arrow streams with bounded batches, functions over them, mergeable aggregates.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,8 @@ from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.arrow_rows import without_offsets
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
-from featurestore_connectors.duckdb_delta.session import (
-    Database,
-    error_of_stream,
-    query_of,
-    translated,
-)
+from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated
+from featurestore_connectors.duckdb_delta.session import Database, query_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -41,7 +40,10 @@ def stream(
     batch_rows: int = BATCH_ROWS,
     limit: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the rows of a relation as batches of its feature types; nothing runs before the first is asked for."""
+    """Return the rows of a relation as batches of its feature types.
+
+    Nothing runs before the first is asked for.
+    """
     batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
     return pa.RecordBatchReader.from_batches(relation.schema, batches)
 
@@ -56,7 +58,7 @@ def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBat
 
 
 class MappedStream:
-    """An Arrow source that applies a function to the batches of a relation, anew at every reading."""
+    """An Arrow source that applies a function to the batches of a relation at every reading."""
 
     def __init__(
         self, database: Database, relation: Relation, function: BatchFunction, schema: pa.Schema
@@ -78,7 +80,10 @@ class MappedStream:
 
 @dataclass(frozen=True)
 class MappedRelation(Relation):
-    """What a function makes of the batches of a relation; who wants batches again need not send them through DuckDB."""
+    """What a function makes of the batches of a relation.
+
+    Who wants batches again need not send them through DuckDB.
+    """
 
     source: MappedStream | None = None
 
@@ -95,8 +100,8 @@ def aggregate(
 ) -> Result:
     """Return what an accumulator makes of all rows.
 
-    With two threads or more each has a state of its own. Which batch goes where depends on nothing but
-    its number, so that sums of floats come out the same every time.
+    With two threads or more each has a state of its own. Which batch goes where depends on nothing
+    but its number, so that sums of floats come out the same every time.
     """
     batches = batches_of(database, relation)
     if threads <= 1:
@@ -146,10 +151,12 @@ def _batches(
         native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
         if limit is not None:
             native = native.limit(limit)
-        # A batch of values of unknown length is put together from small ones, until it is large enough.
-        small = _VECTOR_ROWS if _unbounded(relation.schema) else rows
-        reader = native.to_arrow_reader(max(small, 1))
-        for batch in _joined(_read(reader), rows) if small < rows else _read(reader):
+        if _unbounded(relation.schema) and rows > _VECTOR_ROWS:
+            # Put together from small ones, until a batch is large enough.
+            batches = _joined(_read(native.to_arrow_reader(_VECTOR_ROWS)), rows)
+        else:
+            batches = _read(native.to_arrow_reader(rows))
+        for batch in batches:
             for start in range(0, batch.num_rows, rows):
                 yield cast_batch(batch.slice(start, rows), relation.schema)
 
@@ -192,13 +199,16 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _unbounded(schema: pa.Schema) -> bool:
-    return any(
-        pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind) for kind in schema.types
-    )
+    """Tell whether a column has values of any length."""
+    return any(map(_is_unbounded, schema.types))
+
+
+def _is_unbounded(kind: pa.DataType) -> bool:
+    return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
 
 
 def _rows_that_fit(schema: pa.Schema) -> int:
-    width = sum(_width(kind) for kind in schema.types)
+    width = sum(map(_width, schema.types))
     return max(_BATCH_BYTES // max(width, 1), 1)
 
 

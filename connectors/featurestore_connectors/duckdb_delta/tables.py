@@ -171,7 +171,10 @@ def _stored_rows(relation: Relation, schema: pa.Schema) -> str:
 
 
 def _fits(staged: StagedRelation, schema: pa.Schema, state: TableState) -> bool:
-    """Tell whether the files of a stage can become files of the table: the same types, no partitions."""
+    """Tell whether the files of a stage can become files of the table.
+
+    The same types, no partitions.
+    """
     if state.partition_by:
         return False
     stored = storage_schema(staged.schema)

@@ -34,13 +34,13 @@ def collect(number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Tab
 
 @pytest.mark.parametrize("order", [["second"], ["first", "second"]])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_writers_see_the_same_rows_whether_they_are_held_or_sorted_by_duckdb(
+def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
     order: list[str], mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    # All are held; some are, until there are too many; the user's limit is DuckDB's to keep.
-    for held, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
-        monkeypatch.setattr(shards, "_HELD_BYTES", held)
+    # All fit in memory; some do, until there are too many; the user's limit is DuckDB's to keep.
+    for memory, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
+        monkeypatch.setattr(shards, "_MEMORY_BYTES", memory)
         engine = DuckDBEngine(threads=2, memory_limit=limit)
         rows = table()
         given = engine.from_arrow(rows.to_reader(max_chunksize=3000))
@@ -61,7 +61,7 @@ def test_writers_see_the_same_rows_whether_they_are_held_or_sorted_by_duckdb(
     assert found[2] == found[0]
 
 
-def test_held_rows_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_memory_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
     engine = DuckDBEngine()
     given = engine.map_batches(

@@ -16,7 +16,8 @@ import pyarrow as pa
 from featurestore.errors import InvalidSql, listing
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import relations, streams
-from featurestore_connectors.duckdb_delta.session import Database, building, translated
+from featurestore_connectors.duckdb_delta.failures import translated
+from featurestore_connectors.duckdb_delta.session import Database, building
 
 # In this order: the last one locks all of them.
 _SETTINGS = (

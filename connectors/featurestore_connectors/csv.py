@@ -11,7 +11,7 @@ import base64
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from featurestore.plugins.format import (
     ShardReader,
     WrittenShard,
 )
-from featurestore.plugins.plain import PlainFormat, plain_bytes_per_row, rebatch
+from featurestore.plugins.plain import PlainFormat, one_array, plain_bytes_per_row, rebatch
 from featurestore.storage.shardfile import ShardFile
 
 INDEX_SUFFIX = ".idx"
@@ -45,7 +45,7 @@ _NULL = pa.scalar(None, pa.string())
 
 
 class CsvFormat(PlainFormat):
-    """Writes and reads CSV shards (``formats.DatasetFormat``)."""
+    """Writes and reads CSV shards (the interface ``DatasetFormat``)."""
 
     name = "csv"
     null = "empty"
@@ -103,19 +103,14 @@ class CsvFormat(PlainFormat):
         return CsvShard(path, schema_from_json(layout["schema"]), step=layout["rows_per_entry"])
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
+        schema = schema_from_json(layout["schema"])
         try:
-            shard = CsvShard(
-                path, schema_from_json(layout["schema"]), step=layout["rows_per_entry"]
-            )
+            shard = CsvShard(path, schema, step=layout["rows_per_entry"])
         except DatasetDamaged as error:
             return [ShardProblem(path, error.message)]
         for start in range(0, shard.rows, BATCH_ROWS):
             try:
-                shard.read(
-                    start,
-                    min(start + BATCH_ROWS, shard.rows),
-                    [each["name"] for each in layout["schema"]],
-                )
+                shard.read(start, min(start + BATCH_ROWS, shard.rows), schema.names)
             except DatasetDamaged as error:
                 return [ShardProblem(path, error.message, offset=shard.offset(start), row=start)]
         if shard.rows != rows:
@@ -165,8 +160,8 @@ class CsvShard:
             if table.num_rows != expected:
                 raise pa.ArrowInvalid(f"{table.num_rows:,} lines where the index says {expected:,}")
             part = table.slice(start - first * self._step, stop - start).combine_chunks()
-            arrays = [_from_text(_chunk(part.column(field.name)), field.type) for field in schema]
-        except (pa.ArrowException, ValueError, OSError) as error:
+            arrays = [_from_text(one_array(part[field.name]), field.type) for field in schema]
+        except (pa.ArrowException, ValueError, OSError, RecursionError) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",
                 hint="featurestore td verify names what is wrong",
@@ -206,45 +201,41 @@ def _quoted(array: pa.Array) -> pa.Array:
 
 
 def _is_quoted(kind: pa.DataType) -> bool:
-    return bool(
-        pat.is_string(kind)
-        or pat.is_binary(kind)
-        or pat.is_list(kind)
-        or pat.is_fixed_size_list(kind)
-    )
+    return bool(pat.is_string(kind) or pat.is_binary(kind) or _is_list(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pat.is_list(kind) or pat.is_fixed_size_list(kind))
 
 
 def _to_text(array: pa.Array) -> pa.Array:
     kind = array.type
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
+    if _is_list(kind):
         return _lists_to_text(array)
     if pat.is_binary(kind):
-        encoded = [
-            None if each is None else base64.b64encode(each).decode() for each in array.to_pylist()
-        ]
-        return pa.array(encoded, pa.string())
+        return _mapped(lambda each: base64.b64encode(each).decode(), array, pa.string())
     if pat.is_decimal(kind):
         return decimal_text(array)
     if pat.is_timestamp(kind):
         return pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)
-    return array if pat.is_string(kind) else array.cast(pa.string())
+    return array.cast(pa.string())
+
+
+def _mapped(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a function of each value; nulls stay nulls."""
+    values: list[Any] = array.to_pylist()
+    for row, value in enumerate(values):
+        if value is not None:
+            values[row] = function(value)
+    return pa.array(values, kind)
 
 
 def _lists_to_text(array: pa.Array) -> pa.Array:
     """Return lists as JSON."""
     values = array.flatten()
     items = _to_text(values)
-    if (
-        pat.is_string(values.type)
-        or pat.is_binary(values.type)
-        or pat.is_decimal(values.type)
-        or _is_time(values.type)
-    ):
-        texts = [
-            None if each is None else json.dumps(each, ensure_ascii=False)
-            for each in items.to_pylist()
-        ]
-        items = pa.array(texts, pa.string())
+    if _is_text_in_json(values.type):
+        items = _mapped(_to_json, items, pa.string())
     elif pat.is_floating(values.type):
         for arrow, javascript in (("nan", "NaN"), ("inf", "Infinity")):
             items = pc.replace_substring(items, arrow, javascript)
@@ -253,7 +244,19 @@ def _lists_to_text(array: pa.Array) -> pa.Array:
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
     inner = pc.binary_join(pa.ListArray.from_arrays(offsets, items), ",")
     text = pc.binary_join_element_wise("[", inner, "]", "")
-    return pc.if_else(array.is_valid(), text, _NULL) if array.null_count else text
+    if not array.null_count:
+        return text
+    return pc.if_else(array.is_valid(), text, _NULL)
+
+
+def _is_text_in_json(kind: pa.DataType) -> bool:
+    return bool(
+        pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind) or _is_time(kind)
+    )
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -278,49 +281,43 @@ def _parse(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Tabl
 
 
 def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    if pat.is_list(kind) or pat.is_fixed_size_list(kind):
+    if _is_list(kind):
         return _lists_from_text(text, kind)
     if pat.is_binary(kind):
-        decoded = [
-            None if each is None else base64.b64decode(each, validate=True)
-            for each in text.to_pylist()
-        ]
-        return pa.array(decoded, pa.binary())
-    return text if pat.is_string(kind) else text.cast(kind)
+        return _mapped(lambda each: base64.b64decode(each, validate=True), text, pa.binary())
+    return text.cast(kind)
 
 
 def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return lists from JSON: level by level, values as text first, then as their type."""
-    rows = [None if each is None else _json(each) for each in text.to_pylist()]
-    items = [item for row in rows if row is not None for item in row]
-    inner = kind.value_type
-    if pat.is_list(inner) or pat.is_fixed_size_list(inner):
-        texts = [None if item is None else json.dumps(item, ensure_ascii=False) for item in items]
-    else:
-        texts = [str(item).lower() if isinstance(item, bool) else item for item in items]
-    values = _from_text(pa.array(texts, pa.string()), inner)
-    counts = [0 if row is None else len(row) for row in rows]
-    offsets = pa.array(
-        np.concatenate([[0], np.cumsum(counts)]).astype(np.int32), mask=_missing(rows)
-    )
-    return cast_array(pa.ListArray.from_arrays(offsets, values), kind)
+    items: list[str | None] = []
+    offsets, missing = [0], []
+    for row in text.to_pylist():
+        missing.append(row is None)
+        if row is not None:
+            items.extend(map(_item_text, _parsed_json(row)))
+        offsets.append(len(items))
+    values = _from_text(pa.array(items, pa.string()), kind.value_type)
+    # A list is null where its offset is.
+    mask = np.array([*missing, False]) if any(missing) else None
+    lists = pa.ListArray.from_arrays(pa.array(np.array(offsets, np.int32), mask=mask), values)
+    return cast_array(lists, kind)
 
 
-def _json(text: str) -> Any:
+def _parsed_json(text: str) -> Any:
     return json.loads(text, parse_float=str, parse_int=str, parse_constant=str)
 
 
-def _missing(rows: Sequence[object]) -> npt.NDArray[np.bool_] | None:
-    absent = np.array([row is None for row in rows] + [False])
-    return absent if absent.any() else None
-
-
-def _chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+def _item_text(item: Any) -> str | None:
+    """Return an item of a parsed list as the text of a value; numbers are texts already."""
+    if isinstance(item, bool | list):
+        return _to_json(item)
+    text: str | None = item
+    return text
 
 
 def _fits(kind: pa.DataType) -> bool:
-    while pat.is_list(kind) or pat.is_fixed_size_list(kind):
+    while _is_list(kind):
         kind = kind.value_type
     return not pat.is_nested(kind)
 
@@ -331,13 +328,10 @@ def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
     per_day = 86_400_000_000
     refused = []
     for each in profiles:
-        unit = per_day if pat.is_timestamp(schema.field(each.name).type) else 1
-        if (
-            not _is_time(schema.field(each.name).type)
-            or each.minimum is None
-            or each.maximum is None
-        ):
+        kind = schema.field(each.name).type
+        if not _is_time(kind) or each.minimum is None or each.maximum is None:
             continue
+        unit = per_day if pat.is_timestamp(kind) else 1
         if each.minimum < days[0] * unit or each.maximum >= (days[1] + 1) * unit:
             refused.append(each.name)
     if refused:

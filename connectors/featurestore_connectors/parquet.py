@@ -32,6 +32,7 @@ from featurestore.plugins.format import (
 from featurestore.plugins.plain import (
     PlainFormat,
     columns_of_any_length,
+    one_array,
     plain_bytes_per_row,
     rebatch,
 )
@@ -44,7 +45,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class ParquetFormat(PlainFormat):
-    """Writes and reads Parquet shards (``formats.DatasetFormat``)."""
+    """Writes and reads Parquet shards (the interface ``DatasetFormat``)."""
 
     name = "parquet"
     null = "definition level"
@@ -55,9 +56,10 @@ class ParquetFormat(PlainFormat):
                 f"compression={compression!r} is not known for parquet; there are {listing(CODECS)}.",
                 hint="compression=None takes SNAPPY",
             )
-        refused = [
-            f"{field.name}: {field.type}" for field in schema if not _is_feature_type(field.type)
-        ]
+        refused = []
+        for field in schema:
+            if not _is_feature_type(field.type):
+                refused.append(f"{field.name}: {field.type}")
         if refused:
             raise UnsupportedType(
                 f"Parquet cannot hold these columns: {'; '.join(refused)}.",
@@ -92,6 +94,7 @@ class ParquetFormat(PlainFormat):
         schema = schema_from_json(layout["schema"])
         rows = 0
         stored = pa.schema([(field.name, parquet_type(field.type)) for field in schema])
+        texts = [field.name for field in stored if pat.is_string(field.type)]
         with (
             ShardFile(directory, path) as file,
             # Arrow writes every page by itself, and its header before it.
@@ -106,7 +109,7 @@ class ParquetFormat(PlainFormat):
                 # In the order of a hash every group holds values from all over: by statistics none could be skipped.
                 write_statistics=False,
                 # Dictionaries of numbers cost three times the time of the rest and make files larger.
-                use_dictionary=[each.name for each in stored if pat.is_string(each.type)] or False,
+                use_dictionary=texts or False,
             ) as writer,
         ):
             for group in _row_groups(batches, layout):
@@ -125,22 +128,23 @@ class ParquetFormat(PlainFormat):
                     try:
                         file.read_row_group(group, use_threads=False)
                     except (OSError, pa.ArrowException) as error:
-                        place = file.metadata.row_group(group).column(0).dictionary_page_offset
-                        first = (
-                            file.metadata.row_group(group).column(0).data_page_offset
-                            if place is None
-                            else place
-                        )
-                        return [
-                            ShardProblem(
-                                path, f"row group {group} cannot be read: {error}", offset=first
-                            )
-                        ]
+                        begin = _begin_of(file.metadata.row_group(group))
+                        message = f"row group {group} cannot be read: {error}"
+                        return [ShardProblem(path, message, offset=begin)]
         except (OSError, pa.ArrowException) as error:
             return [ShardProblem(path, f"is not a readable Parquet file: {error}")]
         if found != rows:
             return [ShardProblem(path, f"holds {found:,} rows, the manifest says {rows:,}")]
         return []
+
+
+def _begin_of(group: pq.RowGroupMetaData) -> int:
+    """Return the offset of a row group in its file."""
+    first = group.column(0)
+    begin: int | None = first.dictionary_page_offset
+    if begin is None:
+        begin = first.data_page_offset
+    return int(begin)
 
 
 _decoded: OrderedDict[tuple[int, int, tuple[str, ...]], pa.Table] = OrderedDict()
@@ -174,11 +178,10 @@ class ParquetShard:
                 table = self._group(group, tuple(columns))
                 parts.append(table.slice(max(start - first, 0), min(stop, end) - max(start, first)))
         if not parts:
-            return pa.RecordBatch.from_arrays(
-                [pa.array([], field.type) for field in schema], schema=schema
-            )
+            empty = [pa.array([], field.type) for field in schema]
+            return pa.RecordBatch.from_arrays(empty, schema=schema)
         table = pa.concat_tables(parts).combine_chunks()
-        arrays = [cast_array(_chunk(table.column(field.name)), field.type) for field in schema]
+        arrays = [cast_array(one_array(table[field.name]), field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
@@ -213,10 +216,6 @@ def _forget(number: int) -> None:
                 _decoded.pop(key, None)
 
 
-def _chunk(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
 def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[pa.RecordBatch]:
     groups = layout.get("row_groups")
     if groups is None:
@@ -233,10 +232,7 @@ def _as_stored(group: pa.RecordBatch, stored: pa.Schema) -> pa.Table:
     # Equal schemas may still name the items of lists otherwise; wide tables are seldom of lists.
     if group.schema.equals(stored) and not any(map(is_nested, stored.types)):
         return pa.Table.from_batches([group])
-    columns = [
-        cast_array(group.column(group.schema.get_field_index(field.name)), field.type)
-        for field in stored
-    ]
+    columns = [cast_array(group.column(field.name), field.type) for field in stored]
     return pa.Table.from_arrays(columns, schema=stored)
 
 
@@ -249,9 +245,8 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_fixed_size_list(kind) or pat.is_list(kind):
         return pa.list_(pa.field("element", parquet_type(kind.value_type)))
     if pat.is_struct(kind):
-        return pa.struct(
-            [(kind.field(i).name, parquet_type(kind.field(i).type)) for i in range(kind.num_fields)]
-        )
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return pa.struct([(field.name, parquet_type(field.type)) for field in fields])
     return kind
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
     Layout,
     RecordAccess,
+    ShardProblem,
+    ShardReader,
     WrittenFile,
 )
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.model.manifest import Manifest
+
+
+_VERIFIED_ROWS = 8192
 
 
 class PlainFormat:
@@ -43,6 +48,24 @@ class PlainFormat:
     def bytes_per_row(self, layout: Layout, profiles: Sequence[ColumnProfile]) -> float:
         """Return the entry ``mean_bytes`` of the layout."""
         return float(layout["mean_bytes"])
+
+    def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
+        """Return an open shard; each format has its own."""
+        raise NotImplementedError
+
+    def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
+        """Return what is wrong in a shard, by reading all of it."""
+        names = [each["name"] for each in layout["schema"]]
+        try:
+            shard = self.open_shard(path, layout=layout)
+            for start in range(0, shard.rows, _VERIFIED_ROWS):
+                shard.read(start, min(start + _VERIFIED_ROWS, shard.rows), names)
+            shard.close()
+        except DatasetDamaged as error:
+            return [ShardProblem(path, error.message)]
+        if shard.rows != rows:
+            return [ShardProblem(path, f"holds {shard.rows:,} rows, the manifest says {rows:,}")]
+        return []
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
         """Write nothing beside the shards."""
@@ -89,6 +112,15 @@ def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
+    import pyarrow as pa
+
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks)
+
+
 def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding]:
     """Return encodings of a format that keeps every feature type as it is."""
     return {field.name: _plain_encoding(field.type, null=null) for field in schema}
@@ -97,18 +129,30 @@ def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding
 def _plain_encoding(kind: pa.DataType, *, null: str) -> ColumnEncoding:
     import pyarrow.types as pat
 
-    shape: tuple[int, ...] | None = ()
+    sizes: list[int] = []
+    is_ragged = False
     while pat.is_fixed_size_list(kind) or pat.is_list(kind):
-        shape = (
-            (*shape, kind.list_size) if shape is not None and pat.is_fixed_size_list(kind) else None
-        )
+        if pat.is_fixed_size_list(kind):
+            sizes.append(kind.list_size)
+        else:
+            is_ragged = True
         kind = kind.value_type
+    shape = None if is_ragged else tuple(sizes)
+    return ColumnEncoding(_tf_type(kind), shape, null)
+
+
+def _tf_type(kind: pa.DataType) -> str:
+    import pyarrow.types as pat
+
+    if pat.is_float64(kind):
+        return "float64"
     if pat.is_floating(kind):
-        return ColumnEncoding("float64" if pat.is_float64(kind) else "float32", shape, null)
+        return "float32"
     if pat.is_struct(kind):
-        return ColumnEncoding("struct", shape, null)
-    is_text = pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind)
-    return ColumnEncoding("bytes" if is_text else "int64", shape, null)
+        return "struct"
+    if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind):
+        return "bytes"
+    return "int64"
 
 
 def columns_of_any_length(schema: pa.Schema) -> list[str]:
@@ -138,14 +182,13 @@ def _value_bytes(kind: pa.DataType, profile: ColumnProfile) -> float:
         return float(kind.list_size * _value_bytes(kind.value_type, profile))
     mean = profile.total_length / max(profile.rows, 1)
     if pat.is_list(kind):
-        return (
-            mean * (8 if pat.is_nested(kind.value_type) else _value_bytes(kind.value_type, profile))
-            + 4
-        )
+        item_bytes = 8.0
+        if not pat.is_nested(kind.value_type):
+            item_bytes = _value_bytes(kind.value_type, profile)
+        return mean * item_bytes + 4
     if pat.is_string(kind) or pat.is_binary(kind):
         return mean + 4
     if pat.is_struct(kind):
-        return float(
-            sum(_value_bytes(kind.field(index).type, profile) for index in range(kind.num_fields))
-        )
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return float(sum(_value_bytes(field.type, profile) for field in fields))
     return float(max(1, kind.bit_width // 8))

@@ -55,7 +55,7 @@ WHOLE_POOL = "dummy"
 
 
 class PetastormFormat(PlainFormat):
-    """Writes Parquet with petastorm's metadata, reads it without petastorm (``formats.DatasetFormat``)."""
+    """Writes Parquet with petastorm's metadata, reads it without petastorm (the interface ``DatasetFormat``)."""
 
     name = "petastorm"
     null = "definition level"
@@ -65,11 +65,10 @@ class PetastormFormat(PlainFormat):
         return "parquet"
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        refused = [
-            f"{field.name}: {field.type} ({_way_out(field.type)})"
-            for field in schema
-            if not fits(field.type)
-        ]
+        refused = []
+        for field in schema:
+            if not fits(field.type):
+                refused.append(f"{field.name}: {field.type} ({_way_out(field.type)})")
         if refused:
             raise UnsupportedType(
                 f"petastorm's readers cannot give these columns back: {'; '.join(refused)}.",
@@ -141,7 +140,7 @@ class PetastormFormat(PlainFormat):
         workers: int,
         **options: Any,
     ) -> Any:
-        """Return petastorm's batch reader of one worker's share of a split's row groups (``formats.NativeReading``)."""
+        """Return petastorm's batch reader of one worker's share of a split's row groups."""
         petastorm()
         from petastorm import make_batch_reader
 
@@ -206,9 +205,9 @@ def _files_of(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
 
     sink = pa.BufferOutputStream()
     pq.write_metadata(described_schema(manifest, split), sink)
-    shards = {
-        os.path.basename(each.path): os.path.join(directory, each.path) for each in split.shards
-    }
+    shards = {}
+    for shard in split.shards:
+        shards[os.path.basename(shard.path)] = os.path.join(directory, shard.path)
     return SplitFiles(shards, sink.getvalue().to_pybytes())
 
 
@@ -225,9 +224,7 @@ class PetastormShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         batch = self._inner.read(start, stop, columns)
         schema = pa.schema([self._schema.field(name) for name in columns])
-        arrays = [
-            shaped(array, field.type) for array, field in zip(batch.columns, schema, strict=True)
-        ]
+        arrays = list(map(shaped, batch.columns, schema.types))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
@@ -249,9 +246,10 @@ def row_groups_per_shard(rows: int, *, shards: int) -> int:
     (24, 6)
     """
     fitting = [each for each in FEWER_PER_SHARD if each * shards % ENOUGH_ROW_GROUPS == 0]
-    if not fitting:
-        return ROW_GROUPS_PER_SHARD
-    return next((each for each in fitting if rows // shards // each >= FEW_ROWS), fitting[-1])
+    for groups in fitting:
+        if rows // shards // groups >= FEW_ROWS:
+            return groups
+    return fitting[-1] if fitting else ROW_GROUPS_PER_SHARD
 
 
 if TYPE_CHECKING:

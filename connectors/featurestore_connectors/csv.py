@@ -1,7 +1,11 @@
-"""Training datasets as CSV files (RFC 4180): a header line, CRLF, texts in quotes, null as nothing at all.
+"""Training datasets as CSV files (RFC 4180).
 
-An empty text is ``""``, a null is empty. Binary values are base64, lists are JSON in quotes, times are ISO 8601 in UTC.
-A sidecar ``.idx`` holds the byte offset of every 64th row, so that rows can be read without reading those before them.
+A header line, CRLF, texts in quotes, null as nothing at all.
+
+An empty text is ``""``, a null is empty. Binary values are base64, lists are JSON in quotes, times
+are ISO 8601 in UTC. A sidecar ``.idx`` holds the byte offset of every 64th row, so that rows can be
+read without reading those before them.
+
 https://www.rfc-editor.org/rfc/rfc4180
 """
 
@@ -60,7 +64,8 @@ class CsvFormat(PlainFormat):
         if refused:
             raise UnsupportedType(
                 f"CSV cannot hold these columns: {'; '.join(refused)}.",
-                hint="make the fields of structs columns of their own, or use data_format='parquet'",
+                hint="make the fields of structs columns of their own, or use "
+                "data_format='parquet'",
             )
 
     def layout(

@@ -1,7 +1,8 @@
 """Training datasets as Parquet files.
 
-Row groups hold a fixed number of rows, whatever batches the rows come in, and options that decide bytes are fixed here;
-so the bytes of a shard depend on its rows, the layout and the release of Arrow, whose name is in the footer.
+Row groups hold a fixed number of rows, whatever batches the rows come in, and options that decide
+bytes are fixed here; so the bytes of a shard depend on its rows, the layout and the release of
+Arrow, whose name is in the footer.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class ParquetFormat(PlainFormat):
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         if compression is not None and compression not in CODECS:
             raise InvalidArgument(
-                f"compression={compression!r} is not known for parquet; there are {listing(CODECS)}.",
+                f"compression={compression!r} is not known for parquet; there are "
+                f"{listing(CODECS)}.",
                 hint="compression=None takes SNAPPY",
             )
         refused = []
@@ -67,7 +69,10 @@ class ParquetFormat(PlainFormat):
             )
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns whose lengths decide how many bytes a row has; nothing else of a layout needs values."""
+        """Return the columns whose lengths decide how many bytes a row has.
+
+        Nothing else of a layout needs values.
+        """
         return columns_of_any_length(schema)
 
     def layout(
@@ -90,7 +95,10 @@ class ParquetFormat(PlainFormat):
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        """Write a shard; ``row_groups`` in a layout cuts it into that many equal groups (it is then held in memory)."""
+        """Write a shard.
+
+        ``row_groups`` in a layout cuts it into that many equal groups (it is then held in memory).
+        """
         schema = schema_from_json(layout["schema"])
         rows = 0
         stored = pa.schema([(field.name, parquet_type(field.type)) for field in schema])
@@ -106,9 +114,11 @@ class ParquetFormat(PlainFormat):
                 data_page_version="1.0",
                 compression=layout["codec"],
                 store_schema=False,
-                # In the order of a hash every group holds values from all over: by statistics none could be skipped.
+                # In the order of a hash every group holds values from all over: by statistics none
+                # could be skipped.
                 write_statistics=False,
-                # Dictionaries of numbers cost three times the time of the rest and make files larger.
+                # Dictionaries of numbers cost three times the time of the rest and make files
+                # larger.
                 use_dictionary=texts or False,
             ) as writer,
         ):
@@ -153,7 +163,10 @@ _numbers = count()
 
 
 class ParquetShard:
-    """An open Parquet shard; the row groups read last stay decoded, since neighbours are read one after the other."""
+    """An open Parquet shard.
+
+    The row groups read last stay decoded, since neighbours are read one after the other.
+    """
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self._path, self._schema, self._number = path, schema, next(_numbers)
@@ -237,7 +250,9 @@ def _as_stored(group: pa.RecordBatch, stored: pa.Schema) -> pa.Table:
 
 
 def parquet_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a feature type is stored: Parquet knows lists, none of them of fixed size.
+    """Return the type in which a feature type is stored.
+
+    Parquet knows lists, none of them of fixed size.
 
     >>> parquet_type(pa.list_(pa.float32(), 3))
     ListType(list<element: float>)

@@ -1,6 +1,7 @@
 """The interface of engines: relations in, relations out, Delta tables below.
 
-An engine is looked up by name among the entry points ``featurestore.engines``; ours come that way too.
+An engine is looked up by name among the entry points ``featurestore.engines``; ours come that way
+too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
 
-# Every table is created with these: nothing but our own maintenance removes versions, so the log keeps all it has.
+# Every table is created with these: nothing but our own maintenance removes versions, so the log
+# keeps all it has.
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "10",
     "delta.deletedFileRetentionDuration": "interval 3650 days",
@@ -35,21 +37,25 @@ TABLE_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Relation:
-    """A lazy table that an engine owns: a description of rows, which are computed when they are asked for.
+    """A lazy table that an engine owns.
 
-    Nothing is kept between two readings: each of ``stream``, ``count``, ``write`` and the like computes the rows anew,
-    so a caller that needs them twice stages them first (``Engine.stage``). Relations are not changed; every method
-    of an engine that takes one returns a new one. They are valid until the engine is closed, or until the relation
-    that they come from is released, and belong to the process that made them: they are not pickled. Another engine's
-    relation is never given to an engine.
+    A description of rows, which are computed when they are asked for.
+
+    Nothing is kept between two readings: each of ``stream``, ``count``, ``write`` and the like
+    computes the rows anew, so a caller that needs them twice stages them first (``Engine.stage``).
+    Relations are not changed; every method of an engine that takes one returns a new one. They are
+    valid until the engine is closed, or until the relation that they come from is released, and
+    belong to the process that made them: they are not pickled. Another engine's relation is never
+    given to an engine.
 
     Attributes:
         engine: The name of the engine that owns it.
         native: The engine's own frame (DuckDBPyRelation, Spark DataFrame).
-        schema: The feature types that ``stream`` gives; they may be richer than the native ones (unsigned integers,
-            lists of one size).
-        single_use: Whether it is made of a stream. Such a relation, and all that is made of it, can be read once,
-            by one of them; what a second reading gives is undefined, so callers stage it before they read it twice.
+        schema: The feature types that ``stream`` gives; they may be richer than the native ones
+            (unsigned integers, lists of one size).
+        single_use: Whether it is made of a stream. Such a relation, and all that is made of it, can
+            be read once, by one of them; what a second reading gives is undefined, so callers stage
+            it before they read it twice.
     """
 
     engine: str
@@ -61,16 +67,20 @@ class Relation:
 class Accumulator(Protocol[State, Result_co]):
     """A mergeable aggregate over record batches, run by ``Engine.aggregate`` where the rows are.
 
-    The engine makes one state with ``start`` for each partition or thread, hands it every batch of that partition
-    with ``update``, puts the states together with ``merge`` (in the order of the partitions) and calls ``finish``
-    once, in the calling process, on the last state that is left. Every method may change the states that it is
-    given in place, and nobody uses them afterwards. Batches may be empty, come in any cut, and are not kept by the
-    engine. Accumulators and states are picklable. What a method raises ends the aggregation and reaches the caller.
+    The engine makes one state with ``start`` for each partition or thread, hands it every batch of
+    that partition with ``update``, puts the states together with ``merge`` (in the order of the
+    partitions) and calls ``finish`` once, in the calling process, on the last state that is left.
+    Every method may change the states that it is given in place, and nobody uses them afterwards.
+    Batches may be empty, come in any cut, and are not kept by the engine. Accumulators and states
+    are picklable. What a method raises ends the aggregation and reaches the caller.
     """
 
     @property
     def threads(self) -> int:
-        """How many states one process may update at the same time; more than 1 where ``update`` frees the GIL."""
+        """How many states one process may update at the same time.
+
+        More than 1 where ``update`` frees the GIL.
+        """
         return 1
 
     def start(self) -> State:
@@ -92,7 +102,10 @@ class Accumulator(Protocol[State, Result_co]):
 
 @dataclass(frozen=True)
 class TimeRange:
-    """A range of an event-time column: ``[start, end)``, or ``(start, end]`` when ``closed`` is "right"."""
+    """A range of an event-time column.
+
+    ``[start, end)``, or ``(start, end]`` when ``closed`` is "right".
+    """
 
     column: str
     start: datetime
@@ -104,10 +117,10 @@ class TimeRange:
 class TableWrite:
     """One write into a Delta table.
 
-    ``key`` holds the merge columns of an upsert. ``replace`` is the range that mode "replace" empties in
-    the same commit. ``add_columns`` are new nullable columns (feature types). ``note`` is a JSON object
-    that the commit's info carries (run, inputs, validation, unique). ``transaction`` is (app, n): an n
-    at or below the last one of that app is a no-op.
+    ``key`` holds the merge columns of an upsert. ``replace`` is the range that mode "replace"
+    empties in the same commit. ``add_columns`` are new nullable columns (feature types). ``note``
+    is a JSON object that the commit's info carries (run, inputs, validation, unique).
+    ``transaction`` is (app, n): an n at or below the last one of that app is a no-op.
     """
 
     mode: Literal["append", "upsert", "overwrite", "replace"]
@@ -121,37 +134,43 @@ class TableWrite:
 class Engine(Protocol):
     """What an engine does for the store. Every implementation passes ``featurestore.testing.EngineConformance``.
 
-    **Laziness.** Methods that return a ``Relation`` compute no rows, except ``stage``, which writes them, and
-    ``from_arrow`` where the rows have to be shipped. What can be known without rows is said at once: unknown columns
-    and tables, SQL that cannot be read. Errors of the rows themselves come when they are computed.
+    **Laziness.** Methods that return a ``Relation`` compute no rows, except ``stage``, which writes
+    them, and ``from_arrow`` where the rows have to be shipped. What can be known without rows is
+    said at once: unknown columns and tables, SQL that cannot be read. Errors of the rows themselves
+    come when they are computed.
 
-    **Where rows are.** Rows enter this process through ``stream`` alone, and the few rows of ``duplicates``. Functions
-    and accumulators given to ``map_batches``, ``aggregate`` and ``write_shards`` run where the rows are (on Spark in
-    the executors), so they and what they return are picklable, and they may be called more than once for the same
-    rows where a task is repeated; only the results of one call count. Batches come in any cut and may be empty.
-    An exception of theirs reaches the caller as it is, or as an ``EngineError`` that quotes it.
+    **Where rows are.** Rows enter this process through ``stream`` alone, and the few rows of
+    ``duplicates``. Functions and accumulators given to ``map_batches``, ``aggregate`` and
+    ``write_shards`` run where the rows are (on Spark in the executors), so they and what they
+    return are picklable, and they may be called more than once for the same rows where a task is
+    repeated; only the results of one call count. Batches come in any cut and may be empty. An
+    exception of theirs reaches the caller as it is, or as an ``EngineError`` that quotes it.
 
-    **SQL** is already in the engine's own ``dialect``: ``featurestore.sql`` has parsed and transpiled what users wrote.
-    Text of a user comes through ``user_sql`` alone, or as a predicate that was checked there.
+    **SQL** is already in the engine's own ``dialect``: ``featurestore.sql`` has parsed and
+    transpiled what users wrote. Text of a user comes through ``user_sql`` alone, or as a predicate
+    that was checked there.
 
-    **Threads.** All methods may be called by several threads at the same time; each stream is read by one. Engines are
-    not picklable: an executor gets functions, not the engine.
+    **Threads.** All methods may be called by several threads at the same time; each stream is read
+    by one. Engines are not picklable: an executor gets functions, not the engine.
 
-    **Tables** are Delta tables of reader version 1 and writer version 2, below a path that the caller derived. Several
-    engines, threads and processes may write one table: a commit is atomic, conflicts are settled by reading the table
-    again, and after a commit has become visible nothing of it is removed and the call does not fail
-    (``PublicationWarning`` says what is left to do). An interrupted or failed write leaves the table as it was; files
-    that it may leave behind are removed by ``vacuum``. Versions are immutable: ``read_table`` of one version
-    gives the same rows for as long as its files are kept.
+    **Tables** are Delta tables of reader version 1 and writer version 2, below a path that the
+    caller derived. Several engines, threads and processes may write one table: a commit is atomic,
+    conflicts are settled by reading the table again, and after a commit has become visible nothing
+    of it is removed and the call does not fail (``PublicationWarning`` says what is left to do). An
+    interrupted or failed write leaves the table as it was; files that it may leave behind are
+    removed by ``vacuum``. Versions are immutable: ``read_table`` of one version gives the same rows
+    for as long as its files are kept.
 
-    **Files.** The engine owns the files of tables. Those of ``stage`` belong to the caller, who removes the directory
-    when no relation over it is needed any more; files given to ``read_files`` are only read. What the engine writes for
-    itself (spilled rows, rows shipped to executors) it removes by ``release`` or ``close``.
+    **Files.** The engine owns the files of tables. Those of ``stage`` belong to the caller, who
+    removes the directory when no relation over it is needed any more; files given to ``read_files``
+    are only read. What the engine writes for itself (spilled rows, rows shipped to executors) it
+    removes by ``release`` or ``close``.
 
-    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for columns and types that do not
-    fit, ``WriteConflict`` when other writers kept winning, ``VersionNotFound``, ``UnsupportedTable`` and
-    ``TableDamaged`` for tables that cannot be read, ``StorageError`` for the file system, ``EngineError`` for what else
-    the engine says. Errors of the libraries below do not leave the engine.
+    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for columns
+    and types that do not fit, ``WriteConflict`` when other writers kept winning,
+    ``VersionNotFound``, ``UnsupportedTable`` and ``TableDamaged`` for tables that cannot be read,
+    ``StorageError`` for the file system, ``EngineError`` for what else the engine says. Errors of
+    the libraries below do not leave the engine.
     """
 
     @property
@@ -175,7 +194,10 @@ class Engine(Protocol):
         ...
 
     def release(self, relation: Relation) -> None:
-        """Remove what ``from_arrow`` keeps for a relation; neither it nor what was made of it is read afterwards."""
+        """Remove what ``from_arrow`` keeps for a relation.
+
+        Neither it nor what was made of it is read afterwards.
+        """
         ...
 
     def read_table(
@@ -186,7 +208,10 @@ class Engine(Protocol):
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
-        """Return a Delta version of a table; ``schema`` restores feature types, ``columns`` selects."""
+        """Return a Delta version of a table.
+
+        ``schema`` restores feature types, ``columns`` selects.
+        """
         ...
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
@@ -210,16 +235,20 @@ class Engine(Protocol):
     ) -> Relation:
         """Return the result of a query of the store's own over named relations.
 
-        The query is in this engine's dialect, with ``$name`` parameters. No text of a user may be in it.
+        The query is in this engine's dialect, with ``$name`` parameters. No text of a user may be
+        in it.
         """
         ...
 
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        """Return the result of a user's query, as ``sql``: it can read the tables given, and nothing else.
+        """Return the result of a user's query, as ``sql``.
 
-        The query was checked by ``featurestore.sql.query``; the engine stands in for what that overlooks.
+        It can read the tables given, and nothing else.
+
+        The query was checked by ``featurestore.sql.query``; the engine stands in for what that
+        overlooks.
         """
         ...
 
@@ -244,7 +273,10 @@ class Engine(Protocol):
         ...
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
-        """Return one row per key: the last in the order of the relation (on Spark: of the partitions as they come)."""
+        """Return one row per key.
+
+        The last in the order of the relation (on Spark: of the partitions as they come).
+        """
         ...
 
     def stream(
@@ -268,7 +300,9 @@ class Engine(Protocol):
         properties: Mapping[str, str],
         note: Mapping[str, Any],
     ) -> None:
-        """Create an empty Delta table (commit 0) of feature types; FileExistsError when there is one already.
+        """Create an empty Delta table (commit 0) of feature types.
+
+        FileExistsError when there is one already.
 
         It has ``properties`` and ``TABLE_PROPERTIES``.
         """
@@ -282,7 +316,10 @@ class Engine(Protocol):
         ...
 
     def delete(self, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
-        """Delete the rows for which the predicate is true; return the Delta version, None when no row matched."""
+        """Delete the rows for which the predicate is true.
+
+        Return the Delta version, None when no row matched.
+        """
         ...
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
@@ -290,7 +327,10 @@ class Engine(Protocol):
         ...
 
     def compact(self, path: str) -> int | None:
-        """Rewrite small files into large ones; return the Delta version, None when nothing was to do."""
+        """Rewrite small files into large ones.
+
+        Return the Delta version, None when nothing was to do.
+        """
         ...
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
@@ -308,8 +348,9 @@ class Engine(Protocol):
     ) -> list[Result]:
         """Call ``write(shard number, batches)`` once for every shard where its rows are.
 
-        ``shard`` names an int32 column with the number of the shard of each row; the batches of a shard come
-        sorted by the columns ``order`` (ascending) and still hold these columns. Results come back by shard number.
+        ``shard`` names an int32 column with the number of the shard of each row; the batches of a
+        shard come sorted by the columns ``order`` (ascending) and still hold these columns. Results
+        come back by shard number.
         """
         ...
 
@@ -320,11 +361,17 @@ class Engine(Protocol):
         ...
 
     def explain(self, relation: Relation) -> str:
-        """Return the engine's physical plan as text; tests look for pushed-down filters and columns."""
+        """Return the engine's physical plan as text.
+
+        Tests look for pushed-down filters and columns.
+        """
         ...
 
     def close(self) -> None:
-        """Release what this engine opened itself: connections, a session that it started. Closing twice is no error."""
+        """Release what this engine opened itself.
+
+        Connections, a session that it started. Closing twice is no error.
+        """
         ...
 
 

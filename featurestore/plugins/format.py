@@ -1,6 +1,7 @@
 """The interface of file formats of training datasets: write a shard, read rows [a, b) of a shard.
 
-A format is looked up by name among the entry points ``featurestore.formats``; ours come that way too.
+A format is looked up by name among the entry points ``featurestore.formats``; ours come that way
+too.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ Layout = Mapping[str, Any]
 class ColumnProfile:
     """What a layout needs to know of a column over all splits: counts and extremes.
 
-    ``minimum``/``maximum`` are of integers, dates (days) and timestamps (microseconds), else None; of lists they
-    are those of the items where they were counted. ``longest``/``total_length`` are bytes of strings and binaries,
-    items of lists; 0 for other types. ``inner_nulls`` counts nulls among the items of lists.
+    ``minimum``/``maximum`` are of integers, dates (days) and timestamps (microseconds), else None;
+    of lists they are those of the items where they were counted. ``longest``/``total_length`` are
+    bytes of strings and binaries, items of lists; 0 for other types. ``inner_nulls`` counts nulls
+    among the items of lists.
     """
 
     name: str
@@ -44,7 +46,8 @@ class ColumnProfile:
 class WrittenFile:
     """One file that a format wrote: path relative to the dataset's directory, size and SHA-256.
 
-    ``prefixes`` are the beginnings of the SHA-256 of its first 1, 2, ... MiB, as ``ShardFile`` gives them.
+    ``prefixes`` are the beginnings of the SHA-256 of its first 1, 2, ... MiB, as ``ShardFile``
+    gives them.
     """
 
     path: str
@@ -76,10 +79,10 @@ class ShardProblem:
 class ColumnEncoding:
     """How a format holds a column.
 
-    ``tf_type`` is "int64", "float32" or "bytes", or in formats that are not parsed as Example also "float64" and
-    "struct"; ``shape`` is () for scalars, (n,) or (n, m) for fixed sizes and None for ragged lists; ``null`` says how
-    nulls are written; ``loss`` names what the format cannot keep (for example "float64 to float32"), None when
-    nothing is lost.
+    ``tf_type`` is "int64", "float32" or "bytes", or in formats that are not parsed as Example also
+    "float64" and "struct"; ``shape`` is () for scalars, (n,) or (n, m) for fixed sizes and None for
+    ragged lists; ``null`` says how nulls are written; ``loss`` names what the format cannot keep
+    (for example "float64 to float32"), None when nothing is lost.
     """
 
     tf_type: str
@@ -99,8 +102,9 @@ class ShardReader(Protocol):
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         """Return rows ``[start, stop)`` of the shard as feature types of the manifest's schema.
 
-        The batch is the caller's: it stays valid when the shard is closed. What it costs does not grow with ``start``, and
-        columns that are not asked for are not decoded. Raises DatasetDamaged for bytes that the format does not write.
+        The batch is the caller's: it stays valid when the shard is closed. What it costs does not
+        grow with ``start``, and columns that are not asked for are not decoded. Raises
+        DatasetDamaged for bytes that the format does not write.
         """
         ...
 
@@ -118,7 +122,10 @@ class Plane:
 
 
 class PlaneReader(Protocol):
-    """Writes columns of records into the rows of arrays; many threads may call it, each with arrays of its own."""
+    """Writes columns of records into the rows of arrays.
+
+    Many threads may call it, each with arrays of its own.
+    """
 
     def __call__(
         self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0
@@ -133,8 +140,8 @@ class PlaneReader(Protocol):
 class RecordAccess(Protocol):
     """Random access to records of one fixed width: the fastest way into a shard.
 
-    Holds no file and no state, so that many threads may use it: memory maps belong to the caller, and so do the arrays
-    that come back. Records come in any order and number, also none.
+    Holds no file and no state, so that many threads may use it: memory maps belong to the caller,
+    and so do the arrays that come back. Records come in any order and number, also none.
     """
 
     @property
@@ -149,11 +156,14 @@ class RecordAccess(Protocol):
     def decode(
         self, records: npt.NDArray[Any], columns: Sequence[str]
     ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
-        """Return ``{column: (values, present)}`` for records of shape (n, record_bytes); present is None without nulls.
+        """Return ``{column: (values, present)}`` for records of shape (n, record_bytes).
 
-        Values have the shape (n, *shape of the column). Booleans, integers and floats have the feature's own numpy
-        type; dates are int64 days and timestamps int64 microseconds since 1970 in UTC; strings, binaries and decimals
-        (their text) are object arrays of bytes. Where a value is absent stand zeros or empty bytes.
+        Present is None without nulls.
+
+        Values have the shape (n, *shape of the column). Booleans, integers and floats have the
+        feature's own numpy type; dates are int64 days and timestamps int64 microseconds since 1970
+        in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Where a
+        value is absent stand zeros or empty bytes.
         """
         ...
 
@@ -162,7 +172,9 @@ class RecordAccess(Protocol):
         ...
 
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
-        """Return strings, binaries or decimals as numpy's bytes of one width, ``S``; empty where there is no value.
+        """Return strings, binaries or decimals as numpy's bytes of one width, ``S``.
+
+        Empty where there is no value.
 
         None where they cannot be held so: numpy drops zeros at the end.
         """
@@ -171,15 +183,18 @@ class RecordAccess(Protocol):
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
         """Return what writes columns of one number a record into arrays, as fast as the layout allows.
 
-        A group is the rows of one array: columns of one numpy type (that of ``decode``), presence in arrays of
-        booleans; rows of None are left alone.
+        A group is the rows of one array: columns of one numpy type (that of ``decode``), presence
+        in arrays of booleans; rows of None are left alone.
         """
         ...
 
 
 @runtime_checkable
 class NativeReading(Protocol):
-    """What a format may offer besides: a reader of its own library, over one worker's share of a split."""
+    """What a format may offer besides.
+
+    A reader of its own library, over one worker's share of a split.
+    """
 
     def native_reader(
         self,
@@ -216,30 +231,34 @@ class ShardFitting(Protocol):
 class DatasetFormat(Protocol):
     """A file format. Every implementation passes ``featurestore.testing.FormatConformance``.
 
-    **State.** A format has none: objects are picklable, several threads and processes use one or many, and executors
-    and workers make their own from the name. They need no store, registry or engine.
+    **State.** A format has none: objects are picklable, several threads and processes use one or
+    many, and executors and workers make their own from the name. They need no store, registry or
+    engine.
 
-    **Order of calls.** ``check`` and ``layout`` once in the process that makes a dataset; ``write_shard`` once for each
-    shard, on any machine and in any order, perhaps again where a task is repeated; ``finish`` once, when all shards are
-    there; then the manifest, which holds the layout. All other calls have path, layout or manifest alone: a format
-    reads back what it wrote, also what its older releases wrote.
+    **Order of calls.** ``check`` and ``layout`` once in the process that makes a dataset;
+    ``write_shard`` once for each shard, on any machine and in any order, perhaps again where a task
+    is repeated; ``finish`` once, when all shards are there; then the manifest, which holds the
+    layout. All other calls have path, layout or manifest alone: a format reads back what it wrote,
+    also what its older releases wrote.
 
-    **Layouts** are JSON objects and say all that decides the bytes. The same rows with the same layout give the same
-    bytes, whatever batches they come in and whatever machine writes them.
+    **Layouts** are JSON objects and say all that decides the bytes. The same rows with the same
+    layout give the same bytes, whatever batches they come in and whatever machine writes them.
 
-    **Values.** Every feature type comes back as it was, with its nulls, or ``encodings`` names what is lost, or
-    ``check`` refuses it. What stands in memory under a null decides no byte.
+    **Values.** Every feature type comes back as it was, with its nulls, or ``encodings`` names what
+    is lost, or ``check`` refuses it. What stands in memory under a null decides no byte.
 
-    **Files.** A shard and its sidecars appear whole or not at all (``storage.shardfile.ShardFile``): a failed or killed
-    call leaves at most a temporary file. Paths are relative to ``directory`` and decided by the caller. A format
-    writes nothing else, removes nothing, and reads no file that it was not given.
+    **Files.** A shard and its sidecars appear whole or not at all
+    (``storage.shardfile.ShardFile``): a failed or killed call leaves at most a temporary file.
+    Paths are relative to ``directory`` and decided by the caller. A format writes nothing else,
+    removes nothing, and reads no file that it was not given.
 
-    **Errors.** ``UnsupportedType`` and ``InvalidArgument`` from ``check`` and ``layout``, before the first byte is
-    written; ``UnsupportedType`` from ``write_shard`` for values that no layout can hold; ``DatasetDamaged`` for files
-    that are not what was written; ``MissingExtra`` where a library is absent; ``StorageError`` for the file system.
+    **Errors.** ``UnsupportedType`` and ``InvalidArgument`` from ``check`` and ``layout``, before
+    the first byte is written; ``UnsupportedType`` from ``write_shard`` for values that no layout
+    can hold; ``DatasetDamaged`` for files that are not what was written; ``MissingExtra`` where a
+    library is absent; ``StorageError`` for the file system.
 
-    A format may offer more: ``NativeReading``, ``NarrowProfile`` and ``ShardFitting`` are asked for by
-    ``isinstance``.
+    A format may offer more: ``NativeReading``, ``NarrowProfile`` and ``ShardFitting`` are asked for
+    by ``isinstance``.
     """
 
     @property
@@ -249,7 +268,10 @@ class DatasetFormat(Protocol):
 
     @property
     def extension(self) -> str:
-        """The ending of shard files without a dot, or empty: ``<split>/<format>-00000-of-00008[.<extension>]``."""
+        """The ending of shard files without a dot, or empty.
+
+        ``<split>/<format>-00000-of-00008[.<extension>]``.
+        """
         ...
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
@@ -264,7 +286,10 @@ class DatasetFormat(Protocol):
         compression: str | None,
         block_rows: int,
     ) -> Layout:
-        """Return the layout that fits the data: a JSON object with all that reading and writing need."""
+        """Return the layout that fits the data.
+
+        A JSON object with all that reading and writing need.
+        """
         ...
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
@@ -280,8 +305,8 @@ class DatasetFormat(Protocol):
     ) -> WrittenShard:
         """Write one shard at ``directory/path`` atomically (temporary file, fsync, rename).
 
-        ``batches`` is read once, to its end, by this call; it may yield no batch and empty ones. What it raises is
-        passed on, and the shard does not appear.
+        ``batches`` is read once, to its end, by this call; it may yield no batch and empty ones.
+        What it raises is passed on, and the shard does not appear.
         """
         ...
 
@@ -298,11 +323,17 @@ class DatasetFormat(Protocol):
         ...
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
-        """Return what is wrong in a shard: framing, checksums, row count. Problems are returned, not raised."""
+        """Return what is wrong in a shard.
+
+        Framing, checksums, row count. Problems are returned, not raised.
+        """
         ...
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
-        """Return ``{column: tf.io feature}``; InvalidArgument for formats that TensorFlow does not parse as Example."""
+        """Return ``{column: tf.io feature}``.
+
+        InvalidArgument for formats that TensorFlow does not parse as Example.
+        """
         ...
 
     def refuse_reading(self, layout: Layout) -> str | None:

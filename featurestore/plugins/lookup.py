@@ -20,5 +20,8 @@ def plugin_names(group: str) -> list[str]:
 
 @cache
 def _installed(group: str) -> dict[str, EntryPoint]:
-    """Return entry points by name; looking through all installed packages takes a tenth of a second."""
+    """Return entry points by name.
+
+    Looking through all installed packages takes a tenth of a second.
+    """
     return {each.name: each for each in entry_points(group=f"featurestore.{group}")}

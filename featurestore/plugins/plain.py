@@ -28,8 +28,8 @@ _VERIFIED_ROWS = 8192
 class PlainFormat:
     """The parts of ``DatasetFormat`` that are alike in formats without records of one width.
 
-    Layouts of such formats have an entry ``mean_bytes``, the expected bytes of a row, and an entry ``schema``, the
-    feature types as JSON.
+    Layouts of such formats have an entry ``mean_bytes``, the expected bytes of a row, and an entry
+    ``schema``, the feature types as JSON.
     """
 
     name = ""
@@ -156,7 +156,10 @@ def _tf_type(kind: pa.DataType) -> str:
 
 
 def columns_of_any_length(schema: pa.Schema) -> list[str]:
-    """Return the columns whose values ``plain_bytes_per_row`` has to know: texts, binaries and lists."""
+    """Return the columns whose values ``plain_bytes_per_row`` has to know.
+
+    Texts, binaries and lists.
+    """
     return [field.name for field in schema if _has_any_length(field.type)]
 
 
@@ -171,7 +174,10 @@ def _has_any_length(kind: pa.DataType) -> bool:
 
 
 def plain_bytes_per_row(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> float:
-    """Return the bytes that a row takes in memory, about: what a format may take that neither packs nor pads."""
+    """Return the bytes that a row takes in memory, about.
+
+    What a format may take that neither packs nor pads.
+    """
     return sum(_value_bytes(schema.field(each.name).type, each) for each in profiles)
 
 

@@ -19,8 +19,9 @@ _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 def to_numpy(array: Any, *, name: str) -> Values:
     """Return values of shape (rows, *shape) and which rows are present (None: all are).
 
-    Booleans, integers and floats keep their type; dates are int64 days and times int64 microseconds since 1970
-    UTC; texts, binaries and decimals are object arrays of bytes. Absent rows hold zeros or empty bytes.
+    Booleans, integers and floats keep their type; dates are int64 days and times int64 microseconds
+    since 1970 UTC; texts, binaries and decimals are object arrays of bytes. Absent rows hold zeros
+    or empty bytes.
 
     >>> values, present = to_numpy(pa.array([1, None], pa.int32()), name="x")
     >>> values.tolist(), present.tolist()

@@ -1,7 +1,8 @@
 """Checkpoints that hold what is trained and the position in the data, so that a run goes on at the very next step.
 
-A checkpoint is a directory ``step-<epoch>-<step>`` that appears by one rename, with the variables and the reader's
-state in it: a killed run leaves either the whole or nothing. The first worker's copy counts.
+A checkpoint is a directory ``step-<epoch>-<step>`` that appears by one rename, with the variables
+and the reader's state in it: a killed run leaves either the whole or nothing. The first worker's
+copy counts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class ReaderCheckpoint:
         return _worker_of(self.strategy)[1]
 
     def save(self, epoch: int, step: int) -> None:
-        """Save the objects and the state; under a strategy all workers must call this after the same step.
+        """Save the objects and the state.
+
+        Under a strategy all workers must call this after the same step.
 
         Args:
             epoch: The epoch to go on with.
@@ -64,7 +67,8 @@ class ReaderCheckpoint:
 
         state = self.reader.state(epoch, step)
         name = f"step-{state['epoch']:06d}-{state['step']:09d}"
-        # Variables of some kinds are reduced over all workers when they are read, so all must write; one copy counts.
+        # Variables of some kinds are reduced over all workers when they are read, so all must
+        # write; one copy counts.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
         files.remove(temporary, below=self.directory)
         os.makedirs(temporary)
@@ -86,7 +90,9 @@ class ReaderCheckpoint:
         return os.path.join(self.directory, max(found))
 
     def restore(self) -> tuple[int, int]:
-        """Set the objects to the newest checkpoint and return (epoch, step) to go on with; (0, 0) without one.
+        """Set the objects to the newest checkpoint and return (epoch, step) to go on with.
+
+        (0, 0) without one.
 
         Raises:
             ManifestMismatch: The checkpoint was made with another dataset.
@@ -107,7 +113,8 @@ class ReaderCheckpoint:
                 if value != now:
                     changed.append(f"{name}={value!r}, now {now!r}")
             raise ReaderConfigError(
-                f"The checkpoint {newest!r} was made by a reader with other settings: {'; '.join(changed)}.",
+                f"The checkpoint {newest!r} was made by a reader with other settings: "
+                f"{'; '.join(changed)}.",
                 hint="use these settings, or start in another directory",
             )
         read_objects(os.path.join(newest, _PREFIX), self.objects)
@@ -171,15 +178,18 @@ class ReaderCheckpoint:
     ) -> list[Any]:
         """Fit a compiled ``tf_keras`` model up to ``epochs`` epochs, from the newest checkpoint on.
 
-        Returns the histories: one of the epoch that was entered in the middle, if any, and one of the whole epochs.
+        Returns the histories: one of the epoch that was entered in the middle, if any, and one of
+        the whole epochs.
 
         Args:
             model: A compiled model, made in the strategy's scope.
             epochs: The epoch to stop before, counted from the first start.
             save_every: Steps between two checkpoints.
-            timeout: Seconds without a step after which the worker reports all workers' steps and ends.
+            timeout: Seconds without a step after which the worker reports all workers' steps and
+                ends.
             heartbeat_dir: Where steps are written; None is beside the checkpoints.
-            options: What ``model.fit`` takes beside data, epochs, steps and callbacks; ``callbacks`` are added to ours.
+            options: What ``model.fit`` takes beside data, epochs, steps and callbacks;
+                ``callbacks`` are added to ours.
         """
         epoch, step = self.restore()
         callbacks = list(options.pop("callbacks", None) or ())

@@ -1,8 +1,8 @@
 """Calls from threads that are not Python's own end before the interpreter does.
 
-A thread of TensorFlow that asks for the interpreter's lock while the interpreter ends never comes back, and what waits
-for its call, an iterator left in the middle of an epoch, then waits for ever. So at the exit new calls are turned away,
-and the exit waits until the last one is over.
+A thread of TensorFlow that asks for the interpreter's lock while the interpreter ends never comes
+back, and what waits for its call, an iterator left in the middle of an epoch, then waits for ever.
+So at the exit new calls are turned away, and the exit waits until the last one is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-# A call that is over for us is on its way back to its thread for a little while, and the next one on its way here.
+# A call that is over for us is on its way back to its thread for a little while, and the next one
+# on its way here.
 _QUIET_SECONDS = 0.1
 _PATIENCE_SECONDS = 60
 
@@ -62,7 +63,10 @@ atexit.register(_calls.finish)
 
 
 def awaited_at_exit(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Return a function that other threads may call at any time; the interpreter ends after its last call."""
+    """Return a function that other threads may call at any time.
+
+    The interpreter ends after its last call.
+    """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Result:

@@ -1,7 +1,8 @@
 """A worker that stops is named, instead of all others waiting for it without a word.
 
-Each worker writes its step into a file of its own in a shared directory. When a worker has made no step for
-``timeout`` seconds, its watchdog reports the steps of all workers: the one furthest behind is what the others wait for.
+Each worker writes its step into a file of its own in a shared directory. When a worker has made no
+step for ``timeout`` seconds, its watchdog reports the steps of all workers: the one furthest behind
+is what the others wait for.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class Heartbeat:
         directory: Shared by all workers.
         worker: Number of this worker, from 0.
         workers: Number of workers.
-        timeout: Seconds without a step after which the worker counts as stalled; the first step includes compiling.
-        on_stall: "exit" reports and ends the process with code 75, since a collective operation cannot be interrupted;
-            "report" reports, and the next ``beat`` raises WorkerStalled.
+        timeout: Seconds without a step after which the worker counts as stalled; the first step
+            includes compiling.
+        on_stall: "exit" reports and ends the process with code 75, since a collective operation
+            cannot be interrupted; "report" reports, and the next ``beat`` raises WorkerStalled.
         clock: Seconds since 1970.
 
     Use as a context manager, or call ``start`` and ``stop``.
@@ -99,7 +101,9 @@ class Heartbeat:
         self._thread.start()
 
     def beat(self, epoch: int, step: int) -> None:
-        """Say that this worker has finished ``step`` steps of ``epoch``; cheap, the file is written by the watchdog.
+        """Say that this worker has finished ``step`` steps of ``epoch``.
+
+        Cheap, the file is written by the watchdog.
 
         Raises:
             WorkerStalled: The worker had stalled before, and ``on_stall="report"``.
@@ -110,7 +114,10 @@ class Heartbeat:
             raise stall
 
     def write(self) -> None:
-        """Write the last step to this worker's file, if it is a new one; the watchdog does so every second."""
+        """Write the last step to this worker's file, if it is a new one.
+
+        The watchdog does so every second.
+        """
         made = self._made
         if made is None or made == self._written:
             return

@@ -1,7 +1,9 @@
-"""Memory that is used again: new pages for every range of steps cost the system more time than decoding costs us.
+"""Memory that is used again.
 
-What is lent comes back by itself when the last array that refers to it is gone, wherever that array went: TensorFlow
-keeps arrays for as long as its tensors live.
+New pages for every range of steps cost the system more time than decoding costs us.
+
+What is lent comes back by itself when the last array that refers to it is gone, wherever that array
+went: TensorFlow keeps arrays for as long as its tensors live.
 """
 
 from __future__ import annotations

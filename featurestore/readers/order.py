@@ -1,7 +1,10 @@
-"""The order in which workers read an epoch: pure arithmetic, order version 1 (docs/reader-order.md).
+"""The order in which workers read an epoch.
 
-Everything is a function of numbers that all workers know; nothing is read, drawn or exchanged. The rules and the
-vectors that freeze them are in docs/reader-order.md: a change here is a new order version.
+Pure arithmetic, order version 1 (docs/reader-order.md).
+
+Everything is a function of numbers that all workers know; nothing is read, drawn or exchanged. The
+rules and the vectors that freeze them are in docs/reader-order.md: a change here is a new order
+version.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class ReaderOrder:
         lanes: Streams that an epoch is cut into; divides the global batch size.
         seed: Any integer.
         shuffle: False reads the canonical order itself.
-        remainder: "drop" leaves out what does not fill a global batch, "pad" fills up with padding rows.
+        remainder: "drop" leaves out what does not fill a global batch, "pad" fills up with padding
+            rows.
 
     Raises:
         ReaderConfigError: Numbers that do not fit together; lists those that do.
@@ -91,7 +95,8 @@ class ReaderOrder:
             raise ReaderConfigError(f"seed={self.seed!r} is not a whole number.")
         if self.window_rows % self.block_rows:
             raise ReaderConfigError(
-                f"window_rows={self.window_rows} is no multiple of the dataset's block of {self.block_rows} rows.",
+                f"window_rows={self.window_rows} is no multiple of the dataset's block of "
+                f"{self.block_rows} rows.",
                 hint=f"window_rows={max(1, round(self.window_rows / self.block_rows)) * self.block_rows}",
             )
         if self.global_batch_size % self.lanes:
@@ -235,7 +240,10 @@ class EpochOrder:
         return permutation(high - low, self._key(_WINDOWS, lane, window))
 
     def window_permutations(self, lanes: Sequence[int], window: int) -> Iterator[Rows]:
-        """Yield the same for several lanes; neighbours whose windows are equally large are permuted together."""
+        """Yield the same for several lanes.
+
+        Neighbours whose windows are equally large are permuted together.
+        """
 
         def size_of(lane: int) -> int:
             low, high = self._window_bounds(lane, window)
@@ -253,7 +261,10 @@ class EpochOrder:
         return self.ranges(low, high)
 
     def ranges(self, low: int, high: int) -> tuple[Rows, Rows]:
-        """Return the ranges of canonical rows behind positions ``[low, high)``: one for each block or part of one."""
+        """Return the ranges of canonical rows behind positions ``[low, high)``.
+
+        One for each block or part of one.
+        """
         if low >= high:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         edges = self._slot_edges(low, high)
@@ -340,8 +351,9 @@ def permutations(size: int, wanted: Sequence[int]) -> Rows:
     index = np.arange(1, size + 1, dtype=np.uint64)
     starts = np.array(wanted, dtype=np.uint64)[:, None]
     steps = index * np.uint64(GOLDEN)
-    # The mixer is a bijection, so no two keys are equal: sorting keys with the index in their low bits gives the same
-    # order several times faster than argsort, unless two keys agree in all higher bits.
+    # The mixer is a bijection, so no two keys are equal: sorting keys with the index in their low
+    # bits gives the same order several times faster than argsort, unless two keys agree in all
+    # higher bits.
     low = np.uint64((1 << max(1, int(size).bit_length())) - 1)
     packed: Words = mix_all((steps + starts).reshape(-1)).reshape(len(wanted), size)
     packed &= ~low

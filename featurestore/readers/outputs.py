@@ -48,7 +48,10 @@ def finish(column: SelectedColumn, values: Values, *, in_place: bool = False) ->
 
 
 def named(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]) -> Arrays:
-    """Return the columns under the names that readers yield: masked ones with ``<name>_present``."""
+    """Return the columns under the names that readers yield.
+
+    Masked ones with ``<name>_present``.
+    """
     result: Arrays = {}
     for column in columns:
         array, present = values[column.name]

@@ -1,7 +1,10 @@
-"""Columns that cross to TensorFlow together: numbers of one type travel in one array (columns, steps, batch).
+"""Columns that cross to TensorFlow together.
 
-An array costs time on its way, whatever it holds, and unless its memory is aligned it is copied. Decoded straight into
-aligned memory and cut on the other side, where a part of a tensor is no copy, hundreds of columns cross like one.
+Numbers of one type travel in one array (columns, steps, batch).
+
+An array costs time on its way, whatever it holds, and unless its memory is aligned it is copied.
+Decoded straight into aligned memory and cut on the other side, where a part of a tensor is no copy,
+hundreds of columns cross like one.
 """
 
 from __future__ import annotations
@@ -80,7 +83,10 @@ class Packing:
         return result
 
     def crossing(self, packed: list[npt.NDArray[Any]], rest: Arrays) -> list[npt.NDArray[Any]]:
-        """Return what crosses: groups as (columns, steps, batch), then the other outputs as (steps, batch, ...)."""
+        """Return what crosses.
+
+        Groups as (columns, steps, batch), then the other outputs as (steps, batch, ...).
+        """
         result = [array.reshape(len(array), -1, self.batch) for array in packed]
         for name in self.alone:
             result.append(rest[name].reshape(-1, self.batch, *rest[name].shape[1:]))

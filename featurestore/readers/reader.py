@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# The default window: this many rows over all lanes, fewer where rows are wide. Part of order version 1.
+# The default window: this many rows over all lanes, fewer where rows are wide. Part of order
+# version 1.
 DEFAULT_WINDOW_ROWS = 131_072
 DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 
@@ -51,8 +52,9 @@ _THREADS = 2
 class Reader:
     """Reads a split in steps that all workers share.
 
-    Every worker makes ``steps_per_epoch`` steps of one static shape. The batch of a step is a function of the
-    manifest, the settings, the epoch and the step alone: no state is kept, nothing is exchanged between workers.
+    Every worker makes ``steps_per_epoch`` steps of one static shape. The batch of a step is a
+    function of the manifest, the settings, the epoch and the step alone: no state is kept, nothing
+    is exchanged between workers.
     """
 
     path: str
@@ -80,7 +82,9 @@ class Reader:
     def batches(
         self, epoch: int = 0, *, worker: int = 0, workers: int = 1, start_step: int = 0
     ) -> Iterator[Batch]:
-        """Yield the batches of one epoch from a step on: ``{column: array of (rows,) or (rows, n)}``.
+        """Yield the batches of one epoch from a step on.
+
+        ``{column: array of (rows,) or (rows, n)}``.
 
         Args:
             epoch: Number of the epoch, from 0.
@@ -120,8 +124,9 @@ class Reader:
     ) -> Any:
         """Return a ``tf.data.Dataset`` of one worker's batches with static shapes.
 
-        Elements are ``(features, label)``, with ``remainder="pad"`` ``(features, label, sample_weight)``; without label
-        columns the features alone, or ``(features, sample_weight)``. Features are a dict, several labels too.
+        Elements are ``(features, label)``, with ``remainder="pad"`` ``(features, label,
+        sample_weight)``; without label columns the features alone, or ``(features,
+        sample_weight)``. Features are a dict, several labels too.
 
         Args:
             epochs: Number of epochs to read, the first of which may be entered in the middle.
@@ -191,7 +196,8 @@ class Reader:
 
         Args:
             directory: Where checkpoints go; shared by all workers.
-            objects: What is trained, as ``tf.train.Checkpoint`` takes it: ``{"model": model, "optimizer": optimizer}``.
+            objects: What is trained, as ``tf.train.Checkpoint`` takes it: ``{"model": model,
+                "optimizer": optimizer}``.
             strategy: The ``tf.distribute`` strategy that trains, if any.
             keep: How many checkpoints stay.
         """
@@ -215,7 +221,9 @@ class Reader:
     def step_ranges(
         self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
     ) -> StepRanges:
-        """Return the steps of some epochs in ranges to read at once: one step first, then up to some megabytes.
+        """Return the steps of some epochs in ranges to read at once.
+
+        One step first, then up to some megabytes.
 
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or there is no such step.
@@ -287,7 +295,8 @@ def open_reader(
         columns: What to read; None is the features and the labels.
         nulls: "error", "mask" or ``{column: value}``.
         lanes: Streams of an epoch; None is the largest divisor of the global batch size up to 64.
-        window_rows: Rows that are mixed inside a lane; None chooses about 131,072 rows over all lanes.
+        window_rows: Rows that are mixed inside a lane; None chooses about 131,072 rows over all
+            lanes.
 
     Raises:
         ReaderConfigError: Settings that do not fit together.
@@ -365,7 +374,8 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
         )
     if state["order_version"] != ORDER_VERSION:
         raise ReaderConfigError(
-            f"The state has order version {state['order_version']}; this release reads order version {ORDER_VERSION}.",
+            f"The state has order version {state['order_version']}; this release reads order "
+            f"version {ORDER_VERSION}.",
             hint="resume with the release that wrote the state",
         )
     if state["manifest"] != manifest.content_hash:
@@ -388,7 +398,9 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
 
 
 def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
-    """Return the rows of a window: blocks that make about 131,072 rows or 128 MiB over all lanes, at least one.
+    """Return the rows of a window.
+
+    Blocks that make about 131,072 rows or 128 MiB over all lanes, at least one.
 
     The bytes are those of the columns' types, so that every file format has the same order.
     """

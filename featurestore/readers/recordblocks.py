@@ -1,6 +1,9 @@
-"""Layouts with records of fixed width: rows are gathered from memory maps in any order and decoded together.
+"""Layouts with records of fixed width.
 
-Numbers go straight into the rows of a few arrays, one for each type, some megabytes of records at a time.
+Rows are gathered from memory maps in any order and decoded together.
+
+Numbers go straight into the rows of a few arrays, one for each type, some megabytes of records at a
+time.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ class RecordBlocks:
         return {name: found[name] for name in packing.outputs}
 
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
-        """Return the same as the arrays of a packing; texts of one width where that tells all of them apart."""
+        """Return the same as the arrays of a packing.
+
+        Texts of one width where that tells all of them apart.
+        """
         return packing.crossing(*self._read(steps, packing, self._padded))
 
     def _read(
@@ -62,7 +68,8 @@ class RecordBlocks:
             parts = self.files.slices(*steps.canonical_ranges())
             count = sum(map(len, parts))  # padding stands at the end of the last step
             return self._decode(parts, slice(0, count), packing, read_alone, rows=steps.row_count)
-        # Rows are read in the order in which they lie in the files, and put in their own order when they are small.
+        # Rows are read in the order in which they lie in the files, and put in their own order when
+        # they are small.
         locations = self._locations(steps)
         order = np.argsort(locations)
         padded = int(np.searchsorted(locations[order], PADDING, side="right"))
@@ -188,7 +195,10 @@ class RecordBlocks:
 def _joined(
     parts: list[npt.NDArray[Any]], column: SelectedColumn, real: slice, *, rows: int
 ) -> npt.NDArray[Any]:
-    """Return parts as one array: of objects, if any of them is; zeros or empty texts are in the rows of padding."""
+    """Return parts as one array: of objects, if any of them is.
+
+    Zeros or empty texts are in the rows of padding.
+    """
     if len({part.dtype for part in parts}) > 1:
         parts = [part.astype(object) for part in parts]
     if parts and real == slice(0, rows):

@@ -1,4 +1,7 @@
-"""Which columns a reader yields, in which form, and what it does about nulls: decided from the manifest alone."""
+"""Which columns a reader yields, in which form, and what it does about nulls.
+
+Decided from the manifest alone.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ PRESENT = "_present"
 class SelectedColumn:
     """A column as readers yield it: numpy type and shape of one value, and what stands for nulls.
 
-    ``dtype`` is object for texts, binaries and decimals (bytes in object arrays). ``fill`` is None where nulls are not
-    filled; ``masked`` columns come with a second column ``<name>_present``.
+    ``dtype`` is object for texts, binaries and decimals (bytes in object arrays). ``fill`` is None
+    where nulls are not filled; ``masked`` columns come with a second column ``<name>_present``.
     """
 
     name: str
@@ -92,7 +95,8 @@ def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
         problem = "reads each column once, and at least one"
     if problem is not None:
         raise InvalidArgument(
-            f"columns={list(columns)}: training dataset {manifest.name!r} {problem}. It has {listing(known, limit=50)}."
+            f"columns={list(columns)}: training dataset {manifest.name!r} {problem}. It has "
+            f"{listing(known, limit=50)}."
         )
     return list(columns)
 
@@ -136,7 +140,8 @@ def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
     if ragged:
         others = [column.name for column in columns if -1 not in column.shape]
         raise UnsupportedType(
-            f"These columns have no fixed shape and cannot be put into batches: {listing(ragged, limit=50)}.",
+            "These columns have no fixed shape and cannot be put into batches: "
+            f"{listing(ragged, limit=50)}.",
             hint=f"read the others with columns={others}, or store lists of one length",
         )
 
@@ -161,7 +166,8 @@ def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
     value = _text(column.fill) if column.dtype == object else _number(column.fill, column.dtype)
     if value is None:
         raise InvalidArgument(
-            f"nulls={{{column.name!r}: {column.fill!r}}} is not a value of a column of type {column.dtype}."
+            f"nulls={{{column.name!r}: {column.fill!r}}} is not a value of a column of type "
+            f"{column.dtype}."
         )
     return replace(column, fill=value)
 
@@ -174,7 +180,10 @@ def _text(value: object) -> bytes | None:
 
 
 def _number(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return a number in a type that holds it, where floats may lose digits; None where there is no such number."""
+    """Return a number in a type that holds it, where floats may lose digits.
+
+    None where there is no such number.
+    """
     given = np.asarray(value)
     if given.shape != () or given.dtype.kind not in "biuf":
         return None

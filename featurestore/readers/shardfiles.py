@@ -1,4 +1,7 @@
-"""The shard files of one split: checked against the manifest, opened when needed, read by canonical row."""
+"""The shard files of one split.
+
+Checked against the manifest, opened when needed, read by canonical row.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _ROW_MASK = (1 << _ROW_BITS) - 1
 
 @dataclass
 class ShardFiles:
-    """Access to the rows of a split through its format; records serve many threads, ``read`` serves one."""
+    """Access to the rows of a split through its format.
+
+    Records serve many threads, ``read`` serves one.
+    """
 
     directory: str
     manifest: Manifest
@@ -50,7 +56,10 @@ class ShardFiles:
         return np.array([*firsts, self.split.rows], dtype=np.int64)
 
     def locations(self, starts: Rows, stops: Rows) -> Rows:
-        """Return where the rows of ranges lie, one after the other: shard and row in it, as one number each."""
+        """Return where the rows of ranges lie, one after the other.
+
+        Shard and row in it, as one number each.
+        """
         parts = [np.empty(0, dtype=np.int64)]
         for shard, begin, end in self._parts_of(starts, stops):
             parts.append(np.arange(begin, end, dtype=np.int64) + (shard << _ROW_BITS))
@@ -63,7 +72,8 @@ class ShardFiles:
         for begin, end in pairwise([0, *changes.tolist(), len(locations)]):
             if begin == end:
                 continue
-            # "clip" writes into ``out`` at once; no row is beyond its shard, whose rows were counted.
+            # "clip" writes into ``out`` at once; no row is beyond its shard, whose rows were
+            # counted.
             records = self._map(int(shards[begin]))
             np.take(records, rows[begin:end], axis=0, out=out[begin:end], mode="clip")
 
@@ -135,9 +145,9 @@ class ShardFiles:
     def check_rows(self) -> None:
         """Raise DatasetDamaged unless files hold as many rows as the manifest says.
 
-        A reader's memory and time depend on these numbers, so they are compared before an order is made of them.
-        Records of one width are counted by their bytes. Of other shards the one with the most rows is opened: the
-        others are bounded by it, and compared when they are opened.
+        A reader's memory and time depend on these numbers, so they are compared before an order is
+        made of them. Records of one width are counted by their bytes. Of other shards the one with
+        the most rows is opened: the others are bounded by it, and compared when they are opened.
         """
         if self.access is not None:
             width = self.access.record_bytes
@@ -153,7 +163,8 @@ class ShardFiles:
 def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
     if rows != shard.rows or rows > _ROW_MASK:
         raise DatasetDamaged(
-            f"{os.path.join(directory, shard.path)!r} has {rows} rows, the manifest says {shard.rows}.",
+            f"{os.path.join(directory, shard.path)!r} has {rows} rows, the manifest says "
+            f"{shard.rows}.",
             hint="TrainingDataset.open(path).verify() re-reads everything",
         )
 
@@ -168,7 +179,8 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
     if len(split.shards) <= _FEW_SHARDS:
         check(split.shards)
         return
-    # On a network file system each look takes a round trip. A task is many shards: to submit it costs more than a look.
+    # On a network file system each look takes a round trip. A task is many shards: to submit it
+    # costs more than a look.
     size = -(-len(split.shards) // (4 * _CHECKING_THREADS))
     tasks = [split.shards[start : start + size] for start in range(0, len(split.shards), size)]
     with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
@@ -187,6 +199,7 @@ def check_shard(directory: str, shard: ManifestShard) -> None:
         ) from error
     if size != shard.bytes:
         raise DatasetDamaged(
-            f"Shard {path!r} has {size} bytes, the manifest says {shard.bytes}: it was changed or cut off.",
+            f"Shard {path!r} has {size} bytes, the manifest says {shard.bytes}: it was changed or "
+            "cut off.",
             hint="restore it, or make the dataset again",
         )

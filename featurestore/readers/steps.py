@@ -63,7 +63,10 @@ class StepRange:
         return self.steps * self.part.batch_rows
 
     def canonical_ranges(self) -> tuple[Rows, Rows]:
-        """Return the ranges of canonical rows of the steps when nothing is shuffled; none beyond the last row."""
+        """Return the ranges of canonical rows of the steps when nothing is shuffled.
+
+        None beyond the last row.
+        """
         order, size = self.part.order, self.part.batch_rows
         steps = np.arange(self.start, self.stop, dtype=np.int64)
         starts = steps * order.global_batch_size + self.part.worker * size
@@ -125,7 +128,8 @@ class StepRanges(Sequence[StepRange]):
         known = self._parts.get(number)
         if known is None:
             known = WorkerEpoch(self._order.epoch(number), self._worker, self._workers)
-            # It holds the epoch's permutation of blocks; the one before may still be read by another thread.
+            # It holds the epoch's permutation of blocks; the one before may still be read by
+            # another thread.
             recent = {n: part for n, part in self._parts.copy().items() if n >= number - 1}
             self._parts = {**recent, number: known}
         return known

@@ -1,8 +1,9 @@
 """Readers as ``tf.data`` datasets with static shapes, alone or under a ``tf.distribute`` strategy.
 
-The only module of the core that imports TensorFlow. Columns are decoded by numpy, a range of many steps at once, and
-cross to TensorFlow together: measured on 25 columns this took a fifth of the processor time of slices and bitcasts in
-the graph, and the cost of crossing is spread over all steps of the range.
+The only module of the core that imports TensorFlow. Columns are decoded by numpy, a range of many
+steps at once, and cross to TensorFlow together: measured on 25 columns this took a fifth of the
+processor time of slices and bitcasts in the graph, and the cost of crossing is spread over all
+steps of the range.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def tf_dataset(
     start_step: int,
     replicas: int,
 ) -> Any:
-    """Return the dataset of one worker; with several replicas each step is cut into as many elements, in order."""
+    """Return the dataset of one worker.
+
+    With several replicas each step is cut into as many elements, in order.
+    """
     tf = import_tensorflow()
     batch = reader.order.worker_batch(workers) if workers > 0 else 0
     if replicas > 1 and batch % replicas:
@@ -64,7 +68,8 @@ def tf_dataset(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
-    # There is nothing to tune here, and with it the end of an epoch waits for the tuning thread, up to a second.
+    # There is nothing to tune here, and with it the end of an epoch waits for the tuning thread, up
+    # to a second.
     options.autotune.enabled = False
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     return dataset.prefetch(2 * replicas).with_options(options)
@@ -198,7 +203,10 @@ def worker_of(strategy: Any | None) -> tuple[int, int]:
 
 
 def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:
-    """Write the variables of trackable objects; under a strategy all workers must call this together."""
+    """Write the variables of trackable objects.
+
+    Under a strategy all workers must call this together.
+    """
     import_tensorflow().train.Checkpoint(**objects).write(prefix)
 
 
@@ -210,8 +218,8 @@ def read_objects(prefix: str, objects: Mapping[str, Any]) -> None:
 def keras_callback(model: Any, *, begin: Callable[[], None], after: Callable[[int], None]) -> Any:
     """Return a callback of the Keras that ``model`` belongs to.
 
-    ``begin()`` is called at the start of each Keras epoch, ``after(n)`` after each step with the number of steps
-    that this Keras epoch has made.
+    ``begin()`` is called at the start of each Keras epoch, ``after(n)`` after each step with the
+    number of steps that this Keras epoch has made.
     """
     keras = _keras_of(model)
 
@@ -228,7 +236,8 @@ def keras_callback(model: Any, *, begin: Callable[[], None], after: Callable[[in
 def _keras_of(model: Any) -> Any:
     import importlib
 
-    # tf_keras (Keras 2) and keras (Keras 3) both exist beside TensorFlow; a callback must come from the model's own.
+    # tf_keras (Keras 2) and keras (Keras 3) both exist beside TensorFlow; a callback must come from
+    # the model's own.
     packages = {each.__module__.split(".")[0] for each in type(model).__mro__}
     name = "tf_keras" if "tf_keras" in packages else "keras"
     return importlib.import_module(name)

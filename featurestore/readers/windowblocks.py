@@ -1,6 +1,9 @@
-"""Layouts without records of fixed width: the blocks of a window of every lane are read, decoded and permuted once.
+"""Layouts without records of fixed width.
 
-Batches are cut from these windows. While one window is used up, the next ones are read a few lanes at a time.
+The blocks of a window of every lane are read, decoded and permuted once.
+
+Batches are cut from these windows. While one window is used up, the next ones are read a few lanes
+at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ from featurestore.readers.steps import Arrays, StepRange, WorkerEpoch
 
 
 class _Piece(NamedTuple):
-    """Rows of a lane that one window holds: the first one's offset in the steps, and where they are in the window."""
+    """Rows of a lane that one window holds.
+
+    The first one's offset in the steps, and where they are in the window.
+    """
 
     offset: int
     window: int
@@ -116,7 +122,10 @@ class WindowBlocks:
         return result
 
     def _look_ahead(self, lanes: range, row: int) -> None:
-        """Drop windows that are behind; load the next one of as many lanes as the part of this one that is used up."""
+        """Drop windows that are behind.
+
+        Load the next one of as many lanes as the part of this one that is used up.
+        """
         size = self._epoch.order.window_rows
         window, used = divmod(row, size)
         for key in list(self._windows):
@@ -144,7 +153,8 @@ def _put_piece(target: Values, lane: int, piece: _Piece, found: Values) -> None:
 def _put_lane(target: Any, lane: int, offset: int, values: npt.NDArray[Any]) -> None:
     """Write values of a lane into a (steps, lanes, b, ...) array from an offset in the lane's rows on.
 
-    The first step may be entered in its middle and the last one left there; the steps between are whole.
+    The first step may be entered in its middle and the last one left there; the steps between are
+    whole.
     """
     b = target.shape[2]
     head = min(-offset % b, len(values))

@@ -1,4 +1,7 @@
-"""Write-audit-publish: audit staged rows, then refuse them, report on them, or let only the good ones through."""
+"""Write-audit-publish.
+
+Audit staged rows, then refuse them, report on them, or let only the good ones through.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,9 @@ _SHOWN_SAMPLES = 3
 class AuditOutcome:
     """What an audit lets through.
 
-    ``good`` are the rows that may land, ``quarantined`` those that may not, with a column ``reasons`` (None when
-    there are none, or under another policy). ``unique`` tells whether no key occurs twice among the good rows;
-    None when there is no key or it was not looked at.
+    ``good`` are the rows that may land, ``quarantined`` those that may not, with a column
+    ``reasons`` (None when there are none, or under another policy). ``unique`` tells whether no key
+    occurs twice among the good rows; None when there is no key or it was not looked at.
     """
 
     report: ValidationReport
@@ -96,9 +99,9 @@ def audit(
 ) -> AuditOutcome:
     """Audit rows that are staged and not yet visible.
 
-    Built-in checks: null keys and times, duplicate keys, event times in the future (a warning). Row-level
-    expectations are checked where the rows are, in chunks of the columns that they name; the others load these
-    columns here.
+    Built-in checks: null keys and times, duplicate keys, event times in the future (a warning).
+    Row-level expectations are checked where the rows are, in chunks of the columns that they name;
+    the others load these columns here.
 
     Args:
         relation: The staged rows; must be readable more than once.
@@ -107,14 +110,16 @@ def audit(
         engine: The engine that holds the rows.
         expectations: Plain dicts; empty: built-in checks only.
         validator: Knows the expectations; found among the entry points when None.
-        mode: "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys whatever is asked for.
+        mode: "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys
+            whatever is asked for.
         now: The present, for event times in the future.
         event_time_tolerance: How far ahead an event time may lie.
         directory: Where marked rows are staged; without it they are marked anew at each read.
         run_id: The run that writes, for the report.
 
     Raises:
-        ValidationFailed: Under "strict" something failed; under "quarantine" something about the whole table.
+        ValidationFailed: Under "strict" something failed; under "quarantine" something about the
+            whole table.
         DuplicateKeys: Nothing but duplicate keys failed, or an upsert has them.
         InvalidExpectation: An expectation names absent columns or cannot be computed.
     """
@@ -170,7 +175,8 @@ def _prepare(
         absent = [name for name in validator.columns(expectation) if name not in known]
         if absent:
             raise InvalidExpectation(
-                f"{describe(expectation)} names columns that {subject.name!r} does not have: {listing(absent)}; "
+                f"{describe(expectation)} names columns that {subject.name!r} does not have: "
+                f"{listing(absent)}; "
                 f"it has {listing(known)}."
             )
         if validator.is_row_level(expectation):
@@ -267,7 +273,8 @@ def _message(report: ValidationReport, refused: Sequence[ExpectationResult]) -> 
     """Return what a person reads: counts and sample rows of each failed check."""
     many = "1 check" if len(refused) == 1 else f"{len(refused)} checks"
     lines = [
-        f"{report.name!r} version {report.version}: {many} of {len(report.results)} failed; nothing was written."
+        f"{report.name!r} version {report.version}: {many} of {len(report.results)} failed; "
+        "nothing was written."
     ]
     for result in refused:
         lines.append(f"  {describe(result.expectation)}: {outcome_text(result)}")

@@ -1,4 +1,7 @@
-"""Built-in checks, which need no validator: null keys, duplicate keys, event times in the future."""
+"""Built-in checks, which need no validator.
+
+Null keys, duplicate keys, event times in the future.
+"""
 
 from __future__ import annotations
 

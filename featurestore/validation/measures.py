@@ -23,7 +23,10 @@ _HUGE = "1e150"
 def measure(
     relation: Relation, measures: Iterable[Measure], *, engine: Engine
 ) -> dict[Measure, Any]:
-    """Return the value of each measure; whole numbers as int, None where there is nothing to measure."""
+    """Return the value of each measure.
+
+    Whole numbers as int, None where there is nothing to measure.
+    """
     wanted = dict.fromkeys(measures)
     together: list[Measure] = []
     expressions: list[exp.Expr] = []
@@ -109,7 +112,10 @@ def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
 
 
 def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
-    """Return the deviation, and how many values are too large to have one: engines refuse those, infinities too."""
+    """Return the deviation, and how many values are too large to have one.
+
+    Engines refuse those, infinities too.
+    """
     from sqlglot import exp
 
     limit = exp.cast(exp.Literal.string(_HUGE), "double")

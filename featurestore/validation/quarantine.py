@@ -117,7 +117,10 @@ def split_rows(
 
 
 def _with_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Relation:
-    """Return the rows with the number of rows of their key; keys with nulls are copies of nothing."""
+    """Return the rows with the number of rows of their key.
+
+    Keys with nulls are copies of nothing.
+    """
     from sqlglot import exp
 
     columns = [exp.column(name, quoted=True) for name in key]

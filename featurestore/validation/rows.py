@@ -1,7 +1,10 @@
-"""Row-level checks as an accumulator: built-in ones batch by batch, expectations chunk by chunk of the needed columns.
+"""Row-level checks as an accumulator.
 
-A validator costs tens of milliseconds a call, so batches are gathered into chunks. A state that leaves its process
-(an executor's result) checks what it still holds first: gathered rows never travel.
+Built-in ones batch by batch, expectations chunk by chunk of the needed columns.
+
+A validator costs tens of milliseconds a call, so batches are gathered into chunks. A state that
+leaves its process (an executor's result) checks what it still holds first: gathered rows never
+travel.
 """
 
 from __future__ import annotations

@@ -11,7 +11,10 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 
 @dataclass(frozen=True)
 class Subject:
-    """A table to be audited. ``key`` identifies a row: primary key and times, as declared; () where nothing does."""
+    """A table to be audited. ``key`` identifies a row: primary key and times, as declared.
+
+    () where nothing does.
+    """
 
     name: str
     version: int

@@ -1,4 +1,7 @@
-"""Expectations about a whole table: by numbers that the engine computes, else by the columns, where these fit."""
+"""Expectations about a whole table.
+
+By numbers that the engine computes, else by the columns, where these fit.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,9 @@ def check_table(
 ) -> list[ExpectationResult]:
     """Return the results of expectations that are about all rows at once.
 
-    The engine measures what decides them (a mean, a number of values). For those that need the values themselves
-    only the columns that they name are loaded, every row once where copies do not matter.
+    The engine measures what decides them (a mean, a number of values). For those that need the
+    values themselves only the columns that they name are loaded, every row once where copies do not
+    matter.
 
     Raises:
         InvalidExpectation: The columns take more than ``most_bytes``.
@@ -96,12 +100,16 @@ def _load(
             raise InvalidExpectation(
                 f"{describe(wanted_by[0])} needs all values of {', '.join(columns)} at once, "
                 f"and these take more than {most_bytes >> 20} MiB.",
-                hint="expectations about single rows are checked in chunks, and mean, sum, deviation, median, minimum, "
+                hint="expectations about single rows are checked in chunks, and mean, sum, "
+                "deviation, median, minimum, "
                 "maximum, uniqueness and numbers of values are left to the engine",
             )
     return pa.Table.from_batches(batches, schema=selected.schema)
 
 
 def _without_rows(schema: pa.Schema) -> pa.Table:
-    """Return a table with the names of the columns and no rows: all that the remaining expectations look at."""
+    """Return a table with the names of the columns and no rows.
+
+    All that the remaining expectations look at.
+    """
     return pa.table({name: pa.nulls(0) for name in schema.names})

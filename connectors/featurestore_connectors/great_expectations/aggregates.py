@@ -45,7 +45,10 @@ _DISTINCT_ONLY = frozenset(
 
 
 def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
-    """Return the measures that decide an expectation; None when there are none or its columns have no such measure."""
+    """Return the measures that decide an expectation.
+
+    None when there are none or its columns have no such measure.
+    """
     kind, kwargs = str(expectation["type"]), expectation["kwargs"]
     if kwargs.get("row_condition"):
         return None

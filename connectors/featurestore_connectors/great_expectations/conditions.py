@@ -1,11 +1,12 @@
 """Row conditions: a small grammar of comparisons, parsed and compiled here.
 
-Great Expectations hands the text of a ``row_condition`` to ``DataFrame.query``, which runs the calls in it. Expectations
-are stored with a table, so their texts may be anybody's: they are parsed here, and the library never sees one.
+Great Expectations hands the text of a ``row_condition`` to ``DataFrame.query``, which runs the
+calls in it. Expectations are stored with a table, so their texts may be anybody's: they are parsed
+here, and the library never sees one.
 
     condition   = conjunction {("or" | "|") conjunction}
     conjunction = negation {("and" | "&") negation}
-    negation    = {"not" | "~"} ("(" condition ")" | test)       "~" stands before "(", column or ".notnull()" only
+    negation    = {"not" | "~"} ("(" condition ")" | test)
     test        = operand comparison operand {comparison operand}
                 | column ["not"] "in" "[" literal {"," literal} "]"
                 | column "is" ["not"] "null"  |  column ".notnull()"  |  column
@@ -13,6 +14,8 @@ are stored with a table, so their texts may be anybody's: they are parsed here, 
     column      = name | "`" any name "`" | "col(" text ")"
     literal     = number | text | "true" | "false" | "date(" text ")"
 
+``~`` stands before brackets, a column, or a test of null only: before a comparison pandas inverts
+the bits of the column.
 A comparison with a missing value is false, ``!=`` and ``not in`` are true, as in pandas.
 """
 
@@ -75,7 +78,10 @@ class Condition(Protocol):
         ...
 
     def rows(self, frame: pd.DataFrame) -> Mask:
-        """Mark the rows of a frame that meet it; InvalidExpectation when types cannot be compared."""
+        """Mark the rows of a frame that meet it.
+
+        InvalidExpectation when types cannot be compared.
+        """
         ...
 
 
@@ -89,7 +95,8 @@ class Column:
         """Return the column of a frame."""
         if self.name not in frame.columns:
             raise InvalidExpectation(
-                f"A row_condition names the column {self.name!r}; there are {listing(frame.columns)}."
+                f"A row_condition names the column {self.name!r}; there are "
+                f"{listing(frame.columns)}."
             )
         return frame[self.name]
 
@@ -121,7 +128,8 @@ class Comparison:
             result[present] = _COMPARISONS[self.sign](values[present], other)
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidExpectation(
-                f"A row_condition compares {self.column.name!r} ({values.dtype}) by {self.sign!r} with what "
+                f"A row_condition compares {self.column.name!r} ({values.dtype}) by {self.sign!r} "
+                "with what "
                 f"it cannot be compared with: {error}."
             ) from error
         return result
@@ -407,7 +415,10 @@ class _Parser:
         return int(self._taken())
 
     def _call(self, word: str) -> Column | Literal:
-        """Return the column of ``col("x")`` or the text of ``date("2024-01-01")``: there are no other calls."""
+        """Return the column of ``col("x")`` or the text of ``date("2024-01-01")``.
+
+        There are no other calls.
+        """
         if word not in ("col", "date"):
             self._next -= 1
             raise self._failure()
@@ -479,7 +490,8 @@ def _comparable(value: Literal, column: pd.Series) -> Any:
         time = datetime.fromisoformat(value)
     except ValueError as error:
         raise InvalidExpectation(
-            f"A row_condition compares the times of {column.name!r} with {value!r}, which is no time.",
+            f"A row_condition compares the times of {column.name!r} with {value!r}, which is no "
+            "time.",
             hint="write ISO 8601, such as '2024-01-31T12:00:00Z'",
         ) from error
     if time.tzinfo is None:

@@ -11,7 +11,8 @@ from featurestore.errors import InvalidExpectation
 from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
 from featurestore_connectors.great_expectations.library import library, quiet
 
-# Map expectations whose outcome for one row depends on other rows: not to be checked chunk by chunk.
+# Map expectations whose outcome for one row depends on other rows: not to be checked chunk by
+# chunk.
 _NEED_ALL_ROWS = frozenset(
     {
         "expect_column_values_to_be_unique",
@@ -41,7 +42,8 @@ _NEED_SQL = frozenset(
         "unexpected_rows_expectation",
     }
 )
-# How the library runs and reports is decided here, and conditions are compiled here: none of these reaches it.
+# How the library runs and reports is decided here, and conditions are compiled here: none of these
+# reaches it.
 _NOT_PASSED_ON = (
     "batch_id",
     "catch_exceptions",
@@ -77,12 +79,16 @@ def plain_expectations(given: object) -> tuple[dict[str, Any], ...]:
         return tuple(plain for each in given for plain in plain_expectations(each))
     raise InvalidExpectation(
         f"{given!r} is not an expectation.",
-        hint="give a great_expectations object, a suite, or {'type': 'expect_...', 'kwargs': {'column': ...}}",
+        hint="give a great_expectations object, a suite, or "
+        "{'type': 'expect_...', 'kwargs': {'column': ...}}",
     )
 
 
 def columns_of(expectation: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the columns whose values an expectation needs; () when names and number of rows are enough."""
+    """Return the columns whose values an expectation needs.
+
+    () when names and number of rows are enough.
+    """
     if expectation["type"] in _NAMES_ONLY:
         return ()
     kwargs = expectation["kwargs"]
@@ -95,7 +101,10 @@ def columns_of(expectation: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def condition_of(expectation: Mapping[str, Any]) -> Condition | None:
-    """Return the condition that rows meet which an expectation is about; None: it is about all rows."""
+    """Return the condition that rows meet which an expectation is about.
+
+    None: it is about all rows.
+    """
     if expectation["type"] in _NAMES_ONLY:
         return None
     return parse_condition(expectation["kwargs"].get("row_condition"))
@@ -110,11 +119,12 @@ def is_row_level(expectation: Mapping[str, Any]) -> bool:
 def build(expectation: Mapping[str, Any]) -> Any:
     """Return the library's object for a plain dict, without its row condition.
 
-    The dict may come from a stored table: it is data. Whatever the library would run, look up or evaluate is refused.
+    The dict may come from a stored table: it is data. Whatever the library would run, look up or
+    evaluate is refused.
 
     Raises:
-        InvalidExpectation: There is no such expectation, its arguments are wrong, or it holds SQL, a suite
-            parameter or a reference to another document.
+        InvalidExpectation: There is no such expectation, its arguments are wrong, or it holds SQL,
+            a suite parameter or a reference to another document.
     """
     library()
     from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
@@ -151,7 +161,8 @@ def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
                 f"{kind} has a suite parameter, {value!r}, which is evaluated at each run.",
                 hint="write the value itself",
             )
-        # A schema's reference to another document is fetched when the schema is used: from the web, from disk.
+        # A schema's reference to another document is fetched when the schema is used: from the web,
+        # from disk.
         if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
             raise InvalidExpectation(
                 f"{kind} refers to another document, {value!r}.",
@@ -194,7 +205,8 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or not isinstance(kwargs, Mapping):
         raise InvalidExpectation(
             f"{dict(given)!r} is not an expectation.",
-            hint="write {'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
+            hint="write "
+            "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
     plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
     for key in _KEPT:

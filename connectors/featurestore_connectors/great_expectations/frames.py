@@ -20,8 +20,8 @@ _EXACT = 1 << 53
 def to_frame(table: pa.Table) -> pd.DataFrame:
     """Return a frame in which missing values are missing and numbers are those of the table.
 
-    Whole numbers with nulls become floats where these hold them exactly, else pandas' nullable integers, with
-    which not every expectation can compare.
+    Whole numbers with nulls become floats where these hold them exactly, else pandas' nullable
+    integers, with which not every expectation can compare.
     """
     import pandas as pd
 

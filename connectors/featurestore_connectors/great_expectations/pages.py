@@ -1,7 +1,9 @@
-"""Reports as HTML: one page that loads and runs nothing, in which every text of the report is escaped.
+"""Reports as HTML.
 
-Expectations are said in the words of Great Expectations. Its own pages are not used: they load styles and scripts from
-the web and let texts of the data through as markup.
+One page that loads and runs nothing, in which every text of the report is escaped.
+
+Expectations are said in the words of Great Expectations. Its own pages are not used: they load
+styles and scripts from the web and let texts of the data through as markup.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def to_html(report: ValidationReport) -> str:
     here = files(__package__)
     style = here.joinpath("page.css").read_text(encoding="utf-8")
     source = here.joinpath("page.j2").read_text(encoding="utf-8")
-    # A policy that knows the page's own style by its hash, and nothing else: no script, no image, no form.
+    # A policy that knows the page's own style by its hash, and nothing else: no script, no image,
+    # no form.
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return (

@@ -1,4 +1,7 @@
-"""Checks Arrow tables with Great Expectations on pandas, quietly: no files, no progress bars, no network."""
+"""Checks Arrow tables with Great Expectations on pandas, quietly.
+
+No files, no progress bars, no network.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ _WARNING_SEVERITIES = ("warning", "info")
 
 
 class GreatExpectationsValidator:
-    """Great Expectations behind the interface Validator. Has no state: contexts are made once a process."""
+    """Great Expectations behind the interface Validator. Has no state.
+
+    Contexts are made once a process.
+    """
 
     def __init__(self) -> None:
         import importlib.util
@@ -198,7 +204,10 @@ def _is_warning(expectation: Mapping[str, Any]) -> bool:
 
 
 def _raise_failure(found: Any) -> None:
-    """Raise what Great Expectations caught: an expectation that cannot be computed neither holds nor fails."""
+    """Raise what Great Expectations caught.
+
+    An expectation that cannot be computed neither holds nor fails.
+    """
     info = found.exception_info or {}
     # One exception, or one for each metric.
     infos = [info] if "raised_exception" in info else info.values()
@@ -207,7 +216,8 @@ def _raise_failure(found: Any) -> None:
             config = found.expectation_config
             kwargs = {key: value for key, value in config.kwargs.items() if key != "batch_id"}
             raise InvalidExpectation(
-                f"{config.type}({kwargs!r}) cannot be computed: {str(each.get('exception_message')).strip()}",
+                f"{config.type}({kwargs!r}) cannot be computed: "
+                f"{str(each.get('exception_message')).strip()}",
                 hint="compare the expectation with the types of the columns",
             )
 

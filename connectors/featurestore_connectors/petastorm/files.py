@@ -1,7 +1,8 @@
 """The files of a split as petastorm sees them: the manifest's shards, and metadata made here.
 
-petastorm unpickles the schema in ``_common_metadata``, so that whoever writes that file runs code in the reader. It is
-therefore never read: petastorm gets the metadata that this process makes of the manifest, which is JSON.
+petastorm unpickles the schema in ``_common_metadata``, so that whoever writes that file runs code
+in the reader. It is therefore never read: petastorm gets the metadata that this process makes of
+the manifest, which is JSON.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The format: Parquet files as the format ``parquet`` writes them, with petastorm's metadata beside them.
+"""The format ``petastorm``.
 
-Shards have equal row groups, because petastorm hands out row groups to workers. Writing needs petastorm, which pickles
-its schema; the readers of training datasets do without it.
+Parquet files as the format ``parquet`` writes them, with petastorm's metadata beside them.
+
+Shards have equal row groups, because petastorm hands out row groups to workers. Writing needs
+petastorm, which pickles its schema; the readers of training datasets do without it.
 """
 
 from __future__ import annotations
@@ -45,12 +47,14 @@ if TYPE_CHECKING:
 
 # Divided by 1, 2, 3, 4, 6, 8, 12 and 24 workers, whatever the number of shards.
 ROW_GROUPS_PER_SHARD = 24
-# Where shards have few rows, fewer groups do, as long as those of all shards are divided by 16 and 48 workers, too.
+# Where shards have few rows, fewer groups do, as long as those of all shards are divided by 16 and
+# 48 workers, too.
 FEWER_PER_SHARD = (24, 12, 8, 6, 4, 3, 2, 1)
 FEW_ROWS = 4096
 ENOUGH_ROW_GROUPS = 48
-# petastorm 0.13.1's default pool, "thread", loses row groups at random: it takes "all that was handed out is done" and,
-# a moment later, "all was handed out" for the end, though more was handed out in between. This one has no threads.
+# petastorm 0.13.1's default pool, "thread", loses row groups at random: it takes "all that was
+# handed out is done" and, a moment later, "all was handed out" for the end, though more was handed
+# out in between. This one has no threads.
 WHOLE_POOL = "dummy"
 
 
@@ -78,7 +82,10 @@ class PetastormFormat(PlainFormat):
         petastorm()
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns whose lengths decide how many bytes a row has; nothing else of a layout needs values."""
+        """Return the columns whose lengths decide how many bytes a row has.
+
+        Nothing else of a layout needs values.
+        """
         return columns_of_any_length(schema)
 
     def layout(
@@ -166,14 +173,18 @@ def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, wor
         return
     fitting = [str(each) for each in range(1, min(groups, 128) + 1) if groups % each == 0]
     raise ReaderConfigError(
-        f"worker={worker}, workers={workers}: the {groups} row groups of split {split.name!r} can be shared by "
+        f"worker={worker}, workers={workers}: the {groups} row groups of split {split.name!r} can "
+        "be shared by "
         f"{', '.join(fitting)} workers.",
         hint="our own .reader() shares rows, not row groups",
     )
 
 
 def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[str, Any]) -> None:
-    """Refuse columns that petastorm puts into one array a batch, and cannot: lists of different sizes or with nulls."""
+    """Refuse columns that petastorm puts into one array a batch, and cannot.
+
+    Lists of different sizes or with nulls.
+    """
     if options.get("transform_spec") is not None:  # which may change or remove them
         return
     wanted = options.get("schema_fields")
@@ -188,13 +199,18 @@ def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[st
             refused.append(f"{field.name} (lists, some of them null)")
     if refused:
         raise ReaderConfigError(
-            f"petastorm's batch reader cannot give these columns of split {split.name!r} back: {', '.join(refused)}.",
-            hint="name the others, schema_fields=['...'], or use .reader(), which reads all of them",
+            f"petastorm's batch reader cannot give these columns of split {split.name!r} back: "
+            f"{', '.join(refused)}.",
+            hint="name the others, schema_fields=['...'], or use .reader(), which reads all of "
+            "them",
         )
 
 
 def _is_wanted(name: str, wanted: Sequence[Any] | None) -> bool:
-    """Tell whether petastorm chooses a column: ``schema_fields`` are patterns or fields of its schema."""
+    """Tell whether petastorm chooses a column.
+
+    ``schema_fields`` are patterns or fields of its schema.
+    """
     if wanted is None:
         return True
     return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in wanted)

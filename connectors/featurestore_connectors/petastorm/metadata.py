@@ -1,4 +1,7 @@
-"""What petastorm knows a split by: its schema, which petastorm pickles, and the row groups of each file."""
+"""What petastorm knows a split by.
+
+Its schema, which petastorm pickles, and the row groups of each file.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _UNISCHEMA = "features"
 
 
 def petastorm() -> Any:
-    """Return petastorm's modules ``unischema`` and ``etl.dataset_metadata``; MissingExtra without a working one."""
+    """Return petastorm's modules ``unischema`` and ``etl.dataset_metadata``.
+
+    MissingExtra without a working one.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,7 +70,8 @@ def unischema_of(schema: pa.Schema, *, nullable: frozenset[str] = frozenset()) -
         kind = _numpy_type(leaf)
         if kind is np.datetime64 and field.name in nullable:
             kind = np.object_  # petastorm calls the type with each value, and numpy makes no datetime64 of pandas' NaT
-        # Interned, because a pickle tells equal texts from the same text, and its bytes are in the manifest's hash.
+        # Interned, because a pickle tells equal texts from the same text, and its bytes are in the
+        # manifest's hash.
         name = sys.intern(field.name)
         fields.append(unischema.UnischemaField(name, kind, shape, None, name in nullable))
     return unischema.Unischema(_UNISCHEMA, fields)

@@ -1,4 +1,8 @@
-"""Shapes: petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size lie flat in the files."""
+"""The shapes of lists in the files.
+
+petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size lie flat in the
+files.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +81,10 @@ def _lists_of(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def fits(kind: pa.DataType) -> bool:
-    """Tell whether petastorm's readers give values of a type back: scalars and lists of booleans and numbers."""
+    """Tell whether petastorm's readers give values of a type back.
+
+    Scalars and lists of booleans and numbers.
+    """
     sizes, leaf = shape_of(kind)
     is_list = bool(sizes)
     if pat.is_list(leaf) and not sizes:

@@ -1,8 +1,8 @@
 """A feature store for people who train deep-learning models.
 
-Every method of ``FeatureStore`` is a function of this module, too, and acts on the store last connected
-(or connects the default one at first use). Importing this module loads no other library: names arrive when
-they are first used.
+Every method of ``FeatureStore`` is a function of this module, too, and acts on the store last
+connected (or connects the default one at first use). Importing this module loads no other library:
+names arrive when they are first used.
 """
 
 from __future__ import annotations
@@ -29,20 +29,54 @@ _HOMES = {
 
 # Methods of FeatureStore that exist as functions of this module (a test compares both lists).
 _FUNCTIONS = (
-    "create_featuregroup", "get_or_create_featuregroup", "insert_into_featuregroup", "delete_from_featuregroup",
-    "featuregroup", "get_featuregroup", "get_featuregroups", "get_latest_featuregroup_version",
-    "get_featuregroup_history", "get_features_list", "search", "add_featuregroup_tag", "get_featuregroup_tags",
-    "remove_featuregroup_tag", "compact_featuregroup", "vacuum_featuregroup", "delete_featuregroup",
-    "get_feature", "get_features", "explain_features", "check_leakage",
-    "create_training_dataset", "get_training_dataset", "get_training_datasets", "get_latest_training_dataset_version",
-    "get_training_dataset_tf_record_schema", "delete_training_dataset",
-    "validate_featuregroup", "get_validation_history", "get_featuregroup_statistics", "update_featuregroup_statistics",
-    "visualize_featuregroup_correlations", "visualize_featuregroup_distributions", "visualize_featuregroup_clusters",
-    "visualize_featuregroup_descriptive_stats", "visualize_training_dataset_correlations",
-    "visualize_training_dataset_distributions", "visualize_training_dataset_clusters",
+    "create_featuregroup",
+    "get_or_create_featuregroup",
+    "insert_into_featuregroup",
+    "delete_from_featuregroup",
+    "featuregroup",
+    "get_featuregroup",
+    "get_featuregroups",
+    "get_latest_featuregroup_version",
+    "get_featuregroup_history",
+    "get_features_list",
+    "search",
+    "add_featuregroup_tag",
+    "get_featuregroup_tags",
+    "remove_featuregroup_tag",
+    "compact_featuregroup",
+    "vacuum_featuregroup",
+    "delete_featuregroup",
+    "get_feature",
+    "get_features",
+    "explain_features",
+    "check_leakage",
+    "create_training_dataset",
+    "get_training_dataset",
+    "get_training_datasets",
+    "get_latest_training_dataset_version",
+    "get_training_dataset_tf_record_schema",
+    "delete_training_dataset",
+    "validate_featuregroup",
+    "get_validation_history",
+    "get_featuregroup_statistics",
+    "update_featuregroup_statistics",
+    "visualize_featuregroup_correlations",
+    "visualize_featuregroup_distributions",
+    "visualize_featuregroup_clusters",
+    "visualize_featuregroup_descriptive_stats",
+    "visualize_training_dataset_correlations",
+    "visualize_training_dataset_distributions",
+    "visualize_training_dataset_clusters",
     "visualize_training_dataset_descriptive_stats",
-    "register_jobs", "get_jobs", "plan_job", "run_job", "backfill_job", "get_runs", "pause_job", "unpause_job",
-)  # fmt: skip
+    "register_jobs",
+    "get_jobs",
+    "plan_job",
+    "run_job",
+    "backfill_job",
+    "get_runs",
+    "pause_job",
+    "unpause_job",
+)
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]
 
@@ -60,7 +94,7 @@ def __dir__() -> list[str]:
 
 
 def _function(name: str) -> Any:
-    """Return the method of FeatureStore as a function of the current store, signature and docstring kept."""
+    """Return a method of FeatureStore as a function of the store last connected."""
     import functools
     import inspect
 

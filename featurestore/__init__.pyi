@@ -1,4 +1,7 @@
-"""A feature store for people who train deep-learning models. Written by scripts/write_stub.py."""
+"""A feature store for people who train deep-learning models.
+
+Written by scripts/write_stub.py.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,9 @@
-"""Writes ``featurestore/__init__.pyi`` from the signatures of FeatureStore: ``python scripts/write_stub.py``.
+"""Writes ``featurestore/__init__.pyi`` from the signatures of FeatureStore.
 
-Type checkers and editors read that file; the module itself makes its functions when they are first used.
+``python scripts/write_stub.py``.
+
+Type checkers and editors read that file; the module itself makes its functions when they are first
+used.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import featurestore
 
 PACKAGE = Path(featurestore.__file__).parent
 STUB = PACKAGE / "__init__.pyi"
-HEADER = '''"""A feature store for people who train deep-learning models. Written by scripts/write_stub.py."""
+HEADER = '''"""A feature store for people who train deep-learning models.
+
+Written by scripts/write_stub.py.
+"""
 
 '''
 # What each dataframe_type= gives back.
@@ -39,45 +45,45 @@ EXTRA_IMPORTS = {
 
 def stub_text() -> str:
     """Return the text of the stub."""
-    modules = [
-        ast.parse(each.read_text(encoding="utf-8"))
-        for each in sorted((PACKAGE / "store").glob("*.py"))
-    ]
-    tree = ast.Module([each for module in modules for each in module.body], [])
-    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
-    methods = {
-        each.name: each
-        for store in classes
-        for each in store.body
-        if isinstance(each, ast.FunctionDef)
-    }
-    functions = [
-        each
-        for name in featurestore._FUNCTIONS
-        if name in methods
-        for each in variants(methods[name])
-    ]
-    connect = next(
-        each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == "connect"
-    )
-    body = [ast.unparse(each) for each in (bare(connect), *functions)]
-    used = {node.id for each in functions for node in ast.walk(each) if isinstance(node, ast.Name)}
-    used |= {node.id for node in ast.walk(bare(connect)) if isinstance(node, ast.Name)}
-    exports = [
-        f"from {home} import {name} as {name}"
-        for name, home in sorted(featurestore._HOMES.items(), key=lambda pair: pair[1])
-        if name != "connect"
-    ]
-    exported = set(featurestore._HOMES)
-    imports = sorted(
-        imported(tree, used - exported)
-        | {EXTRA_IMPORTS[name] for name in used & set(EXTRA_IMPORTS)}
-    )
-    return HEADER + "\n".join([*imports, *exports, "", "__version__: str", "", *body]) + "\n"
+    body: list[ast.stmt] = []
+    for file in sorted((PACKAGE / "store").glob("*.py")):
+        body += ast.parse(file.read_text(encoding="utf-8")).body
+    tree = ast.Module(body, [])
+    methods = functions_by_name(tree)
+    functions = [bare(methods["connect"])]
+    for name in featurestore._FUNCTIONS:
+        functions += variants(methods[name])
+    used = names_in(functions)
+    imports = imported(tree, used - set(featurestore._HOMES))
+    imports |= {EXTRA_IMPORTS[name] for name in used & set(EXTRA_IMPORTS)}
+    exports = []
+    for name, home in sorted(featurestore._HOMES.items(), key=lambda pair: pair[1]):
+        if name != "connect":
+            exports.append(f"from {home} import {name} as {name}")
+    signatures = [ast.unparse(each) for each in functions]
+    lines = [*sorted(imports), *exports, "", "__version__: str", "", *signatures]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def functions_by_name(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """Return the functions of a module and the methods of its classes."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+    return found
+
+
+def names_in(functions: list[ast.FunctionDef]) -> set[str]:
+    """Return the names that signatures use."""
+    found = set()
+    for function in functions:
+        found |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    return found
 
 
 def variants(method: ast.FunctionDef) -> list[ast.FunctionDef]:
-    """Return a method as a function, with an overload for each kind of result where its arguments decide that."""
+    """Return a method as a function, with an overload for each kind of result."""
     function = bare(method)
     names = [each.arg for each in function.args.kwonlyargs]
     if "dataframe_type" in names:
@@ -86,9 +92,10 @@ def variants(method: ast.FunctionDef) -> list[ast.FunctionDef]:
         cases = {("plot", "Literal[True]"): "None", ("plot", "Literal[False]"): "Figure"}
     else:
         return [function]
-    return [
-        overload(function, argument, kind, result) for (argument, kind), result in cases.items()
-    ]
+    overloads = []
+    for (argument, kind), result in cases.items():
+        overloads.append(overload(function, argument, kind, result))
+    return overloads
 
 
 def overload(function: ast.FunctionDef, argument: str, kind: str, result: str) -> ast.FunctionDef:
@@ -115,18 +122,13 @@ def imported(tree: ast.Module, names: set[str]) -> set[str]:
     """Return the lines of the module that import names, one a line."""
     lines = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            lines |= {
-                f"from {node.module} import {each.name}"
-                for each in node.names
-                if each.name in names
-            }
-        elif isinstance(node, ast.Import):
-            lines |= {
-                f"import {each.name} as {each.asname}" if each.asname else f"import {each.name}"
-                for each in node.names
-                if (each.asname or each.name) in names
-            }
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        start = f"from {node.module} import" if isinstance(node, ast.ImportFrom) else "import"
+        for each in node.names:
+            if (each.asname or each.name) in names:
+                suffix = f" as {each.asname}" if each.asname else ""
+                lines.add(f"{start} {each.name}{suffix}")
     return lines
 
 

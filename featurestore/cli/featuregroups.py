@@ -79,7 +79,7 @@ def head(
     as_of: AsOf = None,
 ) -> None:
     """Show the first rows of a group."""
-    frame = store(context).get_featuregroup(name, version=version, as_of=moment(as_of))
+    frame = store(context).get_featuregroup(name, version=version, as_of=version_or_time(as_of))
     if settings(context).output is Output.JSON:
         show_json(frame.head(rows).to_pylist())
     else:
@@ -118,7 +118,7 @@ def stats(context: typer.Context, name: Name, version: Version = None, as_of: As
     """Show the statistics of a group's columns."""
     from featurestore.featuregroups.overview import statistics_rows
 
-    wanted: Any = moment(as_of)
+    wanted: Any = version_or_time(as_of)
     found = store(context).featuregroup(name, version=version).statistics(delta_version=wanted)
     if settings(context).output is Output.JSON:
         show_json(found.to_json())
@@ -167,10 +167,10 @@ def explain(
     key: Annotated[
         list[str], typer.Option(help="column=value, once for each column of the primary key.")
     ],
-    at: Annotated[str | None, typer.Option(help="The moment; now when left out.")] = None,
+    at: Annotated[str | None, typer.Option(help="The time; now when left out.")] = None,
     version: Version = None,
 ) -> None:
-    """Show which row gives the value of a key at a moment, and which rows lost."""
+    """Show which row gives the value of a key at a time, and which rows lost."""
     group = store(context).featuregroup(name, version=version)
     found = group.explain(key=_key(key, group.schema), at=at)
     show_text(context, str(found), data=found)
@@ -217,7 +217,7 @@ def vacuum(
     show_record(context, {"removed": len(removed), "files": list(removed)})
 
 
-def moment(text: str | None) -> str | int | None:
+def version_or_time(text: str | None) -> str | int | None:
     """Return a Delta version or a time as ``as_of=`` takes it."""
     return int(text) if text is not None and text.isdigit() else text
 

@@ -21,6 +21,7 @@ from featurestore.cli.state import Output, settings, store
 from featurestore.errors import InvalidArgument, listing
 
 if TYPE_CHECKING:
+    from featurestore.featuregroups.discovery import Match
     from featurestore.retrieval import FeatureFrame
 
 app = typer.Typer(help="Features of all groups.", no_args_is_help=True)
@@ -41,13 +42,13 @@ def search(
     page: PageNumber = 1,
 ) -> None:
     """Search names, descriptions, tags and features, ignoring case."""
-    matches = store(context).search(text)
-    found = get_page(
-        context,
-        lambda limit, offset: matches[offset:][:limit],
-        limit=limit,
-        page=page,
-    )
+    opened = store(context)
+
+    def matches(limit: int | None, offset: int) -> list[Match]:
+        end = None if limit is None else offset + limit
+        return opened.search(text, limit=end)[offset:]
+
+    found = get_page(context, matches, limit=limit, page=page)
     show_rows(
         context,
         map(vars, found.items),
@@ -67,7 +68,7 @@ def get(
     ],
     labels: Annotated[str | None, typer.Option(help="A group, or a .parquet or .csv file.")] = None,
     label_time: Annotated[
-        str | None, typer.Option(help="Time column of the labels, or one moment.")
+        str | None, typer.Option(help="Time column of the labels, or one time.")
     ] = None,
     join_key: Annotated[
         list[str] | None, typer.Option(help="left_column=key_column, may be repeated.")
@@ -76,7 +77,7 @@ def get(
         bool, typer.Option("--inner", help="Drop labels that lack a row in some group.")
     ] = False,
     as_of: Annotated[
-        str | None, typer.Option(help="Read the store as it stood at a moment.")
+        str | None, typer.Option(help="Read the store as it was at a time.")
     ] = None,
     include_keys: Annotated[
         bool, typer.Option("--include-keys", help="Without labels: add key and time.")
@@ -93,9 +94,14 @@ def get(
     opened = store(context)
     how: Literal["left", "inner"] = "inner" if inner else "left"
     frame: FeatureFrame = opened.get_features(
-        features, labels=_labels(labels), label_time=label_time, join_key=_pairs(join_key), join=how, as_of=as_of,
+        features,
+        labels=_labels(labels),
+        label_time=label_time,
+        join_key=_pairs(join_key),
+        join=how,
+        as_of=as_of,
         include_keys=include_keys,
-    )  # fmt: skip
+    )
     if explain:
         show_text(
             context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json()

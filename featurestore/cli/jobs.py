@@ -103,7 +103,10 @@ def run(
         bool, typer.Option("--stale", help="Every window whose inputs changed since.")
     ] = False,
 ) -> None:
-    """Run a job now: its latest complete window, one window, what is due, or what is stale; exit 1 when some failed."""
+    """Run a job now: its latest complete window, one window, what is due, or what is stale.
+
+    Exit 1 when some failed.
+    """
     asked = None if window is None else _time(window, "--window")
     found = store(context).run_job(name, window=asked, due=due, stale=stale)
     show_rows(context, map(_run, found), columns=_RUN_COLUMNS, empty="nothing to do")

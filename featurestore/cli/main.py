@@ -1,4 +1,4 @@
-"""The app: global options, the nouns, errors as exit codes (0 done, 1 a FeatureStoreError, 2 wrong usage)."""
+"""Global options, nouns, and errors as exit codes: 0 done, 1 a FeatureStoreError, 2 wrong usage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Printing: tables for people, JSON for programs. The JSON of a command is stable: keys are added, never renamed."""
+"""Printing: tables for people, JSON for programs.
+
+The JSON of a command is stable: keys are added, never renamed.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,18 @@ def get_page(
     limit: int | None,
     page: int,
 ) -> Page[T]:
-    """Return a page of what a function of limit and offset gets: one item more than asked for tells of another page."""
+    """Return a page of what a function of limit and offset gets.
+
+    It is asked for one item more than the page holds, which tells whether there is another page.
+    """
     if limit is None and (page > 1 or settings(context).output is Output.TEXT):
         limit = ROWS_OF_A_PAGE
     if limit is None:
         return Page(get(None, 0), None)
     found = get(limit + 1, (page - 1) * limit)
-    return Page(found[:limit], page + 1 if len(found) > limit else None)
+    if len(found) <= limit:
+        return Page(found, None)
+    return Page(found[:limit], page + 1)
 
 
 def show_rows(
@@ -85,7 +93,7 @@ def show_text(context: typer.Context, text: str, *, data: Any) -> None:
     if settings(context).output is Output.JSON:
         show_json(data)
     else:
-        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.write(text.removesuffix("\n") + "\n")
 
 
 def show_json(data: Any) -> None:
@@ -112,7 +120,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, timedelta):
         return format_duration(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = dataclasses.fields(value)
+        return {field.name: getattr(value, field.name) for field in fields}
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
@@ -129,14 +138,17 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(
-            column.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
-        )
+        title, values = column.replace("_", " "), [row.get(column) for row in rows]
+        if all(isinstance(value, int | float | None) for value in values):
+            table.add_column(title, justify="right", overflow="fold")
+        else:
+            table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*(_text(row.get(column)) for column in columns))
-    # A pipe has no width: nothing may be cut there. Colours and bold are escape sequences, which nothing here writes.
-    width = None if sys.stdout.isatty() else 10_000
+        table.add_row(*[_text(row.get(column)) for column in columns])
+    width = None
+    if not sys.stdout.isatty():
+        width = 10_000  # a pipe has no width: nothing may be cut there
+    # Colours and bold are escape sequences, which nothing here writes.
     console = Console(
         file=sys.stdout, markup=False, highlight=False, color_system=None, width=width
     )
@@ -157,7 +169,7 @@ def _text(value: Any) -> str:
     if isinstance(value, timedelta):
         return format_duration(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items()) or "-"
+        value = [f"{_text(key)}={_text(each)}" for key, each in value.items()]
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "-"
     return printable_line(str(value))

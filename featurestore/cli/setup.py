@@ -30,10 +30,19 @@ OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 JAVA_VERSIONS = (17, 21)
 _CORE = ("duckdb", "deltalake", "pyarrow", "numpy", "sqlalchemy", "alembic", "sqlglot")
 _EXTRAS = {
-    "pyspark": "spark", "delta-spark": "spark", "tensorflow": "tensorflow", "tf_keras": "keras2",
-    "petastorm": "petastorm", "great-expectations": "validation", "matplotlib": "plots", "croniter": "jobs",
-    "narwhals": "jobs", "pandas": "pandas", "polars": "polars", "psycopg": "postgres",
-}  # fmt: skip
+    "pyspark": "spark",
+    "delta-spark": "spark",
+    "tensorflow": "tensorflow",
+    "tf_keras": "keras2",
+    "petastorm": "petastorm",
+    "great-expectations": "validation",
+    "matplotlib": "plots",
+    "croniter": "jobs",
+    "narwhals": "jobs",
+    "pandas": "pandas",
+    "polars": "polars",
+    "psycopg": "postgres",
+}
 
 
 @dataclass(frozen=True)

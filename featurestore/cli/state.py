@@ -31,8 +31,7 @@ class Settings:
 
 def settings(context: typer.Context) -> Settings:
     """Return the global options."""
-    found = context.find_object(Settings)
-    return found if found is not None else Settings()
+    return context.find_object(Settings) or Settings()
 
 
 def store(context: typer.Context) -> FeatureStore:

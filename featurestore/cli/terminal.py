@@ -1,4 +1,4 @@
-"""The way to the terminal: whatever the command line writes passes one place, which escapes control characters."""
+"""The one way to the terminal, on which control characters are escaped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from featurestore.model.printable import printable
 class EscapingStream(io.TextIOBase):
     """Writes text to another stream, control characters escaped; ``raw`` is that stream.
 
-    Results, errors, warnings and logs go through it, so no text that a store holds can reach a terminal as a command.
-    Only what is made of the program's own text may be written to ``raw``: a progress bar moves the cursor.
+    Results, errors, warnings and logs go through it, so no text that a store holds can reach a
+    terminal as a command. Only what is made of the program's own text may be written to ``raw``: a
+    progress bar moves the cursor.
     """
 
     def __init__(self, raw: TextIO) -> None:
@@ -45,7 +46,7 @@ class EscapingStream(io.TextIOBase):
 
 @contextmanager
 def escaping() -> Iterator[None]:
-    """Escape control characters in everything that is written to standard output and standard error."""
+    """Escape control characters in all that is written to standard output and standard error."""
     output, errors = sys.stdout, sys.stderr
     sys.stdout = EscapingStream(output)
     sys.stderr = EscapingStream(errors)

@@ -36,6 +36,15 @@ class Source:
     rows: int | None = None
     bytes: int | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what tells the source from any other, as plans and manifests write it."""
+        return {
+            "featuregroup": self.spec.name,
+            "version": self.spec.version,
+            "delta_version": self.delta_version,
+            "table_id": self.table_id,
+        }
+
 
 @dataclass(frozen=True)
 class Output:
@@ -112,7 +121,7 @@ class FeaturePlan:
         if self.left_renames:
             extra["left_renames"] = [asdict(each) for each in self.left_renames]
         return extra | {
-            "left": _source_json(self.left_source) if self.left_source else None,
+            "left": None if self.left_source is None else self.left_source.to_json(),
             "left_columns": list(self.left_columns),
             "left_time": self.left_time,
             "fixed_time": None if self.fixed_time is None else self.fixed_time.isoformat(),
@@ -215,18 +224,9 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _source_json(source: Source) -> dict[str, Any]:
-    return {
-        "featuregroup": source.spec.name,
-        "version": source.spec.version,
-        "delta_version": source.delta_version,
-        "table_id": source.table_id,
-    }
-
-
 def _join_json(join: Join) -> dict[str, Any]:
     return {
-        "source": _source_json(join.source),
+        "source": join.source.to_json(),
         "on": [list(pair) for pair in join.on],
         "outputs": [asdict(output) for output in join.outputs],
         "event_time": join.event_time,

@@ -1,4 +1,4 @@
-"""FeatureStore: the one facade; each method calls one room. Its calls live in one module per family."""
+"""FeatureStore, the facade: each method calls one package; the calls of a family are a module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ __all__ = ["FeatureStore", "connect"]
 
 
 class FeatureStore(FeatureGroupCalls, FeatureCalls, TrainingDatasetCalls, InsightCalls, JobCalls):
-    """A connection to one store; every call exists as a function of the module ``featurestore``, too."""
+    """A connection to one store.
+
+    Every call exists as a function of the module ``featurestore``, too.
+    """
 
     def __enter__(self) -> FeatureStore:
         return self
@@ -44,12 +47,15 @@ def connect(
     """Connect to the store at a directory and make it the module's current store.
 
     Args:
-        location: Directory; else ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards, ``./featurestore-data``.
-        engine: "duckdb" (default), "spark" or any entry point of ``featurestore.plugins.lookup.engine``.
+        location: Directory; else ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards,
+            ``./featurestore-data``.
+        engine: "duckdb" (default), "spark" or any entry point of
+            ``featurestore.plugins.lookup.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location.
-        durability: "full" (default): a commit is on disk, with all files that it names, when the call returns.
-            "fast": when the operating system writes it, so that a power loss may take or damage the last commits;
-            else ``$FEATURESTORE_DURABILITY``. On Spark the file system decides.
+        durability: "full" (default): a commit is on disk, with all files that it names, when the
+            call returns. "fast": when the operating system writes it, so that a power loss may take
+            or damage the last commits; else ``$FEATURESTORE_DURABILITY``. On Spark the file system
+            decides.
 
     >>> with featurestore.connect("my-store") as store:
     ...     store.get_featuregroups()

@@ -42,7 +42,8 @@ class FeatureGroupCalls(Connected):
         """Make a new version of a feature group from a dataframe and return its handle.
 
         Args:
-            df: Any dataframe: pandas, polars, Arrow, numpy, rows, Spark, DuckDB, FeatureFrame, or a stream of batches.
+            df: Any dataframe: pandas, polars, Arrow, numpy, rows, Spark, DuckDB, FeatureFrame, or a
+                stream of batches.
             name: ``[a-z][a-z0-9_]{0,62}``.
             primary_key: Columns that identify an entity; never a float.
             event_time: Column that says when a row was true.
@@ -54,25 +55,34 @@ class FeatureGroupCalls(Connected):
             tags: Texts to find the group by.
             expectations: Great Expectations objects, a suite, or plain dicts of type and kwargs.
             validation: "strict", "warn", "quarantine" or "off".
-            event_time_tolerance: How far ahead of the clock an event time may lie ("5min") before a write warns of it.
+            event_time_tolerance: How far ahead of the clock an event time may lie ("5min") before a
+                write warns of it.
             statistics: Whether each write is counted.
 
         Raises:
             FeatureGroupExists: The version exists.
             ValidationFailed: The rows broke the expectations; nothing was made.
 
-        >>> made = store.create_featuregroup(
-        ...     [{"origin": "JFK", "gates": 128}], "airports", primary_key="origin", description="Airports"
-        ... )
+        >>> gates = [{"origin": "JFK", "gates": 128}]
+        >>> made = store.create_featuregroup(gates, "airports", primary_key="origin")
         >>> (made.name, made.version, made.primary_key)
         ('airports', 1, ('origin',))
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, create
 
         declared = Declaration(
-            primary_key, event_time, created_time, partition_by, ttl, expectations, validation, statistics,
-            description, dict(tags or {}), event_time_tolerance=event_time_tolerance,
-        )  # fmt: skip
+            primary_key=primary_key,
+            event_time=event_time,
+            created_time=created_time,
+            partition_by=partition_by,
+            ttl=ttl,
+            expectations=expectations,
+            validation=validation,
+            statistics=statistics,
+            description=description,
+            tags=dict(tags or {}),
+            event_time_tolerance=event_time_tolerance,
+        )
         spec, _ = create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -94,7 +104,9 @@ class FeatureGroupCalls(Connected):
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
     ) -> FeatureGroup:
-        """Return a feature group, made from the dataframe when it does not exist yet; arguments as in a creation.
+        """Return a feature group, created from the dataframe when it does not exist yet.
+
+        The arguments are those of ``create_featuregroup``.
 
         Where it exists the dataframe is not written and the definitions are compared.
 
@@ -110,9 +122,18 @@ class FeatureGroupCalls(Connected):
         from featurestore.featuregroups import Declaration, FeatureGroup, get_or_create
 
         declared = Declaration(
-            primary_key, event_time, created_time, partition_by, ttl, expectations, validation, statistics,
-            description, dict(tags or {}), event_time_tolerance=event_time_tolerance,
-        )  # fmt: skip
+            primary_key=primary_key,
+            event_time=event_time,
+            created_time=created_time,
+            partition_by=partition_by,
+            ttl=ttl,
+            expectations=expectations,
+            validation=validation,
+            statistics=statistics,
+            description=description,
+            tags=dict(tags or {}),
+            event_time_tolerance=event_time_tolerance,
+        )
         spec = get_or_create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -136,8 +157,10 @@ class FeatureGroupCalls(Connected):
             version: The group version; None: the latest.
             mode: "append", "upsert" (by primary key, event time and created time) or "overwrite".
             schema_change: "add" lets new nullable columns in.
-            on_duplicates: "last" keeps the last row of each key of the batch; "error" refuses duplicates.
-            transaction: (app, n): does nothing when that app has written n or a later number already.
+            on_duplicates: "last" keeps the last row of each key of the batch; "error" refuses
+                duplicates.
+            transaction: (app, n): does nothing when that app has written n or a later number
+                already.
             validation: Policy for this write; None: the group's own.
 
         Raises:
@@ -194,13 +217,14 @@ class FeatureGroupCalls(Connected):
         as_of: datetime | str | int | None = None,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return the data of a feature group, lazily, or as the dataframe that ``dataframe_type`` names.
+        """Return the data of a feature group, lazily or as a dataframe.
 
         Args:
             name: The group.
             version: The group version; None: the latest.
-            as_of: A moment or a Delta version; None: now.
-            dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or "spark".
+            as_of: A time or a Delta version; None: now.
+            dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
+                "spark".
 
         >>> store.get_featuregroup("weather").filter("origin = 'JFK'").show(2)
         +------+-------------------+----+----+
@@ -255,7 +279,8 @@ class FeatureGroupCalls(Connected):
             name: The group.
             version: Its version; None is the latest.
             limit: At most so many.
-            before: Only commits before this Delta version: the last one of a page begins the next page.
+            before: Only commits before this Delta version: the last one of a page begins the next
+                page.
 
         >>> history = store.get_featuregroup_history("weather")
         >>> [(commit.delta_version, commit.operation) for commit in history]
@@ -276,7 +301,7 @@ class FeatureGroupCalls(Connected):
         return features_list(self._session)
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
-        """Return groups and features whose names, tags or descriptions contain a text, and where it was found.
+        """Return where names, tags and descriptions of groups and features contain a text.
 
         ``limit``: at most so many.
 
@@ -335,7 +360,9 @@ class FeatureGroupCalls(Connected):
     def vacuum_featuregroup(
         self, name: str, *, version: int | None = None, retain: timedelta | str = "30d"
     ) -> Sequence[str]:
-        """Remove data files that no version younger than ``retain`` and no training dataset needs; return them.
+        """Remove data files that neither a recent version nor a training dataset needs.
+
+        Versions younger than ``retain`` stay readable. Returns the files.
 
         >>> list(store.vacuum_featuregroup("weather", retain="30d"))  # nothing is that old
         []
@@ -345,7 +372,7 @@ class FeatureGroupCalls(Connected):
         return vacuum(self._session, name, version=version, retain=retain)
 
     def delete_featuregroup(self, name: str, *, version: int, force: bool = False) -> None:
-        """Delete a version of a feature group with its data; refused while a training dataset pins it.
+        """Delete a version of a feature group; refused while a training dataset pins it.
 
         >>> made = store.create_featuregroup([{"x": 1}], "scratch")
         >>> store.delete_featuregroup("scratch", version=1)

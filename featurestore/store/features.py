@@ -51,23 +51,26 @@ class FeatureCalls(Connected):
         created_time_filter: bool = True,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return features joined to labels, each as of the label's time: one row for every label row.
+        """Return features joined to labels as of each label's time, one row for every label row.
 
         Args:
-            features: References: ``f`` (searched in the latest version of every group), ``group.f``,
-                ``group@v2.f``, ``group.*``, each with ``as name`` where it is to be called otherwise.
-            labels: The left side: a dataframe, a FeatureFrame or the name of a group; its columns come first.
-                None: the group of the first feature.
-            label_time: The labels' time column, or one moment for all rows. Found by itself where the labels have
-                one time column, or are a group with an event time.
+            features: References: ``f`` (searched in the latest version of every group),
+                ``group.f``, ``group@v2.f``, ``group.*``, each with ``as name`` where it is to be
+                called otherwise.
+            labels: The left side: a dataframe, a FeatureFrame or the name of a group; its columns
+                come first. None: the group of the first feature.
+            label_time: The labels' time column, or one time for all rows. Found by itself where
+                the labels have one time column, or are a group with an event time.
             versions: ``{group: version}`` for references without one.
-            join_key: Where label columns are not called like the key: a name, a list, ``{left column: key column}``,
-                or ``{group: one of these}``.
+            join_key: Where label columns are not called like the key: a name, a list, ``{left
+                column: key column}``, or ``{group: one of these}``.
             join: "left" keeps every label; "inner" drops labels that lack a row in some group.
-            as_of: Read the store as it stood at a moment, or ``{group: Delta version or moment}``.
+            as_of: Read the store as it was at a time, or ``{group: Delta version or time}``.
             include_keys: Without labels: return the first group's primary key and event time, too.
-            created_time_filter: Use a row only from its created time on, where its group declares one.
-            dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or "spark".
+            created_time_filter: Use a row only from its created time on, where its group declares
+                one.
+            dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
+                "spark".
 
         Raises:
             FeatureNotFound: No such feature.
@@ -88,9 +91,17 @@ class FeatureCalls(Connected):
 
         check_dataframe_type(dataframe_type)
         frame = get_features(
-            self._session, features, labels=labels, label_time=label_time, versions=versions, join_key=join_key,
-            join=join, as_of=as_of, include_keys=include_keys, created_time_filter=created_time_filter,
-        )  # fmt: skip
+            self._session,
+            features,
+            labels=labels,
+            label_time=label_time,
+            versions=versions,
+            join_key=join_key,
+            join=join,
+            as_of=as_of,
+            include_keys=include_keys,
+            created_time_filter=created_time_filter,
+        )
         return convert(frame, dataframe_type)
 
     def explain_features(
@@ -106,7 +117,7 @@ class FeatureCalls(Connected):
         include_keys: bool = False,
         created_time_filter: bool = True,
     ) -> FeaturePlan:
-        """Write the plan of ``get_features`` with these arguments to standard output and return it; nothing is run.
+        """Write the plan of ``get_features`` to standard output and return it; nothing is run.
 
         It names sources, Delta versions, keys, join rules, and expected rows, bytes and memory.
 
@@ -124,9 +135,17 @@ class FeatureCalls(Connected):
         from featurestore.retrieval import explain_features
 
         plan = explain_features(
-            self._session, features, labels=labels, label_time=label_time, versions=versions, join_key=join_key,
-            join=join, as_of=as_of, include_keys=include_keys, created_time_filter=created_time_filter,
-        )  # fmt: skip
+            self._session,
+            features,
+            labels=labels,
+            label_time=label_time,
+            versions=versions,
+            join_key=join_key,
+            join=join,
+            as_of=as_of,
+            include_keys=include_keys,
+            created_time_filter=created_time_filter,
+        )
         sys.stdout.write(str(plan))
         return plan
 
@@ -138,14 +157,15 @@ class FeatureCalls(Connected):
         seed: int = 0,
         recompute: Mapping[str, Callable[[datetime], object]] | None = None,
     ) -> LeakReport:
-        """Return which values of a sample of rows change when everything later than each label is removed.
+        """Return which values of a sample change when all that is later than each label is removed.
 
         Args:
             frame: What ``get_features`` returned.
             sample: How many label rows to look at.
             seed: Which ones.
-            recompute: For computed groups ``{group: function}``: called with a moment, the function returns the
-                group's rows made from inputs up to that moment. Without it stored rows are taken as they are.
+            recompute: For computed groups ``{group: function}``: called with a time, the function
+                returns the group's rows made from inputs up to that time. Without it stored rows
+                are taken as they are.
 
         >>> frame = store.get_features(["weather.temp"], labels="questions")
         >>> store.check_leakage(frame).ok

@@ -32,7 +32,8 @@ class InsightCalls(Connected):
             version: Its version; None: the latest.
             expectations: What to check; None: the group's own expectations.
 
-        >>> hot = {"type": "expect_column_max_to_be_between", "kwargs": {"column": "temp", "max_value": 38}}
+        >>> limits = {"column": "temp", "max_value": 38}
+        >>> hot = {"type": "expect_column_max_to_be_between", "kwargs": limits}
         >>> report = store.validate_featuregroup("weather", expectations=[hot])
         >>> (report.success, report.results[-1].expectation["type"])
         (False, 'expect_column_max_to_be_between')
@@ -56,7 +57,7 @@ class InsightCalls(Connected):
     def get_featuregroup_statistics(
         self, name: str, *, version: int | None = None, delta_version: AsOf | None = None
     ) -> Statistics:
-        """Return the statistics of a feature group; counted now when none are kept for that Delta version.
+        """Return the statistics of a feature group, computed now unless its commit stored them.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
         >>> (statistics.rows, statistics.column("temp").mean)
@@ -108,9 +109,16 @@ class InsightCalls(Connected):
         from featurestore.featuregroups.pictures import correlations
 
         return correlations(
-            self._session, name, version=version, compare_with=compare_with, plot=plot, figsize=figsize, cmap=cmap,
-            annot=annot, method=method,
-        )  # fmt: skip
+            self._session,
+            name,
+            version=version,
+            compare_with=compare_with,
+            plot=plot,
+            figsize=figsize,
+            cmap=cmap,
+            annot=annot,
+            method=method,
+        )
 
     def visualize_featuregroup_distributions(
         self,
@@ -149,7 +157,9 @@ class InsightCalls(Connected):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the clusters of a group's sampled rows: k-means on its scaled features (None: how many fit best).
+        """Draw the clusters of a group's sampled rows: k-means on its scaled features.
+
+        Without ``clusters`` as many as fit best.
 
         >>> figure = store.visualize_featuregroup_clusters("weather", plot=False)
         """
@@ -184,7 +194,9 @@ class InsightCalls(Connected):
         annot: bool | None = None,
         method: str = "pearson",
     ) -> Figure | None:
-        """Draw a heatmap of the correlations of a split (None: the first), beside those of split ``compare_with``.
+        """Draw a heatmap of the correlations of a split, beside those of ``compare_with``.
+
+        Without ``split`` it is the first one.
 
         >>> figure = store.visualize_training_dataset_correlations("late_flights", plot=False)
         """
@@ -192,9 +204,15 @@ class InsightCalls(Connected):
         from featurestore.training.pictures import correlations
 
         return correlations(
-            get(self._session, name, version), split=split, compare_with=compare_with, plot=plot,
-            figsize=figsize, cmap=cmap, annot=annot, method=method,
-        )  # fmt: skip
+            get(self._session, name, version),
+            split=split,
+            compare_with=compare_with,
+            plot=plot,
+            figsize=figsize,
+            cmap=cmap,
+            annot=annot,
+            method=method,
+        )
 
     def visualize_training_dataset_distributions(
         self,
@@ -207,7 +225,9 @@ class InsightCalls(Connected):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the distribution of each column of a split (None: the first), and over it those of another split.
+        """Draw the distribution of each column of a split, and over it those of another.
+
+        Without ``split`` it is the first one.
 
         >>> figure = store.visualize_training_dataset_distributions("late_flights", plot=False)
         """
@@ -215,9 +235,13 @@ class InsightCalls(Connected):
         from featurestore.training.pictures import distributions
 
         return distributions(
-            get(self._session, name, version), split=split, compare_with=compare_with, columns=columns,
-            plot=plot, figsize=figsize,
-        )  # fmt: skip
+            get(self._session, name, version),
+            split=split,
+            compare_with=compare_with,
+            columns=columns,
+            plot=plot,
+            figsize=figsize,
+        )
 
     def visualize_training_dataset_clusters(
         self,

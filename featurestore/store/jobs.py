@@ -29,9 +29,10 @@ class JobCalls(Connected):
     def register_jobs(
         self, module_or_path: ModuleType | str | os.PathLike[str]
     ) -> list[RegisteredJob]:
-        """Register the jobs of a module, a Python file or a folder of such; return them as registered.
+        """Register the jobs of a module, a Python file or a folder, and return them.
 
-        A job that is registered already gets a new version when its definition changed, and keeps its watermark.
+        A job that is registered already gets a new version when its definition changed, and keeps
+        its watermark.
 
         >>> [(job.spec.name, job.version) for job in store.register_jobs("jobs.py")]
         [('mean_temp', 1)]
@@ -82,16 +83,19 @@ class JobCalls(Connected):
         due: bool = False,
         stale: bool = False,
     ) -> list[Run]:
-        """Run a job now and return its runs; without a choice the latest complete window is computed anew.
+        """Run a job now and return its runs.
+
+        Without a choice the latest complete window is computed anew.
 
         Args:
             name: Name of the job.
-            window: One window, or the moment at which it begins.
+            window: One window, or the time at which it begins.
             due: Every window that is due: not computed yet, or failed.
             stale: Every computed window whose inputs changed since.
 
         Raises:
-            JobFailed: Windows could not be computed; the others were. The history has each run with its error.
+            JobFailed: Windows could not be computed; the others were. The history has each run with
+                its error.
             JobLeased: Another process runs the job.
 
         >>> registered = store.register_jobs("jobs.py")
@@ -143,7 +147,7 @@ class JobCalls(Connected):
         >>> runs = store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")
         >>> sum(run.windows for run in runs)
         7
-        >>> store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")  # all of them are done
+        >>> store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")  # all done
         []
         """
         from featurestore.jobs import service

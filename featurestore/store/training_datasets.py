@@ -48,7 +48,8 @@ class TrainingDatasetCalls(Connected):
             data: A FeatureFrame (its sources are pinned in the manifest) or any dataframe.
             name: Name of the dataset.
             label: The label column or columns.
-            data_format: "tfrecord", "petastorm", "parquet", "csv" or any entry point of ``featurestore.formats``.
+            data_format: "tfrecord", "petastorm", "parquet", "csv" or any entry point of
+                ``featurestore.formats``.
             splits: Fractions that sum to 1, or a TimeSplit; None puts all rows into "train".
             split_by: Columns whose rows stay in one split (all rows of a user).
             stratify: Columns whose values have the same share in every split, exact to one row.
@@ -64,15 +65,17 @@ class TrainingDatasetCalls(Connected):
             expectations: What the rows must fulfil, as for feature groups.
             validation: "strict", "warn", "quarantine" or "off".
             statistics: Whether to count statistics of every split.
-            progress: True draws a bar, None does so on a terminal; a function gets (phase, rows done, rows in all).
+            progress: True draws a bar, None does so on a terminal; a function gets (phase, rows
+                done, rows in all).
 
         Raises:
             UnsupportedType: The format cannot hold some columns; all are listed.
             ValidationFailed: The rows broke their expectations; nothing was written.
 
         >>> frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
+        >>> splits = {"train": 0.5, "test": 0.5}
         >>> dataset = store.create_training_dataset(
-        ...     frame, "delays", label="late", splits={"train": 0.5, "test": 0.5}, seed=1, progress=False
+        ...     frame, "delays", label="late", splits=splits, seed=1, progress=False
         ... )
         >>> (dataset.version, sum(dataset.num_rows(split) for split in dataset.splits))
         (1, 4)

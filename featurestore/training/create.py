@@ -50,7 +50,7 @@ class Given:
         return {
             "plan": None if plan is None else plan.to_json(),
             "plan_hash": None if plan is None else plan.hash,
-            "sources": tuple(_source_json(each) for each in self.sources),
+            "sources": tuple(each.to_json() for each in self.sources),
             "reproducible": self.not_reproducible is None,
             "reproducible_reason": self.not_reproducible,
         }
@@ -132,15 +132,6 @@ def given_data(session: Session, data: object) -> Given:
 def _dropped(frame: FeatureFrame) -> Dropped | None:
     """Return what tells the label rows that inner joins drop; None where no join does."""
     return frame.dropped if frame.drops else None
-
-
-def _source_json(source: Source) -> dict[str, Any]:
-    return {
-        "featuregroup": source.spec.name,
-        "version": source.spec.version,
-        "delta_version": source.delta_version,
-        "table_id": source.table_id,
-    }
 
 
 def _event_time(plan: FeaturePlan) -> str | None:

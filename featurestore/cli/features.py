@@ -76,9 +76,7 @@ def get(
     inner: Annotated[
         bool, typer.Option("--inner", help="Drop labels that lack a row in some group.")
     ] = False,
-    as_of: Annotated[
-        str | None, typer.Option(help="Read the store as it was at a time.")
-    ] = None,
+    as_of: Annotated[str | None, typer.Option(help="Read the store as it was at a time.")] = None,
     include_keys: Annotated[
         bool, typer.Option("--include-keys", help="Without labels: add key and time.")
     ] = False,

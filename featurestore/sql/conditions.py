@@ -66,7 +66,7 @@ def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
 
     >>> schema = pa.schema([("speed", pa.float64()), ("zone", pa.string())])
     >>> predicate("speed >= 10 and zone = 'A'", schema=schema, dialect="spark")
-    "(`speed` >= 10) AND (`zone` = 'A')"
+    "((`speed` >= CAST(10 AS DOUBLE)) AND (`zone` = 'A'))"
 
     Raises:
         InvalidSql: It is no condition, names unknown columns, or says what does not mean the same on
@@ -86,8 +86,8 @@ def fix_clock(text: str, *, now: datetime) -> str:
 
     A text without a clock comes back as it was.
 
-    >>> fix_clock("at > now() - interval 1 day", now=datetime(2024, 1, 1, tzinfo=UTC))
-    "at > CAST('2024-01-01 00:00:00+00:00' AS TIMESTAMPTZ) - INTERVAL '1' DAY"
+    >>> fix_clock("seen > now() - interval 1 day", now=datetime(2024, 1, 1, tzinfo=UTC))
+    "seen > CAST('2024-01-01 00:00:00+00:00' AS TIMESTAMPTZ) - INTERVAL '1' DAY"
     """
     from sqlglot import exp
 

@@ -67,8 +67,8 @@ import featurestore
 mean_temp = featurestore.sql_job(
     "mean_temp",
     sql="""
-        select origin, date_trunc('day', measured_at) + interval 1 day as day, round(avg(temp), 1) as temp
-        from weather group by all order by all
+        select origin, date_trunc('day', measured_at) + interval 1 day as day, avg(temp) as temp
+        from weather group by all
     """,
     primary_key="origin",
     event_time="day",

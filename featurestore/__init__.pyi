@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame as SparkDataFrame
 from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
 from featurestore.featuregroups.discovery import Match
-from featurestore.featuregroups.table import AsOf
+from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import job as job
 from featurestore.jobs import sql_job as sql_job
 from featurestore.jobs import training_job as training_job
@@ -338,7 +338,7 @@ def validate_featuregroup(
 ) -> ValidationReport: ...
 def get_validation_history(name: str, *, version: int | None = None) -> list[ValidationReport]: ...
 def get_featuregroup_statistics(
-    name: str, *, version: int | None = None, delta_version: AsOf | None = None
+    name: str, *, version: int | None = None, delta_version: TableVersion | None = None
 ) -> Statistics: ...
 def update_featuregroup_statistics(name: str, *, version: int | None = None) -> Statistics: ...
 @overload

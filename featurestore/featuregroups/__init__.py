@@ -1,6 +1,7 @@
 """The one write path of feature groups, and the handle FeatureGroup.
 
-For jobs: ``create`` and ``insert`` with a ``Write`` that carries run, inputs, transaction and the range to replace.
+For jobs: ``create`` and ``insert`` with a ``Write`` that carries run, inputs, transaction and the
+range to replace.
 """
 
 from __future__ import annotations

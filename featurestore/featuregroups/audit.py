@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from featurestore.delta import deltalog
-from featurestore.featuregroups.definition import plain_expectations
-from featurestore.featuregroups.table import open_group, resolve
+from featurestore.featuregroups.definition import Declaration, plain_expectations
+from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.validation import ValidationReport
+from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
@@ -22,7 +24,10 @@ _NULL_KEYS = "no_null_keys"
 
 @dataclass(frozen=True)
 class AuditedRows:
-    """Rows that may land. ``unique``: no key occurs twice among them and none has nulls; None: not known."""
+    """Rows that may land.
+
+    ``unique``: no key occurs twice among them and none has nulls; None: not known.
+    """
 
     relation: Relation
     report: ValidationReport | None = None
@@ -31,12 +36,32 @@ class AuditedRows:
 
     @property
     def outcome(self) -> str | None:
-        """One word on the audit for the commit: passed, warned, quarantined; None when there was none."""
+        """One word on the audit for the commit: passed, warned, quarantined.
+
+        None when there was none.
+        """
         if self.report is None:
             return None
         if self.quarantined is not None:
             return "quarantined"
         return "passed" if self.report.success else "warned"
+
+
+@dataclass(frozen=True)
+class LandedRows:
+    """Rows that a commit has just made visible, for statistics and registration.
+
+    ``group`` is the group as it was opened before the write, ``spec`` its definition with the
+    columns that it gained, ``mode`` how the rows were written ("create" for the first ones).
+    ``declared`` is what a creation declares beside the definition.
+    """
+
+    group: OpenGroup
+    spec: FeatureGroupSpec
+    delta_version: int
+    mode: str
+    audited: AuditedRows
+    declared: Declaration | None = None
 
 
 def audit_staged(
@@ -60,17 +85,20 @@ def audit_staged(
         directory=os.path.join(run.staging, "parted"),
         run_id=run.run_id,
     )
-    whole = all(
+    keys_present = all(
         each.success for each in found.report.results if each.expectation["type"] == _NULL_KEYS
     )
-    unique = found.unique if whole or found.quarantined is not None else None
+    unique = found.unique if keys_present or found.quarantined is not None else None
     return AuditedRows(found.good, found.report, found.quarantined, unique)
 
 
 def transaction_of(
     audited: AuditedRows, given: tuple[str, int] | None, run: InFlight
 ) -> tuple[str, int] | None:
-    """Return the transaction of a write: the caller's; one of its own where two tables are written."""
+    """Return the transaction of a write: the caller's.
+
+    One of its own where two tables are written.
+    """
     if given is not None or audited.quarantined is None:
         return given
     return f"write/{run.run_id}", 0
@@ -95,8 +123,6 @@ def quarantine(
             note={"operation": "create"},
         )
     stored = set(deltalog.table_state(path).schema.names)
-    import pyarrow as pa
-
     new = pa.schema([field for field in audited.quarantined.schema if field.name not in stored])
     note = {"operation": "quarantine", "run": how.note["run"]}
     landing = TableWrite(
@@ -105,18 +131,13 @@ def quarantine(
     session.engine.write(path, audited.quarantined, landing)
 
 
-def with_delta_version(report: ValidationReport, delta_version: int) -> ValidationReport:
-    """Return the report of rows that have landed."""
-    return replace(report, delta_version=delta_version)
-
-
 def validate(
     session: Session, name: str, *, version: int | None = None, expectations: object = None
 ) -> ValidationReport:
-    """Return the report on the group's present rows, which is kept with those of its writes.
+    """Return the report on the group's present rows, which is stored with those of its writes.
 
-    Keys that occur twice are a warning here: appends may repeat the key of an earlier write, and a retrieval
-    takes the latest.
+    Keys that occur twice are a warning here: appends may repeat the key of an earlier write, and a
+    retrieval takes the latest.
     """
     group = open_group(session, name, version)
     rules = group.spec.expectations if expectations is None else plain_expectations(expectations)
@@ -132,14 +153,17 @@ def validate(
         mode="check",
         event_time_tolerance=group.spec.event_time_tolerance,
     )
-    results = tuple(
-        replace(each, warning=True) if each.expectation["type"] == DUPLICATE_KEYS else each
-        for each in found.report.results
-    )
+    results = tuple(_with_duplicates_as_warning(each) for each in found.report.results)
     report = replace(found.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:
         reports.add_validation(connection, featuregroups.KIND, report_to_json(report))
     return report
+
+
+def _with_duplicates_as_warning(result: ExpectationResult) -> ExpectationResult:
+    if result.expectation["type"] == DUPLICATE_KEYS:
+        return replace(result, warning=True)
+    return result
 
 
 def validation_history(
@@ -148,7 +172,5 @@ def validation_history(
     """Return the reports of a group's audits, refused writes among them, oldest first."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        return [
-            report_from_json(each)
-            for each in reports.validations(connection, featuregroups.KIND, name, version)
-        ]
+        stored = reports.validations(connection, featuregroups.KIND, name, version)
+    return [report_from_json(each) for each in stored]

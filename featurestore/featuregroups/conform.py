@@ -60,7 +60,10 @@ def conform(
 def check_columns(
     given: pa.Schema, spec: FeatureGroupSpec, *, schema_change: str | None
 ) -> list[pa.Field]:
-    """Return the columns that are new, which ``schema_change="add"`` allows; SchemaMismatch for all else."""
+    """Return the columns that are new, which ``schema_change="add"`` allows.
+
+    SchemaMismatch for all else.
+    """
     held = {field.name: field.type for field in spec.schema}
     names = set(given.names)
     problems, new = [], []
@@ -111,5 +114,6 @@ def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
 def _equal(left: pa.Schema, right: pa.Schema) -> bool:
     if left.names != right.names:
         return False
-    # Equality of nested types overlooks the names of list items, which every later reader would see.
+    # Equality of nested types overlooks the names of list items, which every later reader would
+    # see.
     return [str(kind) for kind in left.types] == [str(kind) for kind in right.types]

@@ -1,4 +1,7 @@
-"""Creating a group: its rows are checked first, then the empty table, then the first commit of data."""
+"""Creating a group.
+
+Its rows are checked first, then the empty table, then the first commit of data.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import replace
 from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureGroupExists, InvalidArgument
 from featurestore.featuregroups import keys
-from featurestore.featuregroups.audit import quarantine, transaction_of
+from featurestore.featuregroups.audit import LandedRows, quarantine, transaction_of
 from featurestore.featuregroups.conform import Conformed
 from featurestore.featuregroups.definition import Declaration, check_same, define
 from featurestore.featuregroups.registration import register, write_rows
@@ -77,7 +80,9 @@ def create(
 def get_or_create(
     session: Session, df: object, name: str, *, declared: Declaration, version: int | None = None
 ) -> FeatureGroupSpec:
-    """Return an existing group whose definition agrees, else create it; rows are written only by a creation.
+    """Return an existing group whose definition agrees, else create it.
+
+    Rows are written only by a creation.
 
     Raises:
         DefinitionMismatch: The group exists with another definition.
@@ -111,9 +116,13 @@ def _wait_for_creator(session: Session, name: str, version: int) -> bool:
 
 
 def _version_to_create(session: Session, name: str) -> int | None:
-    """Return the first version to create, or the one that somebody creates just now; None if it is there by now."""
+    """Return the first version to create, or the one that somebody creates just now.
+
+    None if it is there by now.
+    """
     number = next_version(session, name, claimed=False)
-    # Asked after the folders were read: whose folder was seen is at work still, or has registered it.
+    # Asked after the folders were read: whose folder was seen is at work still, or has registered
+    # it.
     with session.registry.reading() as connection:
         if featuregroups.find(connection, name, None) is not None:
             return None
@@ -165,13 +174,6 @@ def _create(
     quarantine(session, audited, spec, how)
     run.check_held()
     written = write_rows(session, group, audited.relation, how, run)
-    return register(
-        session,
-        group,
-        spec,
-        deltalog.latest_version(path) if written is None else written,
-        run=run,
-        audited=audited,
-        mode="create",
-        declared=declared,
-    )
+    delta_version = deltalog.latest_version(path) if written is None else written
+    landed = LandedRows(group, spec, delta_version, "create", audited, declared)
+    return register(session, landed, run=run)

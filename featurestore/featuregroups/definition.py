@@ -71,7 +71,10 @@ def columns(given: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
 
 
 def plain_expectations(given: object) -> tuple[Mapping[str, Any], ...]:
-    """Return expectations (plain dicts, objects or a suite) as plain dicts ``{"type": ..., "kwargs": {...}}``."""
+    """Return expectations (plain dicts, objects or a suite) as plain dicts ``{"type".
+
+    ..., "kwargs": {...}}``.
+    """
     if given is None:
         return ()
     if isinstance(given, list | tuple) and not given:
@@ -98,32 +101,30 @@ def check_tags(tags: Mapping[str, str]) -> None:
             )
 
 
+# What two definitions must have in common, beside their columns.
+_COMPARED = ("primary_key", "event_time", "created_time", "partition_by", "ttl", "expectations")
+
+
 def check_same(declared: Declaration, stored: FeatureGroupSpec, *, given: pa.Schema) -> None:
     """Refuse a declaration that differs from the stored definition.
 
-    Columns of the dataframe must be those of the group; what the caller left at its default and the group
-    sets (tags, description, policy) is no part of the definition.
+    Columns of the dataframe must be those of the group; what the caller left at its default and the
+    group sets (tags, description, policy) is no part of the definition.
 
     Raises:
         DefinitionMismatch: Lists every difference.
     """
     asked = define(declared, name=stored.name, version=stored.version, schema=given)
-    differences = [
-        f"{label}: stored {_shown(getattr(stored, label))}, given {_shown(getattr(asked, label))}"
-        for label in (
-            "primary_key",
-            "event_time",
-            "created_time",
-            "partition_by",
-            "ttl",
-            "expectations",
-        )
-        if getattr(stored, label) != getattr(asked, label)
-    ]
+    differences = []
+    for label in _COMPARED:
+        before, now = getattr(stored, label), getattr(asked, label)
+        if before != now:
+            differences.append(f"{label}: stored {_shown(before)}, given {_shown(now)}")
     differences += _column_differences(stored.schema, asked.schema)
     if differences:
         raise DefinitionMismatch(
-            f"Feature group {stored.name!r} version {stored.version} is defined otherwise: {'; '.join(differences)}.",
+            f"Feature group {stored.name!r} version {stored.version} is defined otherwise: "
+            f"{'; '.join(differences)}.",
             hint="create_featuregroup(...) makes the next version",
         )
 
@@ -143,23 +144,27 @@ def _column_differences(stored: pa.Schema, asked: pa.Schema) -> list[str]:
 
 def _tolerance(declared: Declaration) -> timedelta:
     given = declared.event_time_tolerance
-    return timedelta(0) if given is None else parse_duration(given, argument="event_time_tolerance")
+    if given is None:
+        return timedelta(0)
+    return parse_duration(given, argument="event_time_tolerance")
 
 
 def _shown(value: object) -> str:
     if isinstance(value, timedelta):
         return repr(format_duration(value))
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return repr(list(value))
+    return repr(value)
 
 
 def _partitions(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
     names = columns(declared.partition_by, argument="partition_by")
+    types = {column.name: column.type for column in schema}
     for name in names:
-        if name in schema.names and (
-            pat.is_binary(schema.field(name).type) or is_nested(schema.field(name).type)
-        ):
+        kind = types.get(name)
+        if kind is not None and (pat.is_binary(kind) or is_nested(kind)):
             raise InvalidArgument(
-                f"partition_by={name!r} has type {schema.field(name).type}; folders are named by its values.",
+                f"partition_by={name!r} has type {kind}; folders are named by its values.",
                 hint="partition by integers, strings, booleans or dates",
             )
     if names and len(names) == len(schema):

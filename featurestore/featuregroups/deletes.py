@@ -11,6 +11,7 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.pins import pinned_by_exports
 from featurestore.session import Session
 from featurestore.sql import fix_clock, predicate
 
@@ -23,7 +24,10 @@ def delete_rows(
     version: int | None = None,
     run_id: str | None = None,
 ) -> Commit:
-    """Delete the rows for which a predicate (DuckDB's SQL) is true; without such rows nothing is committed."""
+    """Delete the rows for which a predicate (DuckDB's SQL) is true.
+
+    Without such rows nothing is committed.
+    """
     group = open_group(session, name, version)
     if not isinstance(where, str) or not where.strip():
         raise InvalidArgument(
@@ -37,8 +41,9 @@ def delete_rows(
     ) as run:
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
         note |= commits.seen_by_writer(group.path, group.delta_version)
-        written = session.engine.delete(group.path, condition, note=note)
-        delta_version = group.delta_version if written is None else written
+        delta_version = session.engine.delete(group.path, condition, note=note)
+        if delta_version is None:
+            delta_version = group.delta_version
         advance(session, spec, delta_version, run=run)
     return commits.commit_of(group.path, delta_version)
 
@@ -47,20 +52,33 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     """Delete a version of a group with its data, quarantine and statistics.
 
     Raises:
-        PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes all the same.
+        PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes all the
+            same.
     """
     if version is None:
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
     name, version = resolve(session, name, version)
-    users = pinned_by(session, name, version)
-    if users and not force:
-        named = [f"{each.dataset} version {each.dataset_version}" for each in users]
-        raise PinnedByTrainingDataset(
-            f"Feature group {name!r} version {version} is pinned by the training datasets {listing(named)}.",
-            hint="delete those first, or force=True: they stay readable, but cannot be recomputed any more",
-        )
+    if not force:
+        _refuse_pinned(session, name, version)
     with in_flight(session, kind="delete", name=name, version=version) as run:
         with session.registry.transaction() as connection:
             groups.forget(connection, name, version)
         groups.remove_files(session.paths, name, version)
         run.registered = True
+
+
+def _refuse_pinned(session: Session, name: str, version: int) -> None:
+    if pinned_by_exports(session, name, version):
+        raise PinnedByTrainingDataset(
+            f"A training dataset is being made from feature group {name!r} version {version}.",
+            hint="wait for it, or force=True: then it fails",
+        )
+    users = pinned_by(session, name, version)
+    if users:
+        named = [f"{each.dataset} version {each.dataset_version}" for each in users]
+        raise PinnedByTrainingDataset(
+            f"Feature group {name!r} version {version} is pinned by the training datasets "
+            f"{listing(named)}.",
+            hint="delete those first, or force=True: they stay readable, but cannot be recomputed "
+            "any more",
+        )

@@ -31,7 +31,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a column comes from: its group, the job that makes it, and the sources of the last commit."""
+    """Where a column comes from.
+
+    Its group, the job that makes it, and the sources of the last commit.
+    """
 
     reference: str
     version: int
@@ -42,7 +45,10 @@ class Provenance:
 
 
 def search(session: Session, text: str, *, limit: int | None = None) -> list[Match]:
-    """Return what contains a text, ignoring case: names first, then features, tags and descriptions."""
+    """Return what contains a text, ignoring case.
+
+    Names first, then features, tags and descriptions.
+    """
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument("search needs a text.", hint="search('weather')")
     if limit is not None and limit < 1:

@@ -12,7 +12,7 @@ from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
 from featurestore.featuregroups.read import history, read
 from featurestore.featuregroups.statistics import statistics_of
-from featurestore.featuregroups.table import AsOf, open_group, resolve
+from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
@@ -23,7 +23,10 @@ from featurestore.session import Session
 
 
 class FeatureGroup:
-    """One version of a feature group. What it says of itself is looked up when asked, so it is never stale."""
+    """One version of a feature group.
+
+    What it says of itself is looked up when asked, so it is never stale.
+    """
 
     def __init__(self, session: Session, name: str, version: int) -> None:
         self._session = session
@@ -111,15 +114,18 @@ class FeatureGroup:
         )
         return insert(self._session, df, self._name, version=self._version, write=write)
 
-    def read(self, *, as_of: AsOf | None = None) -> FeatureFrame:
+    def read(self, *, as_of: TableVersion | None = None) -> FeatureFrame:
         """Return the data, lazily; ``as_of``: as it stood at a moment or Delta version."""
         return read(self._session, self._name, version=self._version, as_of=as_of)
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
-        """Return commits, newest first: at most ``limit``, before a Delta version; see ``get_featuregroup_history``."""
+        """Return commits, newest first: at most ``limit``, before a Delta version.
+
+        See ``get_featuregroup_history``.
+        """
         return history(self._session, self._name, version=self._version, limit=limit, before=before)
 
-    def statistics(self, *, delta_version: AsOf | None = None) -> Statistics:
+    def statistics(self, *, delta_version: TableVersion | None = None) -> Statistics:
         """Return the statistics of the data."""
         return statistics_of(
             self._session, self._name, version=self._version, delta_version=delta_version
@@ -132,11 +138,17 @@ class FeatureGroup:
         return explain_value(self._session, self._name, version=self._version, key=key, at=at)
 
     def provenance(self, column: str) -> Provenance:
-        """Return where a column comes from: the job, the run of the last commit and the Delta versions it read."""
+        """Return where a column comes from.
+
+        The job, the run of the last commit and the Delta versions it read.
+        """
         return discovery.provenance(self._session, f"{self._name}@v{self._version}.{column}")
 
     def derived(self) -> list[LineageEdge]:
-        """Return what was made from the group: groups and training datasets, each with the versions it read."""
+        """Return what was made from the group.
+
+        Groups and training datasets, each with the versions it read.
+        """
         return discovery.derived_from(self._session, self._name, version=self._version)
 
     def __repr__(self) -> str:

@@ -20,11 +20,12 @@ _EXAMPLES = 5
 
 def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
     """Refuse rows that hold a key more than once, with examples."""
-    found, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLES)
-    if found:
+    count, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLES)
+    if count:
+        shown = "; ".join(_example(each) for each in examples)
         raise DuplicateKeys(
-            f"{found} keys ({', '.join(spec.upsert_key)}) occur more than once in the rows for {spec.name!r}, "
-            f"for example {'; '.join(_example(each) for each in examples)}.",
+            f"{count} keys ({', '.join(spec.upsert_key)}) occur more than once in the rows for "
+            f"{spec.name!r}, for example {shown}.",
             hint="on_duplicates='last' keeps the last row of each key",
         )
 
@@ -34,8 +35,8 @@ def claim(
 ) -> dict[str, Any]:
     """Return what the commit may claim about the uniqueness of (primary key, event time, created time).
 
-    A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what each one means, and
-    for what is noted of the version that the writer saw.
+    A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what
+    each one means, and for what is noted of the version that the writer saw.
     """
     seen = commits.seen_by_writer(group.path, group.delta_version)
     return {**seen, **_claim(engine, relation, group, mode, unique_batch=unique_batch)}
@@ -44,37 +45,40 @@ def claim(
 def _claim(
     engine: Engine, relation: Relation, group: OpenGroup, mode: str, *, unique_batch: bool | None
 ) -> dict[str, Any]:
-    spec = group.spec
-    if not spec.primary_key or unique_batch is not True:
-        return {"unique": False} if unique_batch is False else {}
+    if unique_batch is False:
+        return {"unique": False}
+    if unique_batch is None or not group.spec.primary_key:
+        return {}
     if mode == "upsert":
         return {"unique": "kept"}
     if mode == "overwrite":
         return {"unique": True}
-    if mode != "append":
-        return {}
-    base = {"unique": "kept_after"}
-    if group.state.rows == 0:
-        return base
-    return base if _is_later(engine, relation, group) else {}
+    if mode == "append" and (group.state.rows == 0 or _is_later(engine, relation, group)):
+        return {"unique": "kept_after"}
+    return {}
 
 
 def _is_later(engine: Engine, relation: Relation, group: OpenGroup) -> bool:
     """Tell whether every row of the batch is later than every row of the table."""
     column = group.spec.event_time
-    bounds = None if column is None else group.state.bounds(column)
-    last = None if bounds is None else bounds.greatest()
-    if column is None or last is None:
+    if column is None:
         return False
-    first = engine.aggregate(engine.select(relation, {column: column}), Least(column))
+    bounds = group.state.bounds(column)
+    last = None if bounds is None else bounds.greatest()
+    if last is None:
+        return False
+    first = engine.aggregate(engine.select(relation, {column: column}), Earliest(column))
     if first == _NO_ROWS:
         return True
     return first is not None and first > last
 
 
 @dataclass(frozen=True)
-class Least(Accumulator[Any, Any]):
-    """The least time of a column, as ``featurestore.delta.bounds`` counts it; None where one is missing."""
+class Earliest(Accumulator[Any, Any]):
+    """The minimum of a time column, as ``featurestore.delta.bounds`` counts.
+
+    None where one is null.
+    """
 
     column: str
 
@@ -87,15 +91,17 @@ class Least(Accumulator[Any, Any]):
         values = batch.column(batch.schema.get_field_index(self.column))
         if values.null_count:
             return self.merge(state, None)
-        counted = values.cast(pa.int32() if pat.is_date(values.type) else pa.int64())
-        return self.merge(state, pc.min(counted).as_py())
+        whole_number = pa.int32() if pat.is_date(values.type) else pa.int64()
+        return self.merge(state, pc.min(values.cast(whole_number)).as_py())
 
     def merge(self, left: Any, right: Any) -> Any:
         if left == _NO_ROWS:
             return right
         if right == _NO_ROWS:
             return left
-        return None if left is None or right is None else min(left, right)
+        if left is None or right is None:
+            return None
+        return min(left, right)
 
     def finish(self, state: Any) -> Any:
         return state
@@ -105,6 +111,9 @@ _NO_ROWS = "no rows"
 
 
 def _example(values: dict[str, Any]) -> str:
-    count = values.get("n")
-    key = ", ".join(f"{name}={value!r}" for name, value in values.items() if name != "n")
-    return f"({key}) {count} times" if count is not None else f"({key})"
+    key = dict(values)
+    count = key.pop("n", None)
+    shown = ", ".join(f"{name}={value!r}" for name, value in key.items())
+    if count is None:
+        return f"({shown})"
+    return f"({shown}) {count} times"

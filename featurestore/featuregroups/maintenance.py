@@ -22,8 +22,9 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
     group = open_group(session, name, version)
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
-        written = session.engine.compact(group.path)
-        latest = group.delta_version if written is None else written
+        latest = session.engine.compact(group.path)
+        if latest is None:
+            latest = group.delta_version
         advance(session, spec, latest, run=run)
     return commits.commit_of(group.path, latest)
 
@@ -31,7 +32,9 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
 def vacuum(
     session: Session, name: str, *, version: int | None = None, retain: timedelta | str = "30d"
 ) -> Sequence[str]:
-    """Remove data files that no version younger than ``retain`` and no training dataset needs; return their paths.
+    """Remove data files that no version younger than ``retain`` and no training dataset needs.
+
+    Return their paths.
 
     The log that describes pinned versions stays, so that they can be read for ever.
     """
@@ -46,7 +49,10 @@ def vacuum(
 
 
 def _pinned_versions(session: Session, name: str, version: int) -> list[int]:
-    """Return the Delta versions that training datasets pin: those being exported first, since they become finished."""
+    """Return the Delta versions that training datasets pin.
+
+    Those being exported first, since they become finished.
+    """
     pinned = pinned_by_exports(session, name, version)
     pinned.update(each.delta_version for each in pinned_by(session, name, version))
     return sorted(pinned)

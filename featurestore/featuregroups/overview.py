@@ -7,6 +7,7 @@ from typing import Any
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import format_duration
+from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 
 
@@ -30,7 +31,7 @@ def details(group: FeatureGroup) -> dict[str, Any]:
     """Return everything about a group except its rows."""
     opened = open_group(group._session, group.name, group.version)
     spec = opened.spec
-    times = {spec.event_time, spec.created_time}
+    ttl = None if spec.ttl is None else format_duration(spec.ttl)
     return {
         "name": spec.name,
         "version": spec.version,
@@ -45,24 +46,26 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "event_time": spec.event_time,
         "created_time": spec.created_time,
         "partition_by": list(spec.partition_by),
-        "ttl": None if spec.ttl is None else format_duration(spec.ttl),
+        "ttl": ttl,
         "validation": spec.validation,
         "expectations": [dict(each) for each in spec.expectations],
         "statistics": spec.statistics,
         "job": spec.job,
-        "columns": [
-            {
-                "name": field.name,
-                "type": str(field.type),
-                "role": "key"
-                if field.name in spec.primary_key
-                else "time"
-                if field.name in times
-                else "feature",
-            }
-            for field in spec.schema
-        ],
+        "columns": _columns(spec),
     }
+
+
+def _columns(spec: FeatureGroupSpec) -> list[dict[str, str]]:
+    """Return name, type and role of each column."""
+    columns = []
+    for field in spec.schema:
+        role = "feature"
+        if field.name in spec.primary_key:
+            role = "key"
+        elif field.name in (spec.event_time, spec.created_time):
+            role = "time"
+        columns.append({"name": field.name, "type": str(field.type), "role": role})
+    return columns
 
 
 def statistics_rows(statistics: Statistics) -> list[dict[str, Any]]:

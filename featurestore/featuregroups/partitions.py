@@ -1,4 +1,7 @@
-"""Partition columns: an empty text cannot name a folder (Delta reads it back as null), so it is refused."""
+"""Partition columns.
+
+An empty text cannot name a folder (Delta reads it back as null), so it is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,26 @@ from featurestore.plugins.engine import Accumulator, Engine, Relation
 
 @dataclass(frozen=True)
 class RefuseEmpty:
-    """Passes batches through and raises at an empty text in one of the columns; runs where the rows are."""
+    """Passes batches through and raises at an empty text in one of the columns.
+
+    Runs where the rows are.
+    """
 
     columns: tuple[str, ...]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        for name in self.columns:
-            if pc.any(pc.equal(batch.column(batch.schema.get_field_index(name)), "")).as_py():
-                raise _empty(name)
+        empty = _first_empty(batch, self.columns)
+        if empty is not None:
+            raise _empty(empty)
         return batch
 
 
 @dataclass(frozen=True)
 class HasEmpty(Accumulator[str | None, str | None]):
-    """The first column with an empty text, or None; as an accumulator, for rows that can be read twice."""
+    """The first column with an empty text, or None.
+
+    As an accumulator, for rows that can be read twice.
+    """
 
     columns: tuple[str, ...]
 
@@ -36,13 +45,9 @@ class HasEmpty(Accumulator[str | None, str | None]):
         return None
 
     def update(self, state: str | None, batch: pa.RecordBatch) -> str | None:
-        for name in self.columns:
-            if (
-                state is None
-                and pc.any(pc.equal(batch.column(batch.schema.get_field_index(name)), "")).as_py()
-            ):
-                return name
-        return state
+        if state is not None:
+            return state
+        return _first_empty(batch, self.columns)
 
     def merge(self, left: str | None, right: str | None) -> str | None:
         return left or right
@@ -54,11 +59,9 @@ class HasEmpty(Accumulator[str | None, str | None]):
 def refuse_empty(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> Relation:
     """Return the rows, which now fail at an empty text in a partition column while they are written."""
     texts = _texts(spec)
-    return (
-        engine.map_batches(relation, RefuseEmpty(texts), schema=relation.schema)
-        if texts
-        else relation
-    )
+    if not texts:
+        return relation
+    return engine.map_batches(relation, RefuseEmpty(texts), schema=relation.schema)
 
 
 def check_staged(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
@@ -66,15 +69,23 @@ def check_staged(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) 
     texts = _texts(spec)
     if not texts:
         return
-    found = engine.aggregate(
-        engine.select(relation, {name: name for name in texts}), HasEmpty(texts)
-    )
-    if found is not None:
-        raise _empty(found)
+    selected = engine.select(relation, {name: name for name in texts})
+    empty = engine.aggregate(selected, HasEmpty(texts))
+    if empty is not None:
+        raise _empty(empty)
 
 
 def _texts(spec: FeatureGroupSpec) -> tuple[str, ...]:
     return tuple(name for name in spec.partition_by if pat.is_string(spec.schema.field(name).type))
+
+
+def _first_empty(batch: pa.RecordBatch, columns: tuple[str, ...]) -> str | None:
+    """Return the first of the columns in which a batch has an empty text."""
+    for name in columns:
+        values = batch.column(batch.schema.get_field_index(name))
+        if pc.any(pc.equal(values, "")).as_py():
+            return name
+    return None
 
 
 def _empty(name: str) -> InvalidArgument:

@@ -24,10 +24,13 @@ class PinnedVersion:
 
 
 def pinned_by(session: Session, name: str, version: int) -> list[PinnedVersion]:
-    """Return what pins a group: by the registry, and by the manifests that the registry does not know yet.
+    """Return what pins a group.
+
+    By the registry, and by the manifests that the registry does not know yet.
 
     Raises:
-        DatasetDamaged: A manifest that the registry does not know names the group and cannot be read.
+        DatasetDamaged: A manifest that the registry does not know names the group and cannot be
+            read.
     """
     with session.registry.reading() as connection:
         registered = {(each.name, each.version) for each in training_datasets.every(connection)}

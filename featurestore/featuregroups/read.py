@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from featurestore.delta import commits
 from featurestore.errors import InvalidArgument
-from featurestore.featuregroups.table import AsOf, OpenGroup, open_group, resolve
+from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
 from featurestore.model.featuregroup import Commit
 from featurestore.model.plan import Source, plan_of_group
 from featurestore.retrieval import FeatureFrame
@@ -12,14 +12,17 @@ from featurestore.session import Session
 
 
 def read(
-    session: Session, name: str, *, version: int | None = None, as_of: AsOf | None = None
+    session: Session, name: str, *, version: int | None = None, as_of: TableVersion | None = None
 ) -> FeatureFrame:
     """Return the data of a group, pinned to the Delta version that is the latest now (or as of a moment)."""
     return frame_of(session, open_group(session, name, version, as_of=as_of))
 
 
 def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
-    """Return the data of an open group; its plan pins the version, so that what is made of it can be made again."""
+    """Return the data of an open group.
+
+    Its plan pins the version, so that what is made of it can be made again.
+    """
     engine, path, schema, delta_version = (
         session.engine,
         group.path,

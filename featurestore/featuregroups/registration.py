@@ -1,17 +1,21 @@
-"""Registration: what follows a commit. The registry's row, lineage, report and statistics of the new Delta version.
+"""Registration: what follows a commit.
 
-The rows are visible by then, so nothing here raises: what cannot be done is a warning, and recovery does it later.
+The registry's row, lineage, report and statistics of the new Delta version.
+
+The rows are visible by then, so nothing here raises: what cannot be done is a warning, and recovery
+does it later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits, deltalog
 from featurestore.errors import FeatureStoreError
-from featurestore.featuregroups.audit import AuditedRows, with_delta_version
+from featurestore.featuregroups.audit import LandedRows
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.statistics import count_commit
 from featurestore.featuregroups.table import OpenGroup
@@ -34,7 +38,8 @@ def write_rows(
 ) -> int | None:
     """Write one commit and return its Delta version; None when its transaction is a repeat.
 
-    An error that came when the commit was there already is a warning: the log says whether the write landed.
+    An error that came when the commit was there already is a warning: the log says whether the
+    write landed.
     """
     try:
         run.landed = session.engine.write(group.path, relation, how)
@@ -46,41 +51,21 @@ def write_rows(
     return run.landed
 
 
-def register(
-    session: Session,
-    group: OpenGroup,
-    spec: FeatureGroupSpec,
-    delta_version: int,
-    *,
-    run: InFlight,
-    audited: AuditedRows,
-    mode: str,
-    declared: Declaration | None = None,
-) -> Commit:
-    """Bring registry and statistics up to a commit that has just landed, and return it.
-
-    ``declared`` is what the creation of a group declares beside its definition.
-    """
-    what = _what(spec, delta_version)
+def register(session: Session, landed: LandedRows, *, run: InFlight) -> Commit:
+    """Bring registry and statistics up to a commit that has just landed, and return it."""
+    spec, version = landed.spec, landed.delta_version
+    what = _what(spec, version)
     try:
-        commit = commits.commit_of(group.path, delta_version)
+        commit = commits.commit_of(landed.group.path, version)
     except (FeatureStoreError, OSError, ValueError) as error:
         warn_published(what, error)
-        return Commit(delta_version, UNKNOWN, utc_now(), mode, run_id=run.run_id)
+        return Commit(version, UNKNOWN, utc_now(), landed.mode, run_id=run.run_id)
     with after_publication(what):
-        _register(session, group, spec, commit, audited, declared)
+        _register(session, landed, commit)
         run.registered = True
     if spec.statistics:
         with after_publication(what):
-            count_commit(
-                session,
-                group,
-                spec,
-                delta_version,
-                relation=audited.relation,
-                mode=mode,
-                rows=commit.rows_in,
-            )
+            count_commit(session, landed, rows=commit.rows_in)
     return commit
 
 
@@ -104,38 +89,29 @@ def advance(
         run.registered = True
 
 
-def _register(
-    session: Session,
-    group: OpenGroup,
-    spec: FeatureGroupSpec,
-    commit: Commit,
-    audited: AuditedRows,
-    declared: Declaration | None,
-) -> None:
+def _register(session: Session, landed: LandedRows, commit: Commit) -> None:
+    spec, report = landed.spec, landed.audited.report
     latest, gained = commit.delta_version, None
-    if spec.schema.names != group.spec.schema.names:
-        # Others may have added columns at the same time: what the table has now is what is registered.
-        state = deltalog.table_state(group.path)
+    if spec.schema.names != landed.group.spec.schema.names:
+        # Others may have added columns at the same time: what the table has now is what is
+        # registered.
+        state = deltalog.table_state(landed.group.path)
         latest, gained = state.version, commits.spec_of(state)
     with session.registry.transaction() as connection:
-        if declared is None:
+        if landed.declared is None:
             featuregroups.advance(
                 connection, spec.name, spec.version, delta_version=latest, spec=gained
             )
         else:
-            _add_definition(connection, session, group, commit, declared)
+            _add_definition(connection, landed.group, commit, landed.declared)
         groups.add_lineage(connection, spec, commit)
-        if audited.report is not None:
-            report = with_delta_version(audited.report, commit.delta_version)
+        if report is not None:
+            report = replace(report, delta_version=commit.delta_version)
             reports.add_validation(connection, featuregroups.KIND, report.to_json())
 
 
 def _add_definition(
-    connection: Connection,
-    session: Session,
-    group: OpenGroup,
-    commit: Commit,
-    declared: Declaration,
+    connection: Connection, group: OpenGroup, commit: Commit, declared: Declaration
 ) -> None:
     spec = group.spec
     featuregroups.add(

@@ -1,12 +1,14 @@
-"""Statistics kept beside a group's table: counted at each write, merged by appends, recounted when stale.
+"""Statistics of a group, stored beside its table.
 
+They are counted at each write, merged by appends, and counted anew when they do not fit any more.
 The files are those of ``featurestore.statistics.storage``.
 """
 
 from __future__ import annotations
 
 from featurestore.delta import commits, deltalog
-from featurestore.featuregroups.table import AsOf, OpenGroup, open_group
+from featurestore.featuregroups.audit import LandedRows
+from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.plugins.engine import Relation
@@ -18,45 +20,39 @@ from featurestore.statistics import (
     statistics_accumulator,
 )
 
-# Results of more columns take longer than the write: they are made from the kept state when they are asked for.
+# Results of more columns take longer than the write: they are made from the state when asked for.
 _EAGER_COLUMNS = 500
 
 
-def count_commit(
-    session: Session,
-    group: OpenGroup,
-    spec: FeatureGroupSpec,
-    delta_version: int,
-    *,
-    relation: Relation,
-    mode: str,
-    rows: int,
-) -> None:
+def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
     """Count what a commit has just written, where that gives the statistics of the whole table.
 
-    Appends keep what they added and merge on request; an upsert changes rows that were counted, so it keeps
-    nothing, and the next request counts anew. ``rows`` is how many rows the commit added.
+    Appends store what they added, to be merged on request; an upsert changes rows that were
+    counted, so it stores nothing, and the next request counts anew. ``rows`` is how many rows the
+    commit added.
     """
-    kept = _files(session, spec)
-    before = commits.latest_data_version(group.path, delta_version - 1)
+    spec, group = landed.spec, landed.group
+    files = _files(session, spec)
+    before = commits.latest_data_version(group.path, landed.delta_version - 1)
     base = None
-    if mode not in ("create", "overwrite") and group.state.rows > 0:
-        if mode != "append" or not kept.knows(before):
-            return
-        base = before
-    elif mode not in ("create", "overwrite") and before > group.delta_version:
-        return  # another writer came first: the table is not only this batch
-    written = (
-        relation
-        if not relation.single_use
-        else _written(session, spec, group.path, delta_version, mode)
-    )
+    if not _is_whole_table(landed):
+        if group.state.rows > 0:
+            if landed.mode != "append" or not files.knows(before):
+                return
+            base = before
+        elif before > group.delta_version:
+            return  # another writer came first: the table is not only this batch
+    written = _written(session, landed)
     if written is None:
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
-    kept.write(delta_version, state, base=base)
+    files.write(landed.delta_version, state, base=base)
     if base is None and len(spec.schema) <= _EAGER_COLUMNS:
-        kept.write_result(delta_version, state)
+        files.write_result(landed.delta_version, state)
+
+
+def _is_whole_table(landed: LandedRows) -> bool:
+    return landed.mode in ("create", "overwrite")
 
 
 def statistics_of(
@@ -64,23 +60,45 @@ def statistics_of(
     name: str,
     *,
     version: int | None = None,
-    delta_version: AsOf | None = None,
+    delta_version: TableVersion | None = None,
     recount: bool = False,
 ) -> Statistics:
-    """Return the statistics of a group at a Delta version: those kept, or counted now and kept."""
+    """Return the statistics of a group at a Delta version.
+
+    Those stored, or counted now and stored.
+    """
     group = open_group(session, name, version, as_of=delta_version)
-    kept = _files(session, group.spec)
+    files = _files(session, group.spec)
     counted = commits.latest_data_version(group.path, group.delta_version)
-    found = None if recount else kept.get(counted)
-    if found is not None and [each.name for each in found.columns] == group.spec.schema.names:
-        return found
-    return kept.write_result(counted, _count(session, group, counted))
+    if not recount:
+        found = files.get(counted)
+        if found is not None and [each.name for each in found.columns] == group.spec.schema.names:
+            return found
+    return files.write_result(counted, _count(session, group, counted))
+
+
+def statistics_to_compare(
+    session: Session, name: str, compare_with: int | str | None
+) -> Statistics | None:
+    """Return the statistics of another version of a group (a number) or of another group, None for None."""
+    if compare_with is None:
+        return None
+    if isinstance(compare_with, int):
+        return statistics_of(session, name.partition("@v")[0], version=compare_with)
+    return statistics_of(session, compare_with)
 
 
 def state_of(
-    session: Session, name: str, *, version: int | None = None, delta_version: AsOf | None = None
+    session: Session,
+    name: str,
+    *,
+    version: int | None = None,
+    delta_version: TableVersion | None = None,
 ) -> StatisticsState:
-    """Return the state behind the statistics, which holds the sample: the one kept, or counted now and kept."""
+    """Return the state behind the statistics, which holds the sample.
+
+    The stored one, or counted now and stored.
+    """
     group = open_group(session, name, version, as_of=delta_version)
     counted = commits.latest_data_version(group.path, group.delta_version)
     state = _files(session, group.spec).state(counted)
@@ -104,12 +122,19 @@ def _files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
     return StatisticsFiles(session.featuregroup_path(spec.name, spec.version), source)
 
 
-def _written(
-    session: Session, spec: FeatureGroupSpec, path: str, delta_version: int, mode: str
-) -> Relation | None:
-    if mode in ("create", "overwrite"):
-        return session.engine.read_table(path, version=delta_version, schema=spec.schema)
+def _written(session: Session, landed: LandedRows) -> Relation | None:
+    """Return the rows that a commit added, read again where they came as a stream.
+
+    None where they cannot be told.
+    """
+    if not landed.audited.relation.single_use:
+        return landed.audited.relation
+    engine, path, spec = session.engine, landed.group.path, landed.spec
+    if _is_whole_table(landed):
+        return engine.read_table(path, version=landed.delta_version, schema=spec.schema)
     if spec.partition_by:
         return None  # partition values are not in the files
-    added = deltalog.added_files(path, delta_version)
-    return session.engine.read_files(added, schema=spec.schema) if added else None
+    added = deltalog.added_files(path, landed.delta_version)
+    if not added:
+        return None
+    return engine.read_files(added, schema=spec.schema)

@@ -13,7 +13,9 @@ from featurestore.model.times import parse_moment
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 
-AsOf = datetime | str | int
+# What ``as_of=`` takes: a Delta version, or an instant, which means the version that was the
+# latest.
+TableVersion = datetime | str | int
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class OpenGroup:
 
 
 def open_group(
-    session: Session, name: str, version: int | None = None, *, as_of: AsOf | None = None
+    session: Session, name: str, version: int | None = None, *, as_of: TableVersion | None = None
 ) -> OpenGroup:
     """Return a group at its latest Delta version, or as it stood ``as_of`` a moment or Delta version.
 
@@ -62,14 +64,16 @@ def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]
         )
     if spelled is not None and version is not None and spelled != version:
         raise InvalidArgument(f"{name}@v{spelled} and version={version} contradict each other.")
+    wanted = spelled if version is None else version
     with session.registry.reading() as connection:
-        return name, featuregroups.get(
-            connection, name, spelled if version is None else version
-        ).version
+        return name, featuregroups.get(connection, name, wanted).version
 
 
-def delta_version(path: str, as_of: AsOf) -> int:
-    """Return the Delta version that ``as_of=`` means for a table; the first that can be read is 1."""
+def delta_version(path: str, as_of: TableVersion) -> int:
+    """Return the Delta version that ``as_of=`` means for a table.
+
+    The first that can be read is 1.
+    """
     if isinstance(as_of, bool):
         raise InvalidArgument(
             f"as_of={as_of!r} is neither a time nor a Delta version.", hint="as_of=3"
@@ -77,8 +81,8 @@ def delta_version(path: str, as_of: AsOf) -> int:
     if isinstance(as_of, int):
         found, asked = as_of, f"as_of={as_of}"
     else:
-        moment = parse_moment(as_of, argument="as_of")
-        found, asked = deltalog.version_at(path, moment), f"as_of={moment.isoformat()}"
+        instant = parse_moment(as_of, argument="as_of")
+        found, asked = deltalog.version_at(path, instant), f"as_of={instant.isoformat()}"
     if found < 1:
         raise VersionNotFound(
             f"{asked}: the group held no data yet.", hint="its first Delta version is 1"

@@ -1,4 +1,7 @@
-"""The one write path: conform, stage when something has to be checked, audit, commit, statistics, registry."""
+"""The one write path.
+
+Conform, stage when something has to be checked, audit, commit, statistics, registry.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,13 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups import keys, partitions
-from featurestore.featuregroups.audit import AuditedRows, audit_staged, quarantine, transaction_of
+from featurestore.featuregroups.audit import (
+    AuditedRows,
+    LandedRows,
+    audit_staged,
+    quarantine,
+    transaction_of,
+)
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.registration import register, write_rows
@@ -34,10 +43,10 @@ from featurestore.session import Session
 class Write:
     """One write as a caller asks for it.
 
-    ``mode`` "replace" empties ``replace`` in the same commit (jobs). ``inputs`` are the sources for lineage:
-    objects with ``source`` or ``featuregroup``, ``version``, ``delta_version``. ``window`` says which windows of a
-    job the rows are: ``job``, ``start``, ``end``, ``count``. ``staged`` rows lie in files of the engine already, which
-    the caller removes.
+    ``mode`` "replace" empties ``replace`` in the same commit (jobs). ``inputs`` are the sources for
+    lineage: objects with ``source`` or ``featuregroup``, ``version``, ``delta_version``. ``window``
+    says which windows of a job the rows are: ``job``, ``start``, ``end``, ``count``. ``staged``
+    rows lie in files of the engine already, which the caller removes.
     """
 
     mode: str = "append"
@@ -110,13 +119,15 @@ def commit(
     if written is None:
         state = deltalog.table_state(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
-    return register(
-        session, group, conformed.spec, written, run=run, audited=audited, mode=write.mode
-    )
+    landed = LandedRows(group, conformed.spec, written, write.mode, audited)
+    return register(session, landed, run=run)
 
 
 def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
-    """Return the rows that may be committed: staged and audited where there is something to check."""
+    """Return the rows that may be committed.
+
+    Staged and audited where there is something to check.
+    """
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
     validation = write.validation or spec.validation
     has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
@@ -204,8 +215,8 @@ def _is_repeat(path: str, transaction: tuple[str, int]) -> bool:
 def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) -> None:
     """Put new columns into the definition, one writer after the other.
 
-    The definition first: readers leave out columns that the table does not have yet, so a writer that dies here
-    has changed nothing.
+    The definition first: readers leave out columns that the table does not have yet, so a writer
+    that dies here has changed nothing.
     """
     name, version = group.spec.name, group.spec.version
     with session.registry.transaction() as connection:

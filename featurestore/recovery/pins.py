@@ -1,6 +1,9 @@
-"""Pins of running exports: which Delta versions they read, said before they read them, so that no vacuum takes their files.
+"""Pins of running exports.
 
-A finished dataset pins by its manifest and by the registry; an export in flight by a file in its stage.
+Which Delta versions they read, said before they read them, so that no vacuum takes their files.
+
+A finished dataset pins by its manifest and by the registry; an export in flight by a file in its
+stage.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Publication: the one moment at which a write becomes visible, and what holds before and after it.
 
-Before the moment a failure removes the files of the write. From the moment on nothing is removed, and nothing is
-reported as failed: what goes wrong afterwards is a ``PublicationWarning``, and recovery finishes the rest.
+Before the moment a failure removes the files of the write. From the moment on nothing is removed,
+and nothing is reported as failed: what goes wrong afterwards is a ``PublicationWarning``, and
+recovery finishes the rest.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ _SYNC_THREADS = 8
 class Publication:
     """The files of one write, until the moment at which it becomes visible.
 
-    The write adds each file before it makes it, and publishes all of them with ``link``. Leaving the ``with`` block
-    without publication removes the files. Where it cannot be told whether the moment came (an interrupt inside the
-    call that publishes), they stay: a file that nothing names is removed by the next vacuum, a file that a commit
-    names could never be brought back. One thread uses a publication; it is used once.
+    The write adds each file before it makes it, and publishes all of them with ``link``. Leaving
+    the ``with`` block without publication removes the files. Where it cannot be told whether the
+    moment came (an interrupt inside the call that publishes), they stay: a file that nothing names
+    is removed by the next vacuum, a file that a commit names could never be brought back. One
+    thread uses a publication; it is used once.
 
     Args:
-        durable: Sync the files and their folders to disk before the moment, and the published name after it.
+        durable: Sync the files and their folders to disk before the moment, and the published name
+            after it.
     """
 
     def __init__(self, *, durable: bool = True) -> None:
@@ -47,9 +50,13 @@ class Publication:
         self._files.append(path)
 
     def link(self, source: str, target: str) -> bool:
-        """Give ``source`` its public name, which makes the write visible; False when the name is taken."""
+        """Give ``source`` its public name, which makes the write visible.
+
+        False when the name is taken.
+        """
         self._sync_files()
-        # Said before the call: an interrupt may come when the name is there and the call has not returned yet.
+        # Said before the call: an interrupt may come when the name is there and the call has not
+        # returned yet.
         self._published = True
         try:
             os.link(source, target)
@@ -101,7 +108,10 @@ def is_durable(durability: str) -> bool:
 
 @contextmanager
 def after_publication(what: str) -> Iterator[None]:
-    """Report what fails in the block as a warning that ``what`` landed: it must not look like a failed write."""
+    """Report what fails in the block as a warning that ``what`` landed.
+
+    It must not look like a failed write.
+    """
     try:
         yield
     except Exception as error:
@@ -121,7 +131,10 @@ def warn_published(what: str, error: BaseException, *, stacklevel: int = 4) -> N
 
 
 def sync(paths: Iterable[str]) -> None:
-    """Bring files, and their names in their folders, to disk: several at a time, each folder once."""
+    """Bring files, and their names in their folders, to disk.
+
+    Several at a time, each folder once.
+    """
     files = list(paths)
     folders = sorted({os.path.dirname(path) for path in files})
     for batch in (files, folders):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from featurestore.featuregroups.table import AsOf
+    from featurestore.featuregroups.table import TableVersion
     from featurestore.model.statistics import Statistics
     from featurestore.model.validation import ValidationReport
 
@@ -55,7 +55,7 @@ class InsightCalls(Connected):
         return validation_history(self._session, name, version=version)
 
     def get_featuregroup_statistics(
-        self, name: str, *, version: int | None = None, delta_version: AsOf | None = None
+        self, name: str, *, version: int | None = None, delta_version: TableVersion | None = None
     ) -> Statistics:
         """Return the statistics of a feature group, computed now unless its commit stored them.
 
@@ -106,19 +106,15 @@ class InsightCalls(Connected):
         >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
         >>> figure.savefig("correlations.png")
         """
-        from featurestore.featuregroups.pictures import correlations
+        from featurestore.featuregroups.statistics import statistics_of, statistics_to_compare
+        from featurestore.statistics import plots
 
-        return correlations(
-            self._session,
-            name,
-            version=version,
-            compare_with=compare_with,
-            plot=plot,
-            figsize=figsize,
-            cmap=cmap,
-            annot=annot,
-            method=method,
+        found = statistics_of(self._session, name, version=version)
+        other = statistics_to_compare(self._session, name, compare_with)
+        figure = plots.correlations(
+            found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot
         )
+        return plots.shown(figure, plot=plot)
 
     def visualize_featuregroup_distributions(
         self,
@@ -136,17 +132,13 @@ class InsightCalls(Connected):
         >>> len(figure.axes)
         2
         """
-        from featurestore.featuregroups.pictures import distributions
+        from featurestore.featuregroups.statistics import statistics_of, statistics_to_compare
+        from featurestore.statistics import plots
 
-        return distributions(
-            self._session,
-            name,
-            version=version,
-            compare_with=compare_with,
-            columns=columns,
-            plot=plot,
-            figsize=figsize,
-        )
+        found = statistics_of(self._session, name, version=version)
+        other = statistics_to_compare(self._session, name, compare_with)
+        figure = plots.distributions(found, other=other, columns=columns, figsize=figsize)
+        return plots.shown(figure, plot=plot)
 
     def visualize_featuregroup_clusters(
         self,
@@ -163,11 +155,14 @@ class InsightCalls(Connected):
 
         >>> figure = store.visualize_featuregroup_clusters("weather", plot=False)
         """
-        from featurestore.featuregroups.pictures import clusters as draw
+        from featurestore.featuregroups.statistics import state_of, statistics_of
+        from featurestore.statistics import plots
+        from featurestore.statistics.clusters import find_clusters
 
-        return draw(
-            self._session, name, version=version, number=clusters, plot=plot, figsize=figsize
-        )
+        found = find_clusters(state_of(self._session, name, version=version), clusters=clusters)
+        source = statistics_of(self._session, name, version=version).source
+        figure = plots.clusters(found, source=source, figsize=figsize)
+        return plots.shown(figure, plot=plot)
 
     def visualize_featuregroup_descriptive_stats(
         self, name: str, *, version: int | None = None
@@ -177,9 +172,10 @@ class InsightCalls(Connected):
         >>> store.visualize_featuregroup_descriptive_stats("weather").loc["temp", "mean"]
         37.625
         """
-        from featurestore.featuregroups.pictures import descriptive_stats
+        from featurestore.featuregroups.statistics import statistics_of
+        from featurestore.statistics.describe import descriptive_stats
 
-        return descriptive_stats(self._session, name, version=version)
+        return descriptive_stats(statistics_of(self._session, name, version=version))
 
     def visualize_training_dataset_correlations(
         self,

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.featuregroups import registration
 from featurestore.featuregroups import statistics as group_statistics
 from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
@@ -58,7 +59,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     context = spark.sparkContext  # type: ignore[attr-defined]
-    counted, written = group_statistics.count_commit, []
+    counted, written = registration.count_commit, []
 
     def watch(*arguments: object, **named: object) -> None:
         written.append(f"statistics of write {len(written)}")
@@ -69,7 +70,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
             counted(*arguments, **named)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 
-    monkeypatch.setattr(group_statistics, "count_commit", watch)
+    monkeypatch.setattr(registration, "count_commit", watch)
     store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
     store.insert_into_featuregroup(people(100, 130), "people")
     jobs = [len(context.statusTracker().getJobIdsForGroup(group)) for group in written]

@@ -22,6 +22,7 @@ from featurestore.errors import (
     RegistryTooNew,
     missing_extra,
 )
+from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
 
 REGISTRY_FILE = "registry.db"
@@ -37,10 +38,11 @@ _UPGRADE_LOCK = 4_918_274_610
 class Registry:
     """An open registry: transactions that write, and reads that never wait for them."""
 
-    def __init__(self, url: sa.URL, *, copy_of: str | None = None) -> None:
+    def __init__(self, url: sa.URL, location: str, *, is_copy: bool = False) -> None:
         self._engine = _engine(url)
         self._url = url
-        self._copy_of = copy_of
+        self._location = location
+        self._is_copy = is_copy
         # A store that nobody closed must not leave its server connections to the garbage collector.
         weakref.finalize(self, self._engine.dispose)
 
@@ -63,9 +65,9 @@ class Registry:
 
     def check_writable(self) -> None:
         """Raise LocationNotWritable when the store is open for reading only."""
-        if self._copy_of is not None:
+        if self._is_copy:
             raise LocationNotWritable(
-                f"The store at {self._copy_of!r} is open for reading only: it cannot be written here.",
+                f"The store at {self._location!r} is open for reading only: it cannot be written.",
                 hint="connect where the location can be written",
             )
 
@@ -97,7 +99,8 @@ class Registry:
     def _connection(self, *, immediate: bool) -> Iterator[Connection]:
         try:
             with self._engine.connect() as connection:
-                yield connection.execution_options(immediate=immediate)
+                options = {"immediate": immediate, LOCATION: self._location}
+                yield connection.execution_options(**options)
         except (exc.OperationalError, exc.DatabaseError) as error:
             if isinstance(error, exc.IntegrityError):
                 raise
@@ -132,10 +135,10 @@ def _open(directory: str, url: str | None, read_only: bool) -> Registry:
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
         files.copy_together([_file(directory) + ending for ending in SQLITE_FILES], copy)
-        registry = Registry(sa.URL.create("sqlite", database=database), copy_of=directory)
+        registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
         return registry
-    return Registry(_parsed(directory, url), copy_of=directory if read_only else None)
+    return Registry(_parsed(directory, url), directory, is_copy=read_only)
 
 
 def _file(directory: str) -> str:
@@ -186,7 +189,7 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
     """
     if url is None and not files.exists(_file(directory)):
         return None
-    registry = Registry(_parsed(directory, url))
+    registry = Registry(_parsed(directory, url), directory)
     try:
         return _stamped(registry)
     finally:

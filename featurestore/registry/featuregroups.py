@@ -13,6 +13,7 @@ from featurestore.errors import FeatureGroupExists, FeatureGroupNotFound, listin
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features
+from featurestore.registry.rows import readable
 from featurestore.registry.tables import featuregroups, is_latest, tags
 
 KIND = "featuregroup"
@@ -190,7 +191,7 @@ def advance(
         return
     changed: dict[str, object] = {"delta_version": max(row.delta_version, delta_version)}
     if spec is not None:
-        stored = FeatureGroupSpec.from_json(json.loads(row.spec))
+        stored = _group(row).spec
         if set(stored.schema.names) < set(spec.schema.names):
             changed["spec"] = json.dumps(spec.to_json())
             features.replace(connection, row.id, spec)
@@ -226,11 +227,12 @@ def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[ob
 
 
 def _group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
-    return RegisteredGroup(
-        id=row.id,
-        spec=FeatureGroupSpec.from_json(json.loads(row.spec)),
-        table_id=row.table_id,
-        delta_version=row.delta_version,
-        description=row.description,
-        created=from_micros(row.created),
-    )
+    with readable(f"feature group {row.name!r} version {row.version}"):
+        return RegisteredGroup(
+            id=row.id,
+            spec=FeatureGroupSpec.from_json(json.loads(row.spec)),
+            table_id=str(row.table_id),
+            delta_version=int(row.delta_version),
+            description=str(row.description),
+            created=from_micros(row.created),
+        )

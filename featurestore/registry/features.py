@@ -30,22 +30,26 @@ class RegisteredFeature:
 def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> None:
     """Write the columns of a group, in place of those recorded before."""
     connection.execute(features.delete().where(features.c.featuregroup_id == group_id))
-    times = {spec.event_time, spec.created_time}
-    rows = [
-        {
-            "featuregroup_id": group_id,
-            "position": position,
-            "name": field.name,
-            "type": str(field.type),
-            "role": "key"
-            if field.name in spec.primary_key
-            else "time"
-            if field.name in times
-            else "feature",
-        }
-        for position, field in enumerate(spec.schema)
-    ]
+    rows = []
+    for position, field in enumerate(spec.schema):
+        rows.append(
+            {
+                "featuregroup_id": group_id,
+                "position": position,
+                "name": field.name,
+                "type": str(field.type),
+                "role": _role(spec, field.name),
+            }
+        )
     connection.execute(features.insert(), rows)
+
+
+def _role(spec: FeatureGroupSpec, name: str) -> str:
+    if name in spec.primary_key:
+        return "key"
+    if name in (spec.event_time, spec.created_time):
+        return "time"
+    return "feature"
 
 
 def groups_with(connection: Connection, name: str) -> list[str]:

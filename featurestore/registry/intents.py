@@ -6,13 +6,12 @@ A row from before a write begins until its result is registered, so that a death
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import times
-from featurestore.model.times import from_micros, to_micros
+from featurestore.model.times import to_micros
 from featurestore.registry.tables import intents
 
 
@@ -29,7 +28,6 @@ class Intent:
     name: str
     version: int
     owner: str
-    created: datetime
 
 
 def begin(
@@ -70,9 +68,7 @@ def of_name(connection: Connection, kind: str, name: str) -> list[Intent]:
 
 
 def _read(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Intent]:
-    query = sa.select(intents).where(condition).order_by(intents.c.created)
-    found = []
-    for row in connection.execute(query):
-        values = {**row._asdict(), "created": from_micros(row.created)}
-        found.append(Intent(**values))
-    return found
+    columns = intents.c
+    query = sa.select(columns.run_id, columns.kind, columns.name, columns.version, columns.owner)
+    found = connection.execute(query.where(condition).order_by(columns.created))
+    return [Intent(*row) for row in found]

@@ -13,6 +13,7 @@ from featurestore.errors import JobNotFound, listing
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
+from featurestore.registry.rows import readable
 from featurestore.registry.tables import job_definitions, job_states
 
 
@@ -86,7 +87,8 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
     """Return a definition that a job has or had."""
     same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
     text = connection.execute(sa.select(job_definitions.c.spec).where(same)).scalar_one()
-    return JobSpec.from_json(json.loads(text))
+    with readable(f"job {name!r} version {version}"):
+        return JobSpec.from_json(json.loads(text))
 
 
 def every(
@@ -169,6 +171,7 @@ def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None
 
 def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
     state = connection.execute(sa.select(job_states).where(job_states.c.name == row.name)).one()
-    watermark = None if state.watermark is None else from_micros(state.watermark)
-    spec = JobSpec.from_json(json.loads(row.spec))
+    with readable(f"job {row.name!r}"):
+        watermark = None if state.watermark is None else from_micros(state.watermark)
+        spec = JobSpec.from_json(json.loads(row.spec))
     return RegisteredJob(spec, row.version, row.origin, bool(state.paused), watermark)

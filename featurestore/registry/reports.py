@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.times import to_micros, utc_now
+from featurestore.registry.rows import readable
 from featurestore.registry.tables import validation_reports
 
 
@@ -39,7 +40,8 @@ def validations(connection: Connection, kind: str, name: str, version: int) -> l
         .where(columns.kind == kind, columns.name == name, columns.version == version)
         .order_by(columns.id)
     )
-    return [json.loads(each) for each in connection.execute(query).scalars()]
+    with readable(f"validations of {name!r} version {version}"):
+        return [json.loads(each) for each in connection.execute(query).scalars()]
 
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:

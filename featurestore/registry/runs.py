@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,8 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from featurestore.model import times
+from featurestore.model.paths import is_relative_path
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
+from featurestore.registry.rows import location_of, readable
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
@@ -48,11 +51,9 @@ class Run:
     @property
     def seconds(self) -> float | None:
         """How long it took."""
-        return (
-            None
-            if self.ended is None or self.started is None
-            else (self.ended - self.started).total_seconds()
-        )
+        if self.ended is None or self.started is None:
+            return None
+        return (self.ended - self.started).total_seconds()
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class WindowState:
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The inputs that it saw."""
-        found: dict[str, Any] = json.loads(self._inputs)
+        with readable(f"the inputs of a window of run {self.run_id!r}"):
+            found: dict[str, Any] = json.loads(self._inputs)
         return found
 
 
@@ -90,7 +92,7 @@ def begin(connection: Connection, run: Run) -> None:
             transaction_number=number,
             inputs=json.dumps(run.inputs),
             started=to_micros(times.utc_now()),
-            log=run.log,
+            log=_relative(connection, run.log),
         )
     )
 
@@ -108,7 +110,7 @@ def of_job(connection: Connection, job: str, *, state: str | None = None) -> lis
     query = sa.select(runs).where(runs.c.job == job).order_by(runs.c.started, runs.c.window_start)
     if state is not None:
         query = query.where(runs.c.state == state)
-    return [_run(row) for row in connection.execute(query)]
+    return [_run(connection, row) for row in connection.execute(query)]
 
 
 def last(connection: Connection, job: str) -> Run | None:
@@ -119,12 +121,14 @@ def last(connection: Connection, job: str) -> Run | None:
         .order_by(runs.c.started.desc(), runs.c.window_start.desc())
     )
     row = connection.execute(query.limit(1)).first()
-    return None if row is None else _run(row)
+    return None if row is None else _run(connection, row)
 
 
 def get(connection: Connection, run_id: str) -> Run:
     """Return one run."""
-    return _run(connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one())
+    return _run(
+        connection, connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one()
+    )
 
 
 def restore(connection: Connection, run: Run) -> None:
@@ -276,25 +280,38 @@ def _bound(job: str, found: Iterable[Window]) -> list[dict[str, Any]]:
     ]
 
 
-def _run(row: Row[tuple[object, ...]]) -> Run:
-    return Run(
-        run_id=row.run_id,
-        job=row.job,
-        job_version=row.job_version,
-        window=Window(from_micros(row.window_start), from_micros(row.window_end)),
-        windows=row.windows,
-        state=row.state,
-        owner=row.owner,
-        inputs=json.loads(row.inputs),
-        transaction=None
-        if row.transaction_app is None
-        else (row.transaction_app, row.transaction_number),
-        started=from_micros(row.started),
-        ended=None if row.ended is None else from_micros(row.ended),
-        rows=row.rows,
-        delta_version=row.delta_version,
-        memory=row.memory,
-        error=row.error,
-        hint=row.hint,
-        log=row.log,
-    )
+def _run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
+    transaction = None
+    if row.transaction_app is not None:
+        transaction = (row.transaction_app, row.transaction_number)
+    with readable(f"run {row.run_id!r}"):
+        return Run(
+            run_id=row.run_id,
+            job=row.job,
+            job_version=row.job_version,
+            window=Window(from_micros(row.window_start), from_micros(row.window_end)),
+            windows=row.windows,
+            state=row.state,
+            owner=row.owner,
+            inputs=json.loads(row.inputs),
+            transaction=transaction,
+            started=from_micros(row.started),
+            ended=None if row.ended is None else from_micros(row.ended),
+            rows=row.rows,
+            delta_version=row.delta_version,
+            memory=row.memory,
+            error=row.error,
+            hint=row.hint,
+            log=_absolute(connection, row.log),
+        )
+
+
+def _relative(connection: Connection, log: str | None) -> str | None:
+    """Return the path of a log relative to the location, so that a store can be moved."""
+    return None if log is None else os.path.relpath(log, location_of(connection))
+
+
+def _absolute(connection: Connection, log: str | None) -> str | None:
+    if log is None or not is_relative_path(log):
+        return None  # a path that leads elsewhere was not written by this store
+    return os.path.join(location_of(connection), log)

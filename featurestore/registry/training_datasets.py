@@ -10,7 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from featurestore.errors import TrainingDatasetExists, TrainingDatasetNotFound, listing
+from featurestore.model.paths import check_version
 from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.registry.rows import readable
 from featurestore.registry.tables import tags, training_dataset_pins, training_datasets
 
 KIND = "training_dataset"
@@ -130,7 +132,8 @@ def pinning(connection: Connection, featuregroup: str, version: int) -> list[tup
         .where(pins.featuregroup == featuregroup, pins.version == version)
         .order_by(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
     )
-    return [(row[0], row[1], row[2]) for row in connection.execute(query)]
+    with readable(f"what pins feature group {featuregroup!r} version {version}"):
+        return [(str(row[0]), int(row[1]), int(row[2])) for row in connection.execute(query)]
 
 
 def remove(connection: Connection, name: str, version: int) -> None:
@@ -173,14 +176,15 @@ def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> Registered
         .where(pins.training_dataset_id == row.id)
         .order_by(pins.featuregroup, pins.version, pins.delta_version)
     )
-    return RegisteredDataset(
-        name=row.name,
-        version=row.version,
-        manifest_hash=row.manifest_hash,
-        format=row.format,
-        rows=row.rows,
-        description=row.description,
-        run_id=row.run_id,
-        created=from_micros(row.created),
-        pins=tuple(Pin(*each) for each in found),
-    )
+    with readable(f"training dataset {row.name!r} version {row.version}"):
+        return RegisteredDataset(
+            name=row.name,
+            version=check_version(row.version),
+            manifest_hash=row.manifest_hash,
+            format=row.format,
+            rows=int(row.rows),
+            description=row.description,
+            run_id=row.run_id,
+            created=from_micros(row.created),
+            pins=tuple(Pin(*each) for each in found),
+        )

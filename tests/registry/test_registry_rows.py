@@ -1,0 +1,90 @@
+"""Rows of a registry are data: whatever stands in them, the library's own errors come out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+import featurestore
+from featurestore.errors import FeatureStoreError, RegistryError
+from featurestore.model.window import Window
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import runs
+from featurestore.store import FeatureStore
+from tests.registry.test_registry_rebuild import DAY
+
+TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
+BROKEN = ("{", "9" * 5000)
+COLUMNS = {
+    "featuregroups": ("name", "version", "table_id", "delta_version", "spec", "created"),
+    "features": ("name", "type", "role"),
+    "training_datasets": ("name", "version", "manifest_hash", "format", "rows", "created"),
+    "training_dataset_pins": ("featuregroup", "delta_version"),
+    "validation_reports": ("report",),
+    "intents": ("run_id", "kind", "name", "version", "owner", "created"),
+    "owners": ("name", "seen"),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    store = featurestore.connect(tmp_path_factory.mktemp("rows") / "store")
+    store.create_featuregroup(TABLE, "g", primary_key="x")
+    store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
+    return store
+
+
+@pytest.mark.filterwarnings("ignore:The training dataset")
+@pytest.mark.parametrize(("table", "column"), [(t, c) for t in COLUMNS for c in COLUMNS[t]])
+def test_no_row_ends_in_a_traceback(store: FeatureStore, table: str, column: str) -> None:
+    calls: list[Callable[[FeatureStore], object]] = [
+        lambda each: each.get_featuregroups(),
+        lambda each: each.get_featuregroup("g").count(),
+        lambda each: each.search("g"),
+        lambda each: each.get_validation_history("g"),
+        lambda each: each.get_training_datasets(),
+        lambda each: each.get_training_dataset("d").read("train").count(),
+        lambda each: each.vacuum_featuregroup("g", retain="0s"),
+    ]
+    for text in BROKEN:
+        with store.session.registry.transaction() as connection:
+            for emptied in ("intents", "owners"):
+                connection.execute(sa.text(f"delete from {emptied}"))
+            fill = "insert into intents values ('r', 'write', 'g', 1, 'nobody', 0)"
+            connection.execute(sa.text(fill))
+            connection.execute(sa.text("insert into owners values ('nobody', 0)"))
+            connection.execute(sa.text(f"update {table} set {column} = :text"), {"text": text})
+        with featurestore.connect(store.location) as again:
+            for call in calls:
+                with contextlib.suppress(FeatureStoreError):
+                    call(again)
+        rebuild(store.location)
+    assert store.get_featuregroup("g").count() == 2
+    assert store.get_training_dataset("d").version == 1
+
+
+def test_a_group_whose_definition_is_broken_is_named(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup(TABLE, "g")
+    with duckdb_store.session.registry.transaction() as connection:
+        connection.execute(sa.text("update featuregroups set spec = '{'"))
+    with pytest.raises(RegistryError, match="feature group 'g' version 1"):
+        duckdb_store.get_featuregroups()
+
+
+def test_logs_of_runs_move_with_the_store_and_lead_nowhere_else(duckdb_store: FeatureStore) -> None:
+    registry, location = duckdb_store.session.registry, duckdb_store.location
+    log = os.path.join(location, "_logs", "j", "r.log")
+    run = runs.Run("r", "j", 1, Window(DAY, DAY), 1, runs.RUNNING, "nobody", log=log)
+    with registry.transaction() as connection:
+        runs.begin(connection, run)
+        stored = connection.execute(sa.text("select log from runs")).scalar_one()
+        assert stored == str(Path("_logs", "j", "r.log"))
+        assert runs.get(connection, "r").log == log
+        connection.execute(sa.text("update runs set log = '/etc/passwd'"))
+        assert runs.get(connection, "r").log is None

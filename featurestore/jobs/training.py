@@ -19,7 +19,8 @@ from featurestore.registry import runs, training_datasets
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.training import catalog
-from featurestore.training.create import create, given_data
+from featurestore.training.create import create
+from featurestore.training.export.data import export_data
 
 _log = logging.getLogger("featurestore.jobs")
 
@@ -90,11 +91,11 @@ def _inputs_changed(session: Session, attempt: Attempt, inputs: tuple[PinnedInpu
 
 def _same_sources(session: Session, name: str, data: object) -> bool:
     """Tell whether a frame reads the very Delta versions that the latest version was made from."""
-    given = given_data(session, data).provenance()
-    if given["plan"] is None or not given["reproducible"]:
+    provenance = export_data(session, data).provenance
+    if provenance.plan is None or not provenance.reproducible:
         return False
     manifest: Manifest = catalog.get(session, name, None).manifest
-    return list(map(dict, given["sources"])) == list(map(dict, manifest.sources))
+    return list(map(dict, provenance.sources)) == list(map(dict, manifest.sources))
 
 
 def _retire(session: Session, name: str, keep: int) -> None:

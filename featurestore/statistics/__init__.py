@@ -10,6 +10,7 @@ from featurestore.statistics.accumulator import (
     StatisticsAccumulator,
     StatisticsState,
     count_statistics,
+    is_sample_short,
     merge,
     statistics_accumulator,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "compare_statistics",
     "count_statistics",
     "finish",
+    "is_sample_short",
     "merge",
     "state_from_bytes",
     "state_to_bytes",

@@ -21,7 +21,7 @@ from featurestore.plugins.format import (
     Layout,
     WrittenShard,
 )
-from featurestore.training.export.profiles import ProfileAccumulator, finish_profiles
+from featurestore.training.export.profiles import ProfileAccumulator
 
 TIME = pa.timestamp("us", tz="UTC")
 NUMBERS = (
@@ -166,7 +166,7 @@ def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:
     state = accumulator.start()
     for batch in table.to_batches():
         state = accumulator.update(state, batch)
-    return finish_profiles(table.schema.names, state)
+    return accumulator.finish(state)
 
 
 def kept(table: pa.Table, encodings: dict[str, ColumnEncoding]) -> pa.Table:

@@ -58,7 +58,7 @@ class TrainingDataset:
     @property
     def schema(self) -> pa.Schema:
         """The feature types of the columns."""
-        from featurestore.training.rows import dataset_schema
+        from featurestore.training.reading import dataset_schema
 
         return dataset_schema(self.manifest)
 
@@ -99,8 +99,7 @@ class TrainingDataset:
 
         Columns, sources, rows per split, statistics.
         """
-        from featurestore.training.reading import drift_between
-        from featurestore.training.verification.diff import diff
+        from featurestore.training.verification.diff import diff, drift_between
 
         return diff(
             self.path, self.manifest, other.path, other.manifest, drift=drift_between(self, other)

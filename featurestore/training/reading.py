@@ -1,25 +1,73 @@
-"""A training dataset's rows as a FeatureFrame, and the drift between two datasets' statistics."""
+"""Rows of a training dataset read back from its files, in canonical order: as batches, as a FeatureFrame."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from featurestore.errors import InvalidArgument
+from featurestore.model.arrow_json import type_from_json
+from featurestore.model.manifest import Manifest, ManifestShard
 from featurestore.plugins.engine import find_engine
-from featurestore.retrieval import FeatureFrame
-from featurestore.session import Session
-from featurestore.training.rows import dataset_schema, split_batches
+from featurestore.plugins.format import find_format
+from featurestore.storage import files
 
 if TYPE_CHECKING:
     from featurestore.registry import Registry
+    from featurestore.retrieval import FeatureFrame
+    from featurestore.session import Session
     from featurestore.training.dataset import TrainingDataset
+
+READ_ROWS = 65_536
+
+
+def dataset_schema(manifest: Manifest) -> pa.Schema:
+    """Return the feature types of a dataset's columns."""
+    return pa.schema([(column.name, type_from_json(column.type)) for column in manifest.columns])
+
+
+def split_batches(
+    directory: str, manifest: Manifest, split: str, *, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a split in canonical order.
+
+    Raises:
+        InvalidArgument: The layout cannot be read row by row (GZIP).
+    """
+    for shard in manifest.split(split).shards:
+        yield from shard_batches(directory, manifest, shard, columns=columns)
+
+
+def shard_batches(
+    directory: str,
+    manifest: Manifest,
+    shard: ManifestShard,
+    *,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one shard."""
+    chosen = find_format(manifest.data_format)
+    refused = chosen.refuse_reading(manifest.layout)
+    if refused is not None:
+        raise InvalidArgument(refused)
+    if columns is None:
+        columns = [column.name for column in manifest.columns]
+    reader = chosen.open_shard(files.inside(directory, shard.path), layout=manifest.layout)
+    try:
+        for start in range(0, shard.rows, READ_ROWS):
+            yield reader.read(start, min(shard.rows, start + READ_ROWS), list(columns))
+    finally:
+        reader.close()
 
 
 def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
     """Return the rows of a split; a dataset opened by its path is read with the embedded engine."""
+    from featurestore.retrieval import FeatureFrame
+
     dataset.manifest.split(split)
     session = dataset.session or _session_of_path(dataset.path)
     schema = dataset_schema(dataset.manifest)
@@ -33,18 +81,7 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
 
 
 def _session_of_path(path: str) -> Session:
+    from featurestore.session import Session
+
     # Reading files touches no registry.
     return Session(os.path.dirname(path), find_engine("duckdb"), cast("Registry", None))
-
-
-def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str, Any] | None:
-    """Return the drift report of each split that both have with statistics; None when there is none."""
-    from featurestore.statistics import compare_statistics
-
-    shared = [split for split in dataset.splits if split in dataset.manifest.statistics]
-    shared = [split for split in shared if split in other.manifest.statistics]
-    reports = {
-        split: compare_statistics(dataset.statistics(split), other.statistics(split))
-        for split in shared
-    }
-    return {split: report.to_json() for split, report in reports.items()} or None

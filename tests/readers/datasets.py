@@ -20,7 +20,7 @@ from featurestore.model.manifest import (
 )
 from featurestore.plugins.format import find_format
 from featurestore.storage.manifests import write_manifest
-from featurestore.training.export.profiles import ProfileAccumulator, finish_profiles
+from featurestore.training.export.profiles import ProfileAccumulator
 
 ROW = "row_id"
 
@@ -46,7 +46,7 @@ def make_dataset(
     for each in tables.values():
         for batch in each.to_batches():
             state = accumulator.update(state, batch)
-    profiles = finish_profiles(schema.names, state)
+    profiles = accumulator.finish(state)
     layout = chosen.layout(schema, profiles, compression=compression, block_rows=block_rows)
     encodings = chosen.encodings(layout)
     columns = tuple(

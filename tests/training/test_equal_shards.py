@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.splits import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
+from featurestore.training.export.assignment import SHARD, Assignment
 from featurestore.training.export.boundaries import (
-    HASH,
-    SHARD,
-    CountAccumulator,
-    RefineAccumulator,
+    BinAccumulator,
+    HistogramAccumulator,
     bins_of_ranks,
-    cuts_at_ranks,
+    boundaries_at_ranks,
     equal_sizes,
 )
-from featurestore.training.export.hashed_rows import Prepare
-from featurestore.training.export.shards import Assignment, ShardTask, ShardWriter
+from featurestore.training.export.hashed_rows import HASH, HashRows
+from featurestore.training.export.shard_writer import PlannedShard, ShardWriter
 from featurestore.training.export.split_rules import SplitRule
 
-BITS = 4  # few bins, so that cuts fall into full ones
+BITS = 4  # few bins, so that boundaries fall into full ones
 
 
 class Keeps:
@@ -45,9 +44,9 @@ class Keeps:
 
 def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int) -> list[pa.Table]:
     rule = SplitRule(FractionSplit((("train", 1.0),)))
-    prepare = Prepare(rule, key, 0)
+    prepare = HashRows(rule, key, 0)
     staged = [prepare(batch) for batch in rows.to_batches(max_chunksize=batch_rows)]
-    count = CountAccumulator(BITS)
+    count = HistogramAccumulator(BITS)
     counts = count.start()
     for batch in staged:
         counts = count.merge(counts, count.update(count.start(), batch))
@@ -55,22 +54,24 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     ends = np.cumsum(sizes)[:-1]
     ranks = {0: [int(end) for end in ends if end < rows.num_rows]}
     bins = bins_of_ranks(counts, ranks)
-    refine = RefineAccumulator(BITS, bins)
+    refine = BinAccumulator(BITS, bins)
     refined = refine.start()
     for batch in staged:
         refined = refine.merge(refined, refine.update(refine.start(), batch))
-    assignment = Assignment((0,), (tuple(cuts_at_ranks(counts, refine.finish(refined), ranks)[0]),))
+    assignment = Assignment(
+        (0,), (tuple(boundaries_at_ranks(counts, refine.finish(refined), ranks)[0]),)
+    )
     table = pa.Table.from_batches([assignment(batch) for batch in staged])
-    cuts = assignment.cuts[0]
+    boundaries = assignment.boundaries[0]
     tasks = tuple(
-        ShardTask(str(n), size, skip=cuts[n - 1].offset if 0 < n <= len(cuts) else 0)
+        PlannedShard(str(n), size, skip=boundaries[n - 1].offset if 0 < n <= len(boundaries) else 0)
         for n, size in enumerate(sizes)
     )
     keeps = Keeps()
     writer = ShardWriter("", keeps, {}, tasks, tuple(rows.schema.names), ())  # type: ignore[arg-type]
     for number in range(shards):
         mine = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
-        summary = writer(number, iter(mine.to_batches(max_chunksize=batch_rows)))
+        _, summary = writer(number, iter(mine.to_batches(max_chunksize=batch_rows)))
         assert summary.written.rows == sizes[number]
     return [keeps.tables[str(number)] for number in range(shards)]
 

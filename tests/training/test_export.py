@@ -29,10 +29,10 @@ from featurestore.errors import (
 )
 from featurestore.hashing import canonical_bytes, row_hash
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.training.export.hashed_rows import Prepared, prepare
-from featurestore.training.export.pipeline import write
+from featurestore.training.export.hashed_rows import HashedRows, hash_rows
+from featurestore.training.export.pipeline import write_shards
 from featurestore.training.export.request import check_request
-from featurestore.training.export.shard_plan import plan_shape
+from featurestore.training.export.shard_plan import plan_shards
 
 START = datetime(2024, 1, 1, tzinfo=UTC)  # of the example
 Example = Callable[..., pa.Table]
@@ -234,20 +234,20 @@ def test_splits_other_than_those_counted_are_no_dataset(
     request = check_request(asked, schema=rows.schema)
     relation = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     directory = str(Path(duckdb_store.location, "made"))
-    staged = prepare(
+    hashed = hash_rows(
         engine, relation, request, plan=None, directory=str(Path(duckdb_store.location, "rows"))
     )
-    shape = plan_shape(engine, staged, request)
-    summaries = write(engine, staged, request, shape, directory=directory)
+    plan = plan_shards(engine, hashed, request)
+    summaries = write_shards(engine, hashed, request, plan, directory=directory)
     assert sum(each.written.rows for each in summaries) == 200
     changed = engine.sql(
         'select * replace (case when "at" = (select max("at") from t) then __fs_hash + 1 else __fs_hash end '
         "as __fs_hash) from t",
-        tables={"t": staged.rows(engine)},
+        tables={"t": hashed.relation(engine)},
         parameters={},
     )
     with pytest.raises(DatasetDamaged, match="other rows than those that were counted"):
-        write(engine, Prepared(changed, None, request), request, shape, directory=directory)
+        write_shards(engine, HashedRows(changed, None, request), request, plan, directory=directory)
 
 
 def test_what_killed_attempts_of_a_task_left_is_removed(
@@ -257,7 +257,7 @@ def test_what_killed_attempts_of_a_task_left_is_removed(
     left = place / ".tfrecord-00000-of-00001.0123456789abcdef.tmp"
 
     def leave(phase: str, done: int, total: int) -> None:
-        if phase == "count and cut":
+        if phase == "plan shards":
             place.mkdir()
             left.write_bytes(b"half a shard")
 

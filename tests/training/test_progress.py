@@ -25,7 +25,7 @@ def test_a_listener_hears_the_phases_and_then_every_row(
     )
     assert list(dict.fromkeys(phase for phase, _, _ in heard)) == [
         "compute rows",
-        "count and cut",
+        "plan shards",
         "write shards",
     ]
     assert heard[-1] == ("write shards", 500, 500)

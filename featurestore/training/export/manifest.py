@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
-from typing import Any
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 
 from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import (
@@ -16,41 +17,28 @@ from featurestore.model.manifest import (
 )
 from featurestore.model.times import utc_now
 from featurestore.plugins.format import WrittenFile
-from featurestore.training.export.request import (
-    ExportRequest,
-    class_weights,
-    labels_json,
-    library_versions,
-)
-from featurestore.training.export.shard_plan import Shape
-from featurestore.training.export.shards import ShardSummary
+from featurestore.training.export.data import Provenance
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shard_plan import ShardPlan
+from featurestore.training.export.shard_writer import ShardSummary
 
-LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
+_LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
 
 def build_manifest(
     request: ExportRequest,
-    shape: Shape,
+    plan: ShardPlan,
     summaries: Sequence[ShardSummary],
     *,
     version: int,
-    provenance: Mapping[str, Any],
     run_id: str,
+    provenance: Provenance,
+    dropped_rows: int | None = None,
 ) -> Manifest:
-    """Return the manifest of written shards; ``provenance`` holds plan, sources and reproducibility."""
-    encodings = request.format.encodings(shape.layout)
-    columns = tuple(
-        ManifestColumn(
-            field.name,
-            type_to_json(field.type),
-            request.roles[field.name],
-            encodings[field.name].tf_type,
-            encodings[field.name].shape,
-            encodings[field.name].null,
-            encodings[field.name].loss,
-        )
-        for field in request.schema
-    )
+    """Return the manifest of written shards."""
+    written: list[WrittenFile] = []
+    for summary in summaries:
+        written += [summary.written.file, *summary.written.sidecars]
     return Manifest(
         name=request.name,
         version=version,
@@ -60,80 +48,36 @@ def build_manifest(
         split_rule=request.rule.to_json(),
         block_rows=request.block_rows,
         compression=request.compression,
-        columns=columns,
-        layout=shape.layout,
-        splits=_manifest_splits(request, shape, summaries),
+        columns=_columns(request, plan),
+        layout=plan.layout,
+        splits=_splits(request, plan, summaries),
         files=(),
-        uncovered_rows=shape.uncovered,
+        plan=provenance.plan,
+        plan_hash=provenance.plan_hash,
+        sources=provenance.sources,
+        reproducible=provenance.reproducible,
+        reproducible_reason=provenance.reproducible_reason,
         description=request.description,
         tags=request.tags,
         created=utc_now().isoformat(),
         run_id=run_id,
-        libraries=library_versions(LIBRARIES),
-        prefixes=prefixes_of(
-            [file for each in summaries for file in (each.written.file, *each.written.sidecars)]
-        ),
-        **provenance,
+        libraries=library_versions(_LIBRARIES),
+        uncovered_rows=plan.uncovered,
+        dropped_rows=dropped_rows,
+        prefixes=prefixes_of(written),
     )
 
 
-def _manifest_splits(
-    request: ExportRequest, shape: Shape, summaries: Sequence[ShardSummary]
-) -> tuple[ManifestSplit, ...]:
+def summaries_by_split(
+    plan: ShardPlan, summaries: Sequence[ShardSummary]
+) -> list[Sequence[ShardSummary]]:
+    """Return the summaries of each split's shards."""
     result = []
-    bounds = list(accumulate((len(sizes) for sizes in shape.shard_rows), initial=0))
-    for name, rows, (begin, end) in zip(
-        request.rule.names, shape.rows, pairwise(bounds), strict=True
-    ):
-        mine = summaries[begin:end]
-        counts = labels_json(_merge_labels(request.labels, mine))
-        shards = _manifest_shards(mine)
-        nulls: dict[str, int] = {}
-        for summary in mine:
-            for column, count in summary.nulls.items():
-                nulls[column] = nulls.get(column, 0) + count
-        sized = sum(shard.bytes for shard in shards)
-        result.append(
-            ManifestSplit(
-                name,
-                rows,
-                sized,
-                shards,
-                dict(sorted(nulls.items())),
-                counts,
-                class_weights(counts),
-            )
-        )
-    return tuple(result)
-
-
-def _manifest_shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
-    shards, first = [], 0
-    for summary in summaries:
-        file = summary.written.file
-        sidecars = tuple(manifest_file(each) for each in summary.written.sidecars)
-        shards.append(
-            ManifestShard(file.path, first, summary.written.rows, file.bytes, file.sha256, sidecars)
-        )
-        first += summary.written.rows
-    return tuple(shards)
-
-
-def _merge_labels(
-    labels: Sequence[str], summaries: Sequence[ShardSummary]
-) -> dict[str, Mapping[str, int] | None]:
-    merged: dict[str, Mapping[str, int] | None] = {}
-    for label in labels:
-        total: dict[str, int] | None = {}
-        for summary in summaries:
-            counts = summary.labels[label]
-            if counts is None or total is None:
-                total = None
-                continue
-            for value, count in counts.items():
-                total[value] = total.get(value, 0) + count
-        merged[label] = total
-    return merged
+    first = 0
+    for sizes in plan.shard_rows:
+        result.append(summaries[first : first + len(sizes)])
+        first += len(sizes)
+    return result
 
 
 def prefixes_of(written: Iterable[WrittenFile]) -> dict[str, list[str]]:
@@ -144,3 +88,112 @@ def prefixes_of(written: Iterable[WrittenFile]) -> dict[str, list[str]]:
 def manifest_file(written: WrittenFile) -> ManifestFile:
     """Return a written file as the manifest lists it."""
     return ManifestFile(written.path, written.bytes, written.sha256)
+
+
+def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
+    """Return balanced class weights per label: rows / (classes * rows of the class).
+
+    >>> class_weights({"late": {"0": 3, "1": 1}})
+    {'late': {'0': 0.6666666666666666, '1': 2.0}}
+    """
+    result: dict[str, dict[str, float]] = {}
+    for name, values in counts.items():
+        rows = sum(values.values())
+        result[name] = {value: rows / (len(values) * count) for value, count in values.items()}
+    return result
+
+
+def library_versions(names: Sequence[str]) -> dict[str, str]:
+    """Return the installed versions of libraries that decide bytes."""
+    versions = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
+    for name in names:
+        try:
+            versions[name] = installed_version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def _columns(request: ExportRequest, plan: ShardPlan) -> tuple[ManifestColumn, ...]:
+    encodings = request.format.encodings(plan.layout)
+    columns = []
+    for field in request.schema:
+        encoding = encodings[field.name]
+        columns.append(
+            ManifestColumn(
+                name=field.name,
+                type=type_to_json(field.type),
+                role=request.roles[field.name],
+                tf_type=encoding.tf_type,
+                shape=encoding.shape,
+                null=encoding.null,
+                loss=encoding.loss,
+            )
+        )
+    return tuple(columns)
+
+
+def _splits(
+    request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
+) -> tuple[ManifestSplit, ...]:
+    splits = []
+    of_splits = summaries_by_split(plan, summaries)
+    for name, rows, of_split in zip(request.rule.names, plan.rows, of_splits, strict=True):
+        shards = _shards(of_split)
+        labels = _label_counts(request.labels, of_split)
+        splits.append(
+            ManifestSplit(
+                name=name,
+                rows=rows,
+                bytes=sum(shard.bytes for shard in shards),
+                shards=shards,
+                nulls=_sum_counts(summary.nulls for summary in of_split),
+                label_counts=labels,
+                label_weights=class_weights(labels),
+            )
+        )
+    return tuple(splits)
+
+
+def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
+    shards = []
+    first_row = 0
+    for summary in summaries:
+        written = summary.written
+        shards.append(
+            ManifestShard(
+                path=written.file.path,
+                first_row=first_row,
+                rows=written.rows,
+                bytes=written.file.bytes,
+                sha256=written.file.sha256,
+                sidecars=tuple(manifest_file(each) for each in written.sidecars),
+            )
+        )
+        first_row += written.rows
+    return tuple(shards)
+
+
+def _label_counts(
+    labels: Sequence[str], summaries: Sequence[ShardSummary]
+) -> dict[str, dict[str, int]]:
+    """Return the rows of each value of the labels whose values are few enough to count."""
+    counts = {}
+    for label in labels:
+        of_shards = []
+        for summary in summaries:
+            of_shard = summary.labels[label]
+            if of_shard is not None:
+                of_shards.append(of_shard)
+        if len(of_shards) == len(summaries):
+            counts[label] = _sum_counts(of_shards)
+    return counts
+
+
+def _sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of counts by name, sorted by name."""
+    total: dict[str, int] = {}
+    for counts in parts:
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))

@@ -1,213 +1,211 @@
-"""Export: stage once with row hashes, count, cut, write shards where the rows are, manifest last."""
+"""The order of an export: hash the rows, audit them, plan the shards, write them, the manifest last."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from typing import Any
 
 import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest
-from featurestore.model.plan import FeaturePlan
-from featurestore.plugins.engine import Engine, Relation
+from featurestore.model.validation import ValidationReport
+from featurestore.plugins.engine import Engine
 from featurestore.storage import files
 from featurestore.storage.manifests import write_manifest
 from featurestore.storage.shardfile import is_temporary
-from featurestore.training.export.boundaries import HASH, SHARD, Cut
-from featurestore.training.export.hashed_rows import Prepared, prepare
-from featurestore.training.export.manifest import build_manifest, manifest_file, prefixes_of
+from featurestore.training.export.assignment import SHARD
+from featurestore.training.export.audit import (
+    QUARANTINE,
+    ExportChecks,
+    audit_rows,
+    write_quarantined,
+)
+from featurestore.training.export.data import ExportData
+from featurestore.training.export.hashed_rows import HASH, HashedRows, hash_rows
+from featurestore.training.export.manifest import (
+    build_manifest,
+    manifest_file,
+    prefixes_of,
+    summaries_by_split,
+)
 from featurestore.training.export.progress import ExportProgress
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.shard_plan import Shape, plan_shape
-from featurestore.training.export.shards import Assignment, ShardSummary, ShardTask, ShardWriter
+from featurestore.training.export.shard_plan import ShardPlan, plan_shards
+from featurestore.training.export.shard_writer import PlannedShard, ShardSummary, ShardWriter
+from featurestore.training.export.split_statistics import count_splits, write_statistics
 
-Dropped = Callable[[int], int | None]
-
-
-def write(
-    engine: Engine, staged: Prepared, request: ExportRequest, shape: Shape, *, directory: str
-) -> list[ShardSummary]:
-    """Write every shard and return their summaries in order; empty shards are written here."""
-    writer = ShardWriter(
-        directory,
-        request.format,
-        shape.layout,
-        shard_tasks(request, shape),
-        request.columns,
-        request.labels,
-    )
-    schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
-    assigned = staged.mapped(engine, shape.assignment, schema=schema)
-    numbered = NumberedWriter(writer)
-    results = dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=numbered))
-    for number in range(len(writer.tasks)):
-        if number not in results:
-            results[number] = writer(number, iter(()))
-    summaries = [results[number] for number in range(len(writer.tasks))]
-    _check_written(writer.tasks, summaries, request=request, shape=shape)
-    _remove_leftovers(directory, request.rule.names)
-    return summaries
+_CHANGED = "the source changed while it was read; run the export again"
 
 
 @dataclass(frozen=True)
-class NumberedWriter:
-    """A shard writer whose results tell their shard."""
+class ExportTarget:
+    """Where an export goes: the directory of its version, and one for its staged rows, named after the run.
 
-    writer: ShardWriter
+    ``check_publishable`` is called just before the manifest is written; it raises where this export may not be
+    published any more.
+    """
 
-    def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardSummary]:
-        """Write the shard and return its number beside the summary."""
-        return number, self.writer(number, batches)
-
-
-def shard_tasks(request: ExportRequest, shape: Shape) -> tuple[ShardTask, ...]:
-    """Return what each shard's writer must know, by shard number."""
-    tasks = []
-    ending = f".{request.format.extension}" if request.format.extension else ""
-    for split, sizes, cuts in zip(
-        request.rule.names, shape.shard_rows, shape.assignment.cuts, strict=True
-    ):
-        for index, rows in enumerate(sizes):
-            path = f"{split}/{request.format.name}-{index:05d}-of-{len(sizes):05d}{ending}"
-            tasks.append(ShardTask(path, rows, skip=_skip(cuts, index)))
-    return tuple(tasks)
-
-
-def finish(
-    manifest: Manifest,
-    request: ExportRequest,
-    *,
-    directory: str,
-    check_held: Callable[[], None] | None = None,
-) -> Manifest:
-    """Write the format's own files and then, last and atomically, the manifest."""
-    written = request.format.finish(directory, manifest)
-    prefixes = {**manifest.prefixes, **prefixes_of(written)}
-    manifest = replace(
-        manifest, files=tuple(manifest_file(each) for each in written), prefixes=prefixes
-    )
-    if check_held is not None:
-        check_held()
-    write_manifest(directory, manifest)
-    return manifest
+    directory: str
+    staging: str
+    version: int
+    check_publishable: Callable[[], None]
 
 
 def export(
     engine: Engine,
-    relation: Relation,
+    data: ExportData,
     request: ExportRequest,
+    target: ExportTarget,
     *,
-    directory: str,
-    staging: str,
-    plan: FeaturePlan | None,
-    version: int,
-    provenance: Mapping[str, Any],
+    checks: ExportChecks,
     progress: ExportProgress,
-    inspect: Inspect | None = None,
-    dropped: Dropped | None = None,
-    check_held: Callable[[], None] | None = None,
-) -> Manifest:
+) -> tuple[Manifest, ValidationReport | None]:
     """Write a whole dataset into a claimed directory; whatever goes wrong, no manifest appears.
 
-    ``inspect`` sees the staged rows before any shard is written (validation) and returns those to export, and the
-    statistics to note. ``dropped`` tells from the number of rows how many label rows an inner join left out.
-    ``check_held`` raises when another process has taken this one for dead; it is called just before the manifest.
+    Returns:
+        The manifest as written, and the report of the audit where there was one.
     """
     progress.phase("compute rows")
-    staged = prepare(engine, relation, request, plan=plan, directory=os.path.join(staging, "rows"))
-    left_out = None if dropped is None else dropped(engine.count(staged.source))
-    if left_out:
-        progress.phase(f"compute rows, {left_out:,} label rows dropped by join='inner'")
-    rows = staged.rows(engine)
-    if inspect is not None and (passed := inspect.before(rows)) is not rows:
-        staged, rows = Prepared(passed, None, request), passed
-    progress.phase("count and cut")
-    shape = plan_shape(engine, staged, request)
-    with progress.writing(
-        directory, rows=sum(shape.rows), bytes_per_row=_bytes_per_row(request, shape)
-    ):
-        summaries = write(engine, staged, request, shape, directory=directory)
+    staged_rows = os.path.join(target.staging, "rows")
+    rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
+    dropped = None
+    if data.dropped_rows is not None:
+        dropped = data.dropped_rows(engine.count(rows.source))
+    if dropped:
+        progress.phase(f"compute rows, {dropped:,} label rows dropped by join='inner'")
+    relation = rows.relation(engine)
+    audited = audit_rows(engine, relation, request, checks)
+    if audited.relation is not relation:
+        rows = HashedRows(audited.relation, None, request)
+    progress.phase("plan shards")
+    plan = plan_shards(engine, rows, request)
+    bytes_per_row = request.format.bytes_per_row(plan.layout, ())
+    with progress.writing(target.directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
+        summaries = write_shards(engine, rows, request, plan, directory=target.directory)
     manifest = build_manifest(
         request,
-        shape,
+        plan,
         summaries,
-        version=version,
-        provenance=provenance,
-        run_id=os.path.basename(staging),
+        version=target.version,
+        run_id=os.path.basename(target.staging),
+        provenance=data.provenance,
+        dropped_rows=dropped,
     )
-    manifest = replace(manifest, dropped_rows=left_out)
-    if inspect is not None:
-        manifest = inspect.after(rows, shape.assignment, manifest, directory=directory)
-    return finish(manifest, request, directory=directory, check_held=check_held)
+    if audited.quarantined is not None:
+        write_quarantined(engine, audited.quarantined, directory=target.directory)
+        reason = f"failing rows were put aside in {QUARANTINE}/"
+        manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
+    if request.statistics:
+        states = count_splits(
+            engine,
+            audited.relation,
+            plan.assignment,
+            schema=request.schema,
+            split_rows=plan.rows,
+        )
+        noted = write_statistics(target.directory, manifest, states)
+        manifest = replace(manifest, statistics=noted)
+    return publish(manifest, request, target), audited.report
 
 
-class Inspect:
-    """Looks at the staged rows of an export before and after the shards are written."""
-
-    def before(self, staged: Relation) -> Relation:
-        """Return the rows to export; raise to stop the export."""
-        return staged
-
-    def after(
-        self, staged: Relation, assignment: Assignment, manifest: Manifest, *, directory: str
-    ) -> Manifest:
-        """Return the manifest with what was found noted."""
-        return manifest
-
-
-def _bytes_per_row(request: ExportRequest, shape: Shape) -> float:
-    return request.format.bytes_per_row(shape.layout, ())
+def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) -> Manifest:
+    """Write the format's own files and then, last and atomically, the manifest."""
+    written = request.format.finish(target.directory, manifest)
+    manifest = replace(
+        manifest,
+        files=tuple(manifest_file(each) for each in written),
+        prefixes={**manifest.prefixes, **prefixes_of(written)},
+    )
+    target.check_publishable()
+    write_manifest(target.directory, manifest)
+    return manifest
 
 
-def _skip(cuts: Sequence[Cut], index: int) -> int:
-    """Return how many rows of its first hash a shard leaves to the shards before it."""
-    if index == 0 or index > len(cuts):
-        return 0
-    return cuts[index - 1].offset
+def write_shards(
+    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, *, directory: str
+) -> list[ShardSummary]:
+    """Write every shard and return their summaries in order; empty shards are written here."""
+    shards = planned_shards(request, plan)
+    writer = ShardWriter(
+        directory, request.format, plan.layout, shards, request.columns, request.labels
+    )
+    schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
+    assigned = rows.mapped(engine, plan.assignment, schema=schema)
+    written = dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
+    summaries = []
+    for number in range(len(shards)):
+        if number not in written:
+            _, written[number] = writer(number, iter(()))
+        summaries.append(written[number])
+    _check_rows(shards, summaries)
+    _check_splits(request, plan, summaries)
+    _remove_leftovers(directory, request.rule.names)
+    return summaries
 
 
-def _check_written(
-    tasks: Sequence[ShardTask],
-    summaries: Sequence[ShardSummary],
-    *,
-    request: ExportRequest,
-    shape: Shape,
+def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:
+    """Return path and rows of each shard, by shard number."""
+    chosen = request.format
+    ending = ""
+    if chosen.extension:
+        ending = f".{chosen.extension}"
+    shards = []
+    for split, sizes, boundaries in zip(
+        request.rule.names, plan.shard_rows, plan.assignment.boundaries, strict=True
+    ):
+        # A shard begins at the boundary before it; empty ones at the end have none.
+        skips = [0, *(boundary.offset for boundary in boundaries)]
+        for index, rows in enumerate(sizes):
+            path = f"{split}/{chosen.name}-{index:05d}-of-{len(sizes):05d}{ending}"
+            skip = 0
+            if index < len(skips):
+                skip = skips[index]
+            shards.append(PlannedShard(path, rows, skip))
+    return tuple(shards)
+
+
+def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary]) -> None:
+    for shard, summary in zip(shards, summaries, strict=True):
+        if summary.written.rows != shard.rows:
+            raise DatasetDamaged(
+                f"{shard.path} got {summary.written.rows:,} rows where {shard.rows:,} were counted.",
+                hint=_CHANGED,
+            )
+
+
+def _check_splits(
+    request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> None:
-    """Compare what was written with what was counted: rows of each shard, and which rows each split got.
+    """Compare the rows that each split got with those that were counted.
 
     Splits are groups of the counting pass, which no two share a row or a ``split_by`` key; so where a split's rows have
     the sum of hashes that its group had, no row and no key is in two splits.
     """
-    for task, summary in zip(tasks, summaries, strict=True):
-        if summary.written.rows != task.rows:
+    of_splits = summaries_by_split(plan, summaries)
+    for name, expected, of_split in zip(request.rule.names, plan.hash_sums, of_splits, strict=True):
+        hash_sum = sum(summary.hash_sum for summary in of_split) % 2**64
+        hashes = list(_ends(of_split))
+        if hash_sum != expected or hashes != sorted(hashes):
             raise DatasetDamaged(
-                f"{task.path} got {summary.written.rows:,} rows where {task.rows:,} were counted.",
-                hint="the source changed while it was read; run the export again",
+                f"Split {name!r} got other rows than those that were counted.", hint=_CHANGED
             )
-    bounds = accumulate((len(sizes) for sizes in shape.shard_rows), initial=0)
-    for name, expected, (begin, end) in zip(
-        request.rule.names, shape.hash_sums, pairwise(bounds), strict=True
-    ):
-        mine = summaries[begin:end]
-        places = [
-            place
-            for each in mine
-            for place in (each.first_hash, each.last_hash)
-            if place is not None
-        ]
-        if sum(each.hash_sum for each in mine) % 2**64 != expected or places != sorted(places):
-            raise DatasetDamaged(
-                f"Split {name!r} got other rows than those that were counted.",
-                hint="the source changed while it was read; run the export again",
-            )
+
+
+def _ends(summaries: Sequence[ShardSummary]) -> Iterator[int]:
+    """Yield the first and the last hash of each shard with rows."""
+    for summary in summaries:
+        if summary.first_hash is not None and summary.last_hash is not None:
+            yield summary.first_hash
+            yield summary.last_hash
 
 
 def _remove_leftovers(directory: str, splits: Sequence[str]) -> None:
-    """Remove the temporary files of attempts that were killed: on a cluster a retried task leaves its first one."""
+    """Remove the temporary files of attempts that were killed.
+
+    On a cluster a task that is tried again leaves those of its first attempt.
+    """
     for split in splits:
         for name in files.list_directory(os.path.join(directory, split)):
             if is_temporary(name):

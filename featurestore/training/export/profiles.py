@@ -15,8 +15,8 @@ from featurestore.plugins.format import ColumnProfile
 
 
 @dataclass
-class Extremes:
-    """The running profile of one column."""
+class RunningProfile:
+    """The running profile of one column; the fields are those of ``ColumnProfile``."""
 
     rows: int = 0
     nulls: int = 0
@@ -26,94 +26,92 @@ class Extremes:
     total_length: int = 0
     inner_nulls: int = 0
 
+    def count(self, array: Any) -> None:
+        """Take in the values of an array."""
+        self.rows += len(array)
+        self.nulls += array.null_count
+        kind = array.type
+        if pat.is_string(kind) or pat.is_binary(kind):
+            self._measure(pc.binary_length(array))
+        elif pat.is_list(kind):
+            self._measure(pc.list_value_length(array))
+        while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
+            array = array.flatten()
+            self.inner_nulls += array.null_count
+        extremes = _extremes(array)
+        if extremes is not None:
+            self._widen(*extremes)
+
+    def merge(self, other: RunningProfile) -> None:
+        """Take in the profile of other rows."""
+        self.rows += other.rows
+        self.nulls += other.nulls
+        self.longest = max(self.longest, other.longest)
+        self.total_length += other.total_length
+        self.inner_nulls += other.inner_nulls
+        if other.minimum is not None and other.maximum is not None:
+            self._widen(other.minimum, other.maximum)
+
+    def _measure(self, lengths: Any) -> None:
+        self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
+        self.total_length += pc.sum(lengths).as_py() or 0
+
+    def _widen(self, minimum: int, maximum: int) -> None:
+        if self.minimum is None or minimum < self.minimum:
+            self.minimum = minimum
+        if self.maximum is None or maximum > self.maximum:
+            self.maximum = maximum
+
 
 @dataclass(frozen=True)
-class ProfileAccumulator(Accumulator[list[Extremes], tuple[ColumnProfile, ...]]):
-    """Counts rows, nulls, extremes of whole numbers and lengths per column; state: one Extremes a column."""
+class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, ...]]):
+    """Counts rows, nulls, extremes of whole numbers and lengths of each column."""
 
     columns: tuple[str, ...]
 
-    def start(self) -> list[Extremes]:
+    def start(self) -> list[RunningProfile]:
         """Return the profile of no rows."""
-        return [Extremes() for _ in self.columns]
+        return [RunningProfile() for _ in self.columns]
 
-    def update(self, state: list[Extremes], batch: pa.RecordBatch) -> list[Extremes]:
+    def update(self, state: list[RunningProfile], batch: pa.RecordBatch) -> list[RunningProfile]:
         """Add the rows of a batch."""
-        for name, extremes in zip(self.columns, state, strict=True):
-            _add(extremes, batch.column(batch.schema.get_field_index(name)))
+        for name, counts in zip(self.columns, state, strict=True):
+            counts.count(batch.column(batch.schema.get_field_index(name)))
         return state
 
-    def merge(self, left: list[Extremes], right: list[Extremes]) -> list[Extremes]:
+    def merge(
+        self, left: list[RunningProfile], right: list[RunningProfile]
+    ) -> list[RunningProfile]:
         """Put two profiles together."""
-        for mine, other in zip(left, right, strict=True):
-            mine.rows += other.rows
-            mine.nulls += other.nulls
-            mine.longest = max(mine.longest, other.longest)
-            mine.total_length += other.total_length
-            mine.inner_nulls += other.inner_nulls
-            _widen(mine, other.minimum, other.maximum)
+        for counts, other in zip(left, right, strict=True):
+            counts.merge(other)
         return left
 
-    def finish(self, state: list[Extremes]) -> tuple[ColumnProfile, ...]:
+    def finish(self, state: list[RunningProfile]) -> tuple[ColumnProfile, ...]:
         """Return the profiles that formats take."""
-        return finish_profiles(self.columns, state)
-
-
-def finish_profiles(columns: Sequence[str], state: Sequence[Extremes]) -> tuple[ColumnProfile, ...]:
-    """Return the profiles that formats take."""
-    return tuple(
-        ColumnProfile(
-            name,
-            each.rows,
-            each.nulls,
-            each.minimum,
-            each.maximum,
-            each.longest,
-            each.total_length,
-            each.inner_nulls,
-        )
-        for name, each in zip(columns, state, strict=True)
-    )
+        profiles = []
+        for name, counts in zip(self.columns, state, strict=True):
+            profiles.append(ColumnProfile(name, **vars(counts)))
+        return tuple(profiles)
 
 
 def every_profile(
-    columns: Sequence[str], found: Sequence[ColumnProfile], *, rows: int
+    columns: Sequence[str], profiles: Sequence[ColumnProfile], *, rows: int
 ) -> tuple[ColumnProfile, ...]:
     """Return a profile for each column; of those that nobody looked at, only the rows are known."""
-    known = {each.name: each for each in found}
+    known = {each.name: each for each in profiles}
     return tuple(known.get(name) or ColumnProfile(name, rows, 0) for name in columns)
 
 
-def _add(extremes: Extremes, array: Any) -> None:
-    extremes.rows += len(array)
-    extremes.nulls += array.null_count
-    kind = array.type
-    if pat.is_string(kind) or pat.is_binary(kind):
-        _measure(extremes, pc.binary_length(array))
-    elif pat.is_list(kind):
-        _measure(extremes, pc.list_value_length(array))
-    while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
-        array = array.flatten()
-        extremes.inner_nulls += array.null_count
-    _add_whole_numbers(extremes, array)
-
-
-def _add_whole_numbers(extremes: Extremes, array: Any) -> None:
-    kind = array.type
-    if pat.is_date(kind) or pat.is_timestamp(kind):
-        array = array.view(pa.int32() if pat.is_date32(kind) else pa.int64())
-    if pat.is_integer(array.type):
-        found = pc.min_max(array).as_py()
-        _widen(extremes, found["min"], found["max"])
-
-
-def _measure(extremes: Extremes, lengths: Any) -> None:
-    extremes.longest = max(extremes.longest, pc.max(lengths).as_py() or 0)
-    extremes.total_length += pc.sum(lengths).as_py() or 0
-
-
-def _widen(extremes: Extremes, minimum: int | None, maximum: int | None) -> None:
-    if minimum is not None:
-        extremes.minimum = minimum if extremes.minimum is None else min(extremes.minimum, minimum)
-    if maximum is not None:
-        extremes.maximum = maximum if extremes.maximum is None else max(extremes.maximum, maximum)
+def _extremes(array: Any) -> tuple[int, int] | None:
+    """Return the least and the greatest whole number, day or microsecond; None without any."""
+    if pat.is_date32(array.type):
+        array = array.view(pa.int32())
+    elif pat.is_date(array.type) or pat.is_timestamp(array.type):
+        array = array.view(pa.int64())
+    if not pat.is_integer(array.type):
+        return None
+    found = pc.min_max(array).as_py()
+    if found["min"] is None:
+        return None
+    return found["min"], found["max"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
@@ -35,6 +34,7 @@ class ExportRequest:
     shards: int | None
     rows_per_shard: int | None
     block_rows: int
+    statistics: bool = True
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -54,7 +54,9 @@ class ExportRequest:
             return max(1, -(-rows // self.rows_per_shard))
         wanted = max(1, round(rows * bytes_per_row / SHARD_BYTES))
         rounded = -(-wanted // 8) * 8
-        return rounded if rows >= rounded * self.block_rows else wanted
+        if rows < rounded * self.block_rows:
+            return wanted
+        return rounded
 
 
 def check_request(
@@ -97,6 +99,7 @@ def check_request(
         shards=asked.shards,
         rows_per_shard=asked.rows_per_shard,
         block_rows=asked.block_rows or DEFAULT_BLOCK_ROWS,
+        statistics=asked.statistics,
         description=asked.description,
         tags=dict(asked.tags or {}),
     )
@@ -131,43 +134,9 @@ def _roles(
     if time in roles:
         roles[time] = "time"
     roles.update(dict.fromkeys(labels, "label"))
-    if all(role != "feature" for role in roles.values()) and not labels:
+    if "feature" not in roles.values() and not labels:
         raise InvalidArgument(
             "The data holds only keys and times, no features.",
             hint="ask for features, or name other columns in key=",
         )
     return roles
-
-
-def labels_json(counts: Mapping[str, Mapping[str, int] | None]) -> dict[str, dict[str, int]]:
-    """Return the label counts that are known, sorted by value."""
-    return {
-        name: dict(sorted(values.items())) for name, values in counts.items() if values is not None
-    }
-
-
-def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
-    """Return balanced class weights per label: rows / (classes * rows of the class).
-
-    >>> class_weights({"late": {"0": 3, "1": 1}})
-    {'late': {'0': 0.6666666666666666, '1': 2.0}}
-    """
-    result: dict[str, dict[str, float]] = {}
-    for name, values in counts.items():
-        rows = sum(values.values())
-        result[name] = {value: rows / (len(values) * count) for value, count in values.items()}
-    return result
-
-
-def library_versions(names: Sequence[str]) -> dict[str, Any]:
-    """Return the installed versions of libraries that decide bytes."""
-    import zlib
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -1,96 +1,49 @@
-"""The shape of an export: rows of splits and shards, the cuts between them, the layout. Counting passes only."""
+"""The plan of an export's shards: rows of splits and shards, boundaries, layout. Counting passes only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 
 from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
+from featurestore.training.export.assignment import Assignment, ClassSplits
 from featurestore.training.export.boundaries import (
+    BinAccumulator,
+    Boundary,
+    HashSumAccumulator,
+    HashSums,
+    HistogramAccumulator,
+    Histograms,
+    bins_of_ranks,
+    boundaries_at_ranks,
+    equal_sizes,
+)
+from featurestore.training.export.hashed_rows import (
     GROUP,
     HASH,
-    CountAccumulator,
-    Counts,
-    Cut,
-    HashCounts,
-    RefineAccumulator,
-    SumAccumulator,
-    Sums,
-    bins_of_ranks,
-    columns_of,
-    cuts_at_ranks,
-    equal_sizes,
+    HashedRows,
+    groups_and_hashes,
     to_sortable,
 )
-from featurestore.training.export.hashed_rows import Prepared
-from featurestore.training.export.profiles import Extremes, ProfileAccumulator, every_profile
+from featurestore.training.export.profiles import ProfileAccumulator, every_profile
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.shards import Assignment, SplitOfClass
 from featurestore.training.export.split_rules import UNCOVERED, class_ends
 
 MAX_CLASSES = 10_000
-
-
-GroupState = tuple[Counts, Sums]
-CountState = tuple[GroupState, list[Extremes]]
-
-
-@dataclass(frozen=True)
-class GroupAccumulator(Accumulator[GroupState, GroupState]):
-    """Histogram and sum of the hashes of each group."""
-
-    counts: CountAccumulator
-    sums: SumAccumulator = field(default_factory=SumAccumulator)
-
-    def start(self) -> GroupState:
-        """Return both empty states."""
-        return self.counts.start(), self.sums.start()
-
-    def update(self, state: GroupState, batch: pa.RecordBatch) -> GroupState:
-        """Add a batch to both."""
-        return self.counts.update(state[0], batch), self.sums.update(state[1], batch)
-
-    def merge(self, left: GroupState, right: GroupState) -> GroupState:
-        """Merge both."""
-        return self.counts.merge(left[0], right[0]), self.sums.merge(left[1], right[1])
-
-    def finish(self, state: GroupState) -> GroupState:
-        """Return counts and sums."""
-        return state
+# Classes are many, each with a histogram of its own.
+_BITS_OF_CLASSES, _BITS = 10, 16
+_LAST_HASH = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class CountingAccumulator(Accumulator[CountState, tuple[GroupState, tuple[ColumnProfile, ...]]]):
-    """The counting pass: hashes of each group and profile of the columns."""
-
-    groups: GroupAccumulator
-    profile: ProfileAccumulator
-
-    def start(self) -> CountState:
-        """Return both empty states."""
-        return self.groups.start(), self.profile.start()
-
-    def update(self, state: CountState, batch: pa.RecordBatch) -> CountState:
-        """Add a batch to both."""
-        return self.groups.update(state[0], batch), self.profile.update(state[1], batch)
-
-    def merge(self, left: CountState, right: CountState) -> CountState:
-        """Merge both."""
-        return self.groups.merge(left[0], right[0]), self.profile.merge(left[1], right[1])
-
-    def finish(self, state: CountState) -> tuple[GroupState, tuple[ColumnProfile, ...]]:
-        """Return counts and sums of the groups, and the profiles."""
-        return state[0], self.profile.finish(state[1])
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The shards to write: rows of each split with the sum of their hashes, its cuts, rows per shard, the layout."""
+class ShardPlan:
+    """The shards to write: rows of each split with the sum of their hashes, rows of its shards, the layout."""
 
     rows: tuple[int, ...]
     hash_sums: tuple[int, ...]
@@ -100,150 +53,230 @@ class Shape:
     uncovered: int
 
 
-def plan_shape(
+@dataclass(frozen=True)
+class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]]):
+    """One pass for several accumulators: histogram and sum of each group's hashes, profiles of columns."""
+
+    histograms: HistogramAccumulator
+    sums: HashSumAccumulator
+    profiles: ProfileAccumulator
+
+    def start(self) -> Any:
+        """Return the empty states."""
+        return self.histograms.start(), self.sums.start(), self.profiles.start()
+
+    def update(self, state: Any, batch: pa.RecordBatch) -> Any:
+        """Add a batch to each."""
+        histograms, sums, profiles = state
+        return (
+            self.histograms.update(histograms, batch),
+            self.sums.update(sums, batch),
+            self.profiles.update(profiles, batch),
+        )
+
+    def merge(self, left: Any, right: Any) -> Any:
+        """Merge each."""
+        return (
+            self.histograms.merge(left[0], right[0]),
+            self.sums.merge(left[1], right[1]),
+            self.profiles.merge(left[2], right[2]),
+        )
+
+    def finish(self, state: Any) -> tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]:
+        """Return the result of each."""
+        histograms, sums, profiles = state
+        return histograms, sums, self.profiles.finish(profiles)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the counting passes found: per group the histogram and sum of its hashes, profiles of the columns."""
+
+    histograms: Histograms
+    sums: HashSums
+    profiles: tuple[ColumnProfile, ...]
+    bits: int
+
+    def rows(self, group: int) -> int:
+        """Return the rows of a group."""
+        if group not in self.histograms:
+            return 0
+        return int(self.histograms[group].sum())
+
+
+def plan_shards(
     engine: Engine,
-    prepared: Prepared,
+    rows: HashedRows,
     request: ExportRequest,
     *,
     shard_counts: Sequence[int] | None = None,
-) -> Shape:
-    """Count the prepared rows and decide shards, cuts and layout.
+) -> ShardPlan:
+    """Count the hashed rows and decide shards, boundaries and layout.
 
     ``shard_counts`` fixes the shards of each split. Columns are looked at only where the layout depends on their
     values.
     """
-    bits = 10 if request.rule.stratify else 16
-    groups = GroupAccumulator(CountAccumulator(bits))
-    looked_at = _looked_at(request)
-    accumulator = CountingAccumulator(groups, ProfileAccumulator(looked_at))
-    (counts, sums), found = prepared.aggregate(engine, accumulator, columns=looked_at)
-    profiles = every_profile(request.columns, found, rows=_rows(counts))
-    layout = _layout(request, profiles)
-    bytes_per_row = request.format.bytes_per_row(layout, profiles)
-    uncovered = (
-        int(counts.pop(UNCOVERED).sum()) if UNCOVERED in counts and not request.rule.stratify else 0
-    )
-    classes = _class_splits(engine, prepared, counts, bits) if request.rule.stratify else None
-    splits = None if classes is None else SplitGroups(classes)
-    if splits is not None:
-        counts, sums = prepared.aggregate(engine, groups, then=splits)
-    totals = tuple(
-        int(counts[split].sum()) if split in counts else 0
-        for split in range(len(request.rule.names))
-    )
-    shards = shard_counts or [request.shards_of(n, bytes_per_row=bytes_per_row) for n in totals]
-    layout = _fitted(request, layout, totals, shards)
-    shard_rows = tuple(
-        tuple(equal_sizes(n, count)) for n, count in zip(totals, shards, strict=True)
-    )
-    cuts = _shard_cuts(engine, prepared, counts, shard_rows, splits, bits)
-    firsts = tuple(accumulate((len(sizes) for sizes in shard_rows[:-1]), initial=0))
-    hash_sums = tuple(sums.get(split, 0) for split in range(len(totals)))
-    return Shape(
-        totals, hash_sums, shard_rows, Assignment(firsts, cuts, classes), layout, uncovered
+    counts = _count(engine, rows, request)
+    uncovered = 0
+    split_classes = None
+    classes = None
+    if request.rule.stratify:
+        classes = _splits_of_classes(engine, rows, counts)
+        split_classes = SplitClasses(classes)
+        counts = _count(engine, rows, request, function=split_classes, profiles=counts.profiles)
+    else:
+        uncovered = counts.rows(UNCOVERED)
+    splits = range(len(request.rule.names))
+    split_rows = tuple(counts.rows(split) for split in splits)
+    layout, shard_counts = _layout(request, counts.profiles, split_rows, shard_counts)
+    shard_rows = []
+    for total, shards in zip(split_rows, shard_counts, strict=True):
+        shard_rows.append(tuple(equal_sizes(total, shards)))
+    boundaries = _shard_boundaries(engine, rows, counts, shard_rows, split_classes)
+    first_shard = accumulate(shard_counts[:-1], initial=0)
+    return ShardPlan(
+        rows=split_rows,
+        hash_sums=tuple(counts.sums.get(split, 0) for split in splits),
+        shard_rows=tuple(shard_rows),
+        assignment=Assignment(tuple(first_shard), boundaries, classes),
+        layout=layout,
+        uncovered=uncovered,
     )
 
 
-def _fitted(
-    request: ExportRequest, layout: Layout, totals: Sequence[int], shards: Sequence[int]
-) -> Layout:
-    if not isinstance(request.format, ShardFitting):
-        return layout
-    rows, count = max(zip(totals, shards, strict=True))
-    return request.format.fitted(layout, rows=rows, shards=count)
+def _count(
+    engine: Engine,
+    rows: HashedRows,
+    request: ExportRequest,
+    *,
+    function: SplitClasses | None = None,
+    profiles: tuple[ColumnProfile, ...] | None = None,
+) -> Counts:
+    """Return the counts of groups, or of what a function makes of them; known profiles are not counted again."""
+    bits = _BITS
+    if request.rule.stratify:
+        bits = _BITS_OF_CLASSES
+    columns: tuple[str, ...] = ()
+    if profiles is None:
+        columns = _profiled(request)
+    accumulator = CountingAccumulator(
+        HistogramAccumulator(bits), HashSumAccumulator(), ProfileAccumulator(columns)
+    )
+    histograms, sums, found = rows.aggregate(
+        engine, accumulator, columns=columns, function=function
+    )
+    if profiles is None:
+        total = sum(int(histogram.sum()) for histogram in histograms.values())
+        profiles = every_profile(request.columns, found, rows=total)
+    return Counts(histograms, sums, profiles, bits)
 
 
-def _looked_at(request: ExportRequest) -> tuple[str, ...]:
-    chosen = request.format
-    if not isinstance(chosen, NarrowProfile):
-        return request.columns
-    return tuple(chosen.profiled(request.schema))
+def _profiled(request: ExportRequest) -> tuple[str, ...]:
+    """Return the columns whose values the layout depends on."""
+    if isinstance(request.format, NarrowProfile):
+        return tuple(request.format.profiled(request.schema))
+    return request.columns
 
 
-def _rows(counts: Counts) -> int:
-    return sum(int(bins.sum()) for bins in counts.values())
-
-
-def _layout(request: ExportRequest, profiles: Sequence[ColumnProfile]) -> Layout:
-    return request.format.layout(
+def _layout(
+    request: ExportRequest,
+    profiles: Sequence[ColumnProfile],
+    split_rows: Sequence[int],
+    shard_counts: Sequence[int] | None,
+) -> tuple[Layout, Sequence[int]]:
+    """Return the layout, and how many shards each split has."""
+    layout = request.format.layout(
         request.schema, profiles, compression=request.compression, block_rows=request.block_rows
     )
+    if shard_counts is None:
+        bytes_per_row = request.format.bytes_per_row(layout, profiles)
+        shard_counts = [request.shards_of(n, bytes_per_row=bytes_per_row) for n in split_rows]
+    if isinstance(request.format, ShardFitting):
+        rows, shards = max(zip(split_rows, shard_counts, strict=True))
+        layout = request.format.fitted(layout, rows=rows, shards=shards)
+    return layout, shard_counts
 
 
-def _class_splits(
-    engine: Engine, prepared: Prepared, counts: Counts, bits: int
-) -> dict[int, SplitOfClass]:
+def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
     """Return where the splits of each class begin: at the hash of the row of that rank."""
-    request = prepared.request
-    if len(counts) > MAX_CLASSES:
+    rule = rows.request.rule
+    if len(counts.histograms) > MAX_CLASSES:
         raise InvalidSplit(
-            f"stratify={list(request.rule.stratify)!r} has {len(counts):,} classes; at most {MAX_CLASSES:,} work.",
+            f"stratify={list(rule.stratify)!r} has {len(counts.histograms):,} classes; "
+            f"at most {MAX_CLASSES:,} work.",
             hint="stratify by a column with few values, or leave stratify= out",
         )
-    ends = {group: class_ends(int(bins.sum()), request.rule) for group, bins in counts.items()}
-    inner = {
-        group: [end for end in ranks if 0 < end < counts[group].sum()]
-        for group, ranks in ends.items()
-    }
-    cuts = _cuts(engine, prepared, counts, inner, bits)
+    ends: dict[int, list[int]] = {}
+    inner: dict[int, list[int]] = {}
+    for group in counts.histograms:
+        total = counts.rows(group)
+        ends[group] = class_ends(total, rule)
+        inner[group] = [end for end in ends[group] if 0 < end < total]
+    boundaries = _boundaries(engine, rows, counts, inner)
     result = {}
-    for group, ranks in ends.items():
-        found = iter(cuts[group])
-        starts = [
-            0 if end <= 0 else 2**64 - 1 if end >= counts[group].sum() else _whole(next(found))
-            for end in ranks
-        ]
-        result[group] = SplitOfClass(tuple(starts))
+    for group in counts.histograms:
+        at_rank = dict(zip(inner[group], boundaries[group], strict=True))
+        starts = []
+        for end in ends[group]:
+            starts.append(_split_start(end, at_rank))
+        result[group] = ClassSplits(tuple(starts))
     return result
 
 
-def _whole(cut: Cut) -> int:
-    """Return the hash at which the next split begins: rows of one hash stay in the earlier split."""
-    return cut.hash if cut.offset == 0 else min(cut.hash + 1, 2**64 - 1)
+def _split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
+    """Return the hash at which a split begins that follows ``end`` rows; rows of one hash stay in the earlier split."""
+    if end <= 0:
+        return 0
+    if end not in boundaries:
+        return _LAST_HASH
+    boundary = boundaries[end]
+    if boundary.offset == 0:
+        return boundary.hash
+    return min(boundary.hash + 1, _LAST_HASH)
 
 
 @dataclass(frozen=True)
-class SplitGroups:
+class SplitClasses:
     """Replaces the class of each row by its split."""
 
-    classes: Mapping[int, SplitOfClass]
+    classes: Mapping[int, ClassSplits]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return hash and split of each row."""
-        groups, hashes = columns_of(batch)
+        groups, hashes = groups_and_hashes(batch)
         splits = Assignment((), (), self.classes).split_of(groups, hashes)
-        return pa.RecordBatch.from_arrays(
-            [pa.array(to_sortable(hashes)), pa.array(splits)], names=[HASH, GROUP]
-        )
+        columns = [pa.array(to_sortable(hashes)), pa.array(splits)]
+        return pa.RecordBatch.from_arrays(columns, names=[HASH, GROUP])
 
 
-def _shard_cuts(
+def _shard_boundaries(
     engine: Engine,
-    prepared: Prepared,
+    rows: HashedRows,
     counts: Counts,
     shard_rows: Sequence[Sequence[int]],
-    splits: SplitGroups | None,
-    bits: int,
-) -> tuple[tuple[Cut, ...], ...]:
-    """Return the cuts between the shards of every split; empty shards at the end begin after the last hash."""
-    ends = {split: list(accumulate(sizes))[:-1] for split, sizes in enumerate(shard_rows)}
-    totals = {split: sum(sizes) for split, sizes in enumerate(shard_rows)}
-    inner = {split: [end for end in ranks if end < totals[split]] for split, ranks in ends.items()}
-    found = _cuts(engine, prepared, counts, inner, bits, splits=splits)
-    return tuple(tuple(found[split]) for split in range(len(shard_rows)))
+    split_classes: SplitClasses | None,
+) -> tuple[tuple[Boundary, ...], ...]:
+    """Return the boundaries between the shards of every split; empty shards at the end begin after the last hash."""
+    inner: dict[int, list[int]] = {}
+    for split, sizes in enumerate(shard_rows):
+        ends = list(accumulate(sizes))
+        inner[split] = [end for end in ends[:-1] if end < ends[-1]]
+    boundaries = _boundaries(engine, rows, counts, inner, function=split_classes)
+    return tuple(tuple(boundaries[split]) for split in range(len(shard_rows)))
 
 
-def _cuts(
+def _boundaries(
     engine: Engine,
-    prepared: Prepared,
+    rows: HashedRows,
     counts: Counts,
     ranks: Mapping[int, Sequence[int]],
-    bits: int,
     *,
-    splits: SplitGroups | None = None,
-) -> dict[int, list[Cut]]:
-    bins = bins_of_ranks(counts, ranks)
-    refined: dict[tuple[int, int], HashCounts] = {}
+    function: SplitClasses | None = None,
+) -> dict[int, list[Boundary]]:
+    """Return the boundary before the row of each rank, per group."""
+    bins = bins_of_ranks(counts.histograms, ranks)
+    hashes = {}
     if bins:
-        refined = prepared.aggregate(engine, RefineAccumulator(bits, bins), then=splits)
-    return cuts_at_ranks(counts, refined, ranks)
+        accumulator = BinAccumulator(counts.bits, bins)
+        hashes = rows.aggregate(engine, accumulator, function=function)
+    return boundaries_at_ranks(counts.histograms, hashes, ranks)

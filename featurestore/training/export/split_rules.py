@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
@@ -40,16 +41,16 @@ class SplitRule:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that the rule reads, besides the key."""
-        time = (self.rule.column,) if isinstance(self.rule, TimeSplit) else ()
-        return (*time, *self.by, *self.stratify)
+        if isinstance(self.rule, TimeSplit):
+            return (self.rule.column, *self.by, *self.stratify)
+        return (*self.by, *self.stratify)
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule for the manifest."""
         if isinstance(self.rule, TimeSplit):
-            ranges = {
-                name: [None if each is None else each.isoformat() for each in (start, end)]
-                for name, start, end in self.rule.ranges
-            }
+            ranges = {}
+            for name, start, end in self.rule.ranges:
+                ranges[name] = [_time_json(start), _time_json(end)]
             return {"time": self.rule.column, "ranges": ranges}
         return {
             "fractions": [[name, fraction] for name, fraction in self.rule.fractions],
@@ -61,12 +62,8 @@ class SplitRule:
     def from_json(cls, data: Mapping[str, Any]) -> SplitRule:
         """Return the rule that ``to_json`` wrote."""
         if "time" in data:
-            return cls(
-                TimeSplit(
-                    data["time"],
-                    {name: (start, end) for name, (start, end) in data["ranges"].items()},
-                )
-            )
+            ranges = {name: (start, end) for name, (start, end) in data["ranges"].items()}
+            return cls(TimeSplit(data["time"], ranges))
         fractions = tuple((name, fraction) for name, fraction in data["fractions"])
         return cls(FractionSplit(fractions), tuple(data["split_by"]), tuple(data["stratify"]))
 
@@ -92,22 +89,27 @@ def make_rule(
             "TimeSplit takes neither split_by nor stratify.",
             hint="leave split_by= and stratify= out",
         )
-    if splits is not None and not isinstance(splits, TimeSplit | Mapping):
-        raise InvalidSplit(
-            f"splits={splits!r} is no split rule.", hint="splits={'train': 0.8, 'test': 0.2}"
-        )
-    rule = (
-        splits
-        if isinstance(splits, TimeSplit)
-        else FractionSplit(tuple(({"train": 1.0} if splits is None else splits).items()))
+    rule = SplitRule(_rule(splits), by, classes)
+    check_columns(rule.columns, schema=schema, argument="splits")
+    if isinstance(splits, TimeSplit):
+        kind = schema.field(splits.column).type
+        if not pa.types.is_temporal(kind):
+            raise InvalidArgument(
+                f"TimeSplit column {splits.column!r} has type {kind}, not a time."
+            )
+    return rule
+
+
+def _rule(splits: Mapping[str, float] | TimeSplit | None) -> FractionSplit | TimeSplit:
+    if splits is None:
+        return FractionSplit((("train", 1.0),))
+    if isinstance(splits, TimeSplit):
+        return splits
+    if isinstance(splits, Mapping):
+        return FractionSplit(tuple(splits.items()))
+    raise InvalidSplit(
+        f"splits={splits!r} is no split rule.", hint="splits={'train': 0.8, 'test': 0.2}"
     )
-    result = SplitRule(rule, by, classes)
-    check_columns(result.columns, schema=schema, argument="splits")
-    if isinstance(rule, TimeSplit) and not pa.types.is_temporal(schema.field(rule.column).type):
-        raise InvalidArgument(
-            f"TimeSplit column {rule.column!r} has type {schema.field(rule.column).type}, not a time."
-        )
-    return result
 
 
 def as_columns(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -118,7 +120,9 @@ def as_columns(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     if value is None:
         return ()
-    return (value,) if isinstance(value, str) else tuple(value)
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value)
 
 
 def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -> None:
@@ -126,7 +130,8 @@ def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -
     absent = [name for name in columns if name not in schema.names]
     if absent:
         raise InvalidArgument(
-            f"{argument} names columns that the data does not have: {listing(absent)}. It has {listing(schema.names)}.",
+            f"{argument} names columns that the data does not have: {listing(absent)}. "
+            f"It has {listing(schema.names)}.",
             hint="column names are case-sensitive",
         )
 
@@ -142,43 +147,49 @@ def group_of_rows(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, se
         return row_hash(batch, columns=rule.stratify, seed=0).view(np.int64)
     if len(rule.names) == 1:
         return np.zeros(len(hashes), dtype=np.int64)
-    deciding = row_hash(batch, columns=rule.by, seed=seed) if rule.by else hashes
-    return np.searchsorted(thresholds(rule.rule), deciding, side="right").astype(np.int64)
+    if rule.by:
+        hashes = row_hash(batch, columns=rule.by, seed=seed)
+    return np.searchsorted(thresholds(rule.rule), hashes, side="right").astype(np.int64)
 
 
 def thresholds(rule: FractionSplit) -> UInt64s:
-    """Return the hashes at which the second and later splits begin: ``round(sum of fractions before * 2**64)``."""
-    sums = list(accumulate(fraction for _, fraction in rule.fractions))[:-1]
-    return np.array([min(round(each * 2**64), 2**64 - 1) for each in sums], dtype=np.uint64)
+    """Return the hashes at which the second and later splits begin: the fractions before them, of 2**64."""
+    starts = [min(round(end * 2**64), 2**64 - 1) for end in _ends(rule)]
+    return np.array(starts, dtype=np.uint64)
 
 
 def class_ends(rows: int, rule: SplitRule) -> list[int]:
-    """Return the rank at which each split of a class ends, the last excepted: ``round(sum of fractions * rows)``.
+    """Return the rank at which each split of a class ends, the last excepted: the fractions so far, of the rows.
 
     >>> class_ends(11, SplitRule(FractionSplit((("train", 0.75), ("test", 0.25)))))
     [8]
     """
     if isinstance(rule.rule, TimeSplit):
         raise InvalidSplit("TimeSplit has no classes.")
-    return [
-        round(each * rows) for each in accumulate(fraction for _, fraction in rule.rule.fractions)
-    ][:-1]
+    return [round(end * rows) for end in _ends(rule.rule)]
+
+
+def _ends(rule: FractionSplit) -> list[float]:
+    """Return the sum of the fractions up to each split, the last excepted."""
+    fractions = [fraction for _, fraction in rule.fractions]
+    return list(accumulate(fractions))[:-1]
 
 
 def _by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
     column = batch.column(batch.schema.get_field_index(split.column))
-    missing = pc.is_null(column).to_numpy(zero_copy_only=False)
-    micros = (
-        pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64())
-        .fill_null(0)
-        .to_numpy(zero_copy_only=False)
-    )
+    present = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    times = pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64())
+    micros = times.fill_null(0).to_numpy(zero_copy_only=False)
     result = np.full(batch.num_rows, UNCOVERED, dtype=np.int64)
     for number, (_, start, end) in enumerate(split.ranges):
-        inside = ~missing
+        inside = present.copy()
         if start is not None:
             inside &= micros >= to_micros(start)
         if end is not None:
             inside &= micros < to_micros(end)
         result[inside] = number
     return result
+
+
+def _time_json(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featurestore.hashing import row_hash
 from featurestore.model.manifest import Manifest, ManifestColumn
-from featurestore.training.rows import split_batches
+from featurestore.statistics import compare_statistics
+from featurestore.training.reading import split_batches
 from featurestore.training.verification.label_shares import label_changes
+
+if TYPE_CHECKING:
+    from featurestore.training.dataset import TrainingDataset
 
 UInt64s = npt.NDArray[np.uint64]
 
@@ -118,6 +122,16 @@ def diff(
         splits=splits,
         drift=drift,
     )
+
+
+def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str, Any] | None:
+    """Return the drift report of each split that both have with statistics; None without any."""
+    reports = {}
+    for split in dataset.splits:
+        if split in dataset.manifest.statistics and split in other.manifest.statistics:
+            report = compare_statistics(dataset.statistics(split), other.statistics(split))
+            reports[split] = report.to_json()
+    return reports or None
 
 
 def _column_changes(manifest: Manifest, other: Manifest) -> list[str]:

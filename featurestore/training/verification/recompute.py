@@ -12,13 +12,14 @@ from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.storage import files
-from featurestore.training.export.hashed_rows import prepare
+from featurestore.training.export.data import Provenance
+from featurestore.training.export.hashed_rows import hash_rows
 from featurestore.training.export.manifest import build_manifest
-from featurestore.training.export.pipeline import write
+from featurestore.training.export.pipeline import write_shards
 from featurestore.training.export.request import ExportRequest
-from featurestore.training.export.shard_plan import plan_shape
+from featurestore.training.export.shard_plan import plan_shards
 from featurestore.training.export.split_rules import SplitRule
-from featurestore.training.rows import dataset_schema
+from featurestore.training.reading import dataset_schema
 from featurestore.training.verification.problems import Problem
 from featurestore.training.verification.replay import replay_plan
 
@@ -58,25 +59,14 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     frame = FeatureFrame.planned(session, plan)
     request = _request(manifest)
     rows = os.path.join(staging, "rows")
-    staged = prepare(session.engine, frame.relation, request, plan=plan, directory=rows)
+    hashed = hash_rows(session.engine, frame.relation, request, plan=plan, directory=rows)
     shards = [len(split.shards) for split in manifest.splits]
-    shape = plan_shape(session.engine, staged, request, shard_counts=shards)
+    shard_plan = plan_shards(session.engine, hashed, request, shard_counts=shards)
     target = os.path.join(staging, "dataset")
     files.make_directory(target)
-    summaries = write(session.engine, staged, request, shape, directory=target)
+    summaries = write_shards(session.engine, hashed, request, shard_plan, directory=target)
     return build_manifest(
-        request,
-        shape,
-        summaries,
-        version=manifest.version,
-        provenance={
-            "plan": None,
-            "plan_hash": None,
-            "sources": (),
-            "reproducible": True,
-            "reproducible_reason": None,
-        },
-        run_id="",
+        request, shard_plan, summaries, version=manifest.version, run_id="", provenance=Provenance()
     )
 
 

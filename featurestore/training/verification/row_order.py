@@ -17,7 +17,7 @@ from featurestore.hashing import row_hash
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.format import DatasetFormat
 from featurestore.training.export.split_rules import SplitRule, group_of_rows
-from featurestore.training.rows import split_batches
+from featurestore.training.reading import split_batches
 from featurestore.training.verification.problems import Problem
 
 UInt64s = npt.NDArray[np.uint64]

@@ -1,0 +1,96 @@
+"""Which shard a row goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featurestore.training.export.boundaries import Boundary
+from featurestore.training.export.hashed_rows import GROUP, groups_and_hashes
+
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+SHARD = "__fs_shard"
+
+
+@dataclass(frozen=True)
+class ClassSplits:
+    """The hashes of a class at which its second and later splits begin; rows of one hash stay together."""
+
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Maps hashed rows to shards, numbered over all splits.
+
+    A row's split is its group, or with classes the split of ``classes[group]`` in which its hash lies.
+    ``boundaries[s]`` are those between the shards of split s, whose first shard has the number ``first_shard[s]``. Rows
+    of one hash that lie on a boundary go to every shard that may hold some of them: the shard's writer knows which are
+    its own.
+    """
+
+    first_shard: tuple[int, ...]
+    boundaries: tuple[tuple[Boundary, ...], ...]
+    classes: Mapping[int, ClassSplits] | None = None
+
+    def split_of(self, groups: Int64s, hashes: UInt64s) -> Int64s:
+        """Return the split of each row, -1 for uncovered ones."""
+        if self.classes is None:
+            return groups
+        result = np.full(len(groups), -1, dtype=np.int64)
+        for group in np.unique(groups).tolist():
+            mine = groups == group
+            starts = np.array(self.classes[group].starts, dtype=np.uint64)
+            result[mine] = np.searchsorted(starts, hashes[mine], side="right")
+        return result
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with their shard number instead of the group; uncovered rows are left out."""
+        groups, hashes = groups_and_hashes(batch)
+        splits = self.split_of(groups, hashes)
+        numbers = np.full(len(hashes), -1, dtype=np.int64)
+        again: list[Int64s] = []
+        again_numbers: list[Int64s] = []
+        for split, boundaries in enumerate(self.boundaries):
+            mine = np.flatnonzero(splits == split)
+            first, last = _shard_range(hashes[mine], boundaries)
+            numbers[mine] = self.first_shard[split] + first
+            for further in range(1, int((last - first).max(initial=0)) + 1):
+                shared = first + further <= last
+                again.append(mine[shared])
+                again_numbers.append(self.first_shard[split] + first[shared] + further)
+        plain = batch.select([name for name in batch.schema.names if name != GROUP])
+        if not again and (numbers >= 0).all():
+            return _with_shards(plain, numbers)
+        covered = np.flatnonzero(numbers >= 0)
+        rows = np.concatenate([covered, *again])
+        return _with_shards(
+            plain.take(pa.array(rows)), np.concatenate([numbers[covered], *again_numbers])
+        )
+
+
+def _with_shards(batch: pa.RecordBatch, numbers: Int64s) -> pa.RecordBatch:
+    schema = batch.schema.append(pa.field(SHARD, pa.int32()))
+    column = pa.array(numbers.astype(np.int32))
+    return pa.RecordBatch.from_arrays([*batch.columns, column], schema=schema)
+
+
+def _shard_range(hashes: UInt64s, boundaries: Sequence[Boundary]) -> tuple[Any, Any]:
+    """Return the first and last shard (within the split) that may hold each hash."""
+    positions = np.array([each.hash for each in boundaries], dtype=np.uint64)
+    first = np.searchsorted(positions, hashes, side="left")
+    last = np.searchsorted(positions, hashes, side="right")
+    if not len(boundaries):
+        return first, last
+    # Where a shard begins with the first row of a hash, the shard before it holds none of that hash.
+    begins_whole = np.array([each.offset == 0 for each in boundaries])
+    on_boundary = first < last
+    first[on_boundary] += begins_whole[first[on_boundary]]
+    return first, last

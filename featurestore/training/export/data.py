@@ -1,0 +1,112 @@
+"""The data of an export: rows on demand, and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.ingest import to_relation
+from featurestore.model.plan import FeaturePlan, Source
+from featurestore.plugins.engine import Relation
+from featurestore.retrieval import FeatureFrame
+from featurestore.session import Session
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where rows came from, as the manifest says it: the plan, its sources, whether it gives the rows again."""
+
+    plan: Mapping[str, Any] | None = None
+    plan_hash: str | None = None
+    sources: tuple[Mapping[str, Any], ...] = ()
+    reproducible: bool = True
+    reproducible_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class ExportData:
+    """Rows on demand, the plan behind them, and what the plan says of keys and times.
+
+    ``dropped_rows`` tells from the number of rows how many label rows the inner joins left out; None without such a
+    join.
+    """
+
+    relation: Callable[[], Relation]
+    schema: pa.Schema
+    provenance: Provenance
+    plan: FeaturePlan | None = None
+    key: tuple[str, ...] = ()
+    time: str | None = None
+    dropped_rows: Callable[[int], int | None] | None = None
+
+    @property
+    def sources(self) -> list[Source]:
+        """The Delta versions that the plan reads, each once."""
+        if self.plan is None:
+            return []
+        return _sources(self.plan)
+
+
+def export_data(session: Session, data: object) -> ExportData:
+    """Return what the caller handed over: a frame with a plan, or a loose dataframe."""
+    if isinstance(data, FeatureFrame) and data.plan is not None:
+        return _planned_data(data, data.plan)
+    relation = to_relation(data, engine=session.engine)
+    reason = "the data was a dataframe, not features of the store"
+    provenance = Provenance(reproducible=False, reproducible_reason=reason)
+    return ExportData(lambda: relation, relation.schema, provenance)
+
+
+def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
+    time = plan.time or _event_time(plan)
+    key = plan.keys
+    if time is not None and time not in key:
+        key = (*key, time)
+    reason = None
+    if not _is_pinned(plan):
+        reason = "the labels were a dataframe, not a feature group"
+    provenance = Provenance(
+        plan=plan.to_json(),
+        plan_hash=plan.hash,
+        sources=tuple(source.to_json() for source in _sources(plan)),
+        reproducible=reason is None,
+        reproducible_reason=reason,
+    )
+    return ExportData(
+        relation=lambda: frame.relation,
+        schema=frame.schema,
+        provenance=provenance,
+        plan=plan,
+        key=key,
+        time=time,
+        dropped_rows=frame.dropped if frame.drops else None,
+    )
+
+
+def _sources(plan: FeaturePlan) -> list[Source]:
+    sources = {(source.path, source.delta_version): source for source in plan.sources}
+    return list(sources.values())
+
+
+def _event_time(plan: FeaturePlan) -> str | None:
+    """Return the label group's event time where the result holds it.
+
+    It is part of the key even if no join needs it.
+    """
+    if plan.left_source is None:
+        return None
+    name = plan.left_source.spec.event_time
+    for output in plan.left_outputs:
+        if output.column == name:
+            return output.name
+    return None
+
+
+def _is_pinned(plan: FeaturePlan) -> bool:
+    """Tell whether the left side is a group at a Delta version, directly or below other retrievals."""
+    if plan.left_plan is not None:
+        return _is_pinned(plan.left_plan)
+    return plan.left_source is not None

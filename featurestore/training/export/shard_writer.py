@@ -1,0 +1,183 @@
+"""The function that writes one shard, where its rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.hashing import canonical_bytes
+from featurestore.model.arrow_rows import rows_at
+from featurestore.model.types import is_nested
+from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
+from featurestore.training.export.hashed_rows import hashes_of
+
+MAX_LABEL_VALUES = 1000
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """One shard to write: its path, its rows, and the rows of its first hash that belong to the shard before."""
+
+    path: str
+    rows: int
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What was written, with null and label counts and a fingerprint of the row hashes."""
+
+    written: WrittenShard
+    nulls: Mapping[str, int]
+    labels: Mapping[str, Mapping[str, int] | None]
+    hash_sum: int
+    first_hash: int | None
+    last_hash: int | None
+
+
+@dataclass(frozen=True)
+class ShardWriter:
+    """Writes shards with a format; picklable, runs where the rows are."""
+
+    directory: str
+    format: DatasetFormat
+    layout: Layout
+    shards: tuple[PlannedShard, ...]
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardSummary]:
+        """Write a shard from batches sorted by hash; return its number and summary."""
+        shard = self.shards[number]
+        counts = ShardCounts(self.columns, self.labels)
+        ordered = in_total_order(batches, columns=self.columns)
+        rows = counts.counted(take_rows(ordered, skip=shard.skip, rows=shard.rows))
+        written = self.format.write_shard(self.directory, shard.path, rows, layout=self.layout)
+        return number, counts.summary(written)
+
+
+class ShardCounts:
+    """Counts nulls, label values and hashes of batches as they pass."""
+
+    def __init__(self, columns: Sequence[str], labels: Sequence[str]) -> None:
+        self._columns = list(columns)
+        self._labels: dict[str, dict[str, int] | None] = {name: {} for name in labels}
+        self._nulls: dict[str, int] = {}
+        self._hash_sum = 0
+        self._first_hash: int | None = None
+        self._last_hash: int | None = None
+
+    def counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches without internal columns and count them."""
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            self._count_hashes(batch)
+            plain = batch.select(self._columns)
+            for name, array in zip(self._columns, plain.columns, strict=True):
+                if array.null_count:
+                    self._nulls[name] = self._nulls.get(name, 0) + array.null_count
+                if name in self._labels:
+                    self._count_label(name, array)
+            yield plain
+
+    def summary(self, written: WrittenShard) -> ShardSummary:
+        """Return the counts beside what was written."""
+        return ShardSummary(
+            written, self._nulls, self._labels, self._hash_sum, self._first_hash, self._last_hash
+        )
+
+    def _count_hashes(self, batch: pa.RecordBatch) -> None:
+        hashes = hashes_of(batch)
+        if self._first_hash is None:
+            self._first_hash = int(hashes[0])
+        self._last_hash = int(hashes[-1])
+        self._hash_sum = (self._hash_sum + int(hashes.sum(dtype=np.uint64))) % 2**64
+
+    def _count_label(self, name: str, array: Any) -> None:
+        counts = self._labels[name]
+        if counts is None:
+            return
+        if is_nested(array.type) or pa.types.is_binary(array.type):
+            self._labels[name] = None
+            return
+        for pair in pc.value_counts(array).to_pylist():
+            value = label_text(pair["values"])
+            counts[value] = counts.get(value, 0) + int(pair["counts"])
+        if len(counts) > MAX_LABEL_VALUES:
+            self._labels[name] = None
+
+
+def label_text(value: object) -> str:
+    """Return the text under which a label value is counted.
+
+    >>> label_text(None), label_text(True), label_text(3)
+    ('null', 'true', '3')
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def in_total_order(
+    batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches sorted by hash in the total order: rows of one hash by their canonical bytes.
+
+    The rows of a batch's last hash wait for the next batch, which may hold more of them.
+    """
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        hashes = hashes_of(batch)
+        if waiting and hashes[0] != hashes_of(waiting[-1])[-1]:
+            yield _ordered(waiting, columns)
+            waiting = []
+        last = int(np.searchsorted(hashes, hashes[-1], side="left"))
+        if last > 0:
+            yield _ordered([*waiting, batch.slice(0, last)], columns)
+            waiting = []
+        waiting.append(batch.slice(last))
+    if waiting:
+        yield _ordered(waiting, columns)
+
+
+def take_rows(
+    batches: Iterator[pa.RecordBatch], *, skip: int, rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield ``rows`` rows after the first ``skip``."""
+    for batch in batches:
+        skipped = min(skip, batch.num_rows)
+        skip -= skipped
+        taken = batch.slice(skipped, rows)
+        rows -= taken.num_rows
+        if taken.num_rows:
+            yield taken
+
+
+def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
+    """Return batches sorted by hash as one, with rows of one hash in the order of their canonical bytes."""
+    batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    hashes = hashes_of(batch)
+    same = hashes[1:] == hashes[:-1]
+    if not same.any():
+        return batch
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    ties = pa.table(
+        {
+            "hash": pa.array(hashes[tied]),
+            "bytes": canonical_bytes(rows_at(batch, tied), columns=list(columns)),
+        }
+    )
+    order = pc.sort_indices(ties, sort_keys=[("hash", "ascending"), ("bytes", "ascending")])
+    index = np.arange(len(hashes))
+    index[tied] = tied[order.to_numpy()]
+    return rows_at(batch, index)

@@ -35,11 +35,11 @@ from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.recovery import recover as recover_writes
+from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.training import catalog
 
 # Calls the function of a training job with the store and a window; the facade gives it, as the
@@ -148,10 +148,10 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
 
 
 def _compute_and_write(session: Session, attempt: Attempt, recording: Recording) -> Written:
-    staging = session.staging_path(recording.run.run_id)
     group = recording.group
     schema = None if group is None else group.spec.schema
-    try:
+    with in_flight(session, kind="stage", name=attempt.spec.name, version=1) as computing:
+        staging = computing.staging
         computation = Computation(session, attempt.definition, recording.inputs, staging, schema)
         rows = compute(computation, attempt.windows)
         if rows is None and (group is None or attempt.spec.mode != "replace_window"):
@@ -161,8 +161,6 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
             rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
         _check_lease(session, attempt)
         return _write(session, attempt, recording, rows)
-    finally:
-        files.remove(staging, below=session.location)
 
 
 def _no_rows(session: Session, schema: pa.Schema | None, place: str) -> Relation:

@@ -76,11 +76,12 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
             f"Version {chosen} of training dataset {name!r} exists or is being written.",
             hint="leave version= out to make the next one",
         )
-    files.make_directory(paths.training_dataset_versions(name))
-    directory = paths.training_dataset(name, chosen)
-    with files.writing(directory):
-        publication.make_directory(directory)
     return chosen
+
+
+def make_directory(location: str, name: str, version: int) -> None:
+    """Make the directory of a claimed version; its intent is recorded, so that recovery finds it after a crash."""
+    publication.make_directory(StorePaths(location).training_dataset(name, version))
 
 
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
@@ -118,6 +119,7 @@ __all__ = [
     "claim",
     "forget",
     "is_finished",
+    "make_directory",
     "read",
     "register",
     "remove_abandoned",

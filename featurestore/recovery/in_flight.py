@@ -89,6 +89,8 @@ def in_flight(
         staging = StorePaths(store.location).stage(own)
         write = InFlight(run_id or own, staging, number, own, store.registry)
         try:
+            if kind == "export":
+                datasets.make_directory(store.location, name, number)
             yield write
         except BaseException as error:
             if write.landed is not None:

@@ -12,14 +12,15 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation, refusal_hint
+from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
 from featurestore.storage import publication
+from featurestore.storage.failures import reading, writing
 
 _COPY_TRIES = 10
 
@@ -63,31 +64,6 @@ def ensure_writable(directory: str) -> None:
         raise LocationNotWritable(
             f"The location {directory!r} cannot be written: {error.strerror or error}.",
             hint="choose another directory: featurestore.connect('path') or $FEATURESTORE_LOCATION",
-        ) from error
-
-
-@contextmanager
-def writing(path: str) -> Iterator[None]:
-    """Say of what the system refuses in the block that ``path`` cannot be written, and why."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"Cannot write {path!r}: {error.strerror or error}.",
-            hint=refusal_hint(error) or "check free space and permissions",
-        ) from error
-
-
-@contextmanager
-def reading(path: str) -> Iterator[None]:
-    """Say of what the system refuses in the block that ``path`` cannot be read, and why."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"Cannot read {path!r}: {error.strerror or error}.", hint=refusal_hint(error)
         ) from error
 
 

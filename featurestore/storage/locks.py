@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from featurestore.storage import files
+from featurestore.storage import failures, files
 
 
 def hold(path: str) -> int:
@@ -19,7 +19,7 @@ def hold(path: str) -> int:
     directory, name = os.path.split(path)
     files.make_directory(directory)
     temporary = os.path.join(directory, f".{name}")
-    with files.writing(path):
+    with failures.writing(path):
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             # Held before it has its name: whoever sees the name never sees it free.

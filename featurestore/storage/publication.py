@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, PublicationWarning, listing
+from featurestore.storage.failures import writing
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -135,9 +136,9 @@ def sync(paths: Iterable[str]) -> None:
 
     Several at a time, each folder once.
     """
-    files = list(paths)
-    folders = sorted({os.path.dirname(path) for path in files})
-    for batch in (files, folders):
+    written = list(paths)
+    folders = sorted({os.path.dirname(path) for path in written})
+    for batch in (written, folders):
         if len(batch) == 1:
             sync_path(batch[0])
         elif batch:
@@ -147,15 +148,16 @@ def sync(paths: Iterable[str]) -> None:
 
 def sync_path(path: str) -> None:
     """Bring the content of a file, or the names in a directory, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # Some network file systems cannot sync a directory: its names are safe with their server.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(handle)
+    with writing(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            # Some network file systems cannot sync a directory: its names are safe with their server.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(handle)
 
 
 def make_directory(path: str, *, durable: bool = True) -> None:
@@ -165,7 +167,8 @@ def make_directory(path: str, *, durable: bool = True) -> None:
     while not os.path.isdir(missing):
         made.append(missing)
         missing = os.path.dirname(missing)
-    os.makedirs(path, exist_ok=True)
+    with writing(path):
+        os.makedirs(path, exist_ok=True)
     if durable:
         for folder in reversed(made):
             sync_path(os.path.dirname(folder))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from featurestore.plugins.format import WrittenFile
-from featurestore.storage import files
+from featurestore.storage import failures
 from featurestore.storage.publication import make_directory, sync_path
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ShardFile:
         self.closed = True
 
     def __enter__(self) -> ShardFile:
-        with files.writing(self._final):
+        with failures.writing(self._final):
             make_directory(os.path.dirname(self._temporary))
             self._file = open(self._temporary, "wb", buffering=0)
         self.closed = False
@@ -96,7 +96,7 @@ class ShardFile:
         view = memoryview(data).cast("B")
         self._digest.update(view)
         written = 0
-        with files.writing(self._final):
+        with failures.writing(self._final):
             while written < len(view):
                 written += self._file.write(view[written:])
         self.size += len(view)
@@ -127,7 +127,7 @@ class ShardFile:
     ) -> None:
         self.closed = True
         try:
-            with files.writing(self._final):
+            with failures.writing(self._final):
                 if kind is None:
                     os.fsync(self._file.fileno())
                 self._file.close()

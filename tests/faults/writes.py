@@ -1,0 +1,293 @@
+"""Every public call that writes: what it needs, what it does, and what of a store can be seen afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+
+ROWS = 200
+START = 1_700_000_000_000_000
+JOB_FILE = """
+import featurestore
+
+@featurestore.job(featuregroup="hourly", primary_key=["id"], event_time="t", window="1h", schedule="0 * * * *",
+                  start="2023-11-14T22:00:00Z", inputs={"g": "g"})
+def hourly(window, g):
+    return g.aggregate("id, max(t) as t, sum(x) as x", "id")
+"""
+# Calls of the module that change nothing in a store.
+READS = frozenset(
+    [
+        "__version__",
+        "FeatureStore",
+        "FeatureGroup",
+        "FeatureFrame",
+        "TrainingDataset",
+        "FeatureStoreError",
+        "TimeSplit",
+        "connect",
+        "job",
+        "sql_job",
+        "training_job",
+        "compare_statistics",
+        "featuregroup",
+        "get_featuregroup",
+        "get_featuregroups",
+        "get_latest_featuregroup_version",
+        "get_featuregroup_history",
+        "get_features_list",
+        "search",
+        "get_featuregroup_tags",
+        "get_feature",
+        "get_features",
+        "explain_features",
+        "check_leakage",
+        "get_training_dataset",
+        "get_training_datasets",
+        "get_latest_training_dataset_version",
+        "get_training_dataset_tf_record_schema",
+        "get_validation_history",
+        "get_featuregroup_statistics",
+        "visualize_featuregroup_correlations",
+        "visualize_featuregroup_distributions",
+        "visualize_featuregroup_clusters",
+        "visualize_featuregroup_descriptive_stats",
+        "visualize_training_dataset_correlations",
+        "visualize_training_dataset_distributions",
+        "visualize_training_dataset_clusters",
+        "visualize_training_dataset_descriptive_stats",
+        "get_jobs",
+        "plan_job",
+        "get_runs",
+    ]
+)
+
+
+def rows(first: int, count: int, *, value: int) -> pa.Table:
+    """Return rows of the group ``g``, 20 seconds apart."""
+    ids = np.arange(first, first + count)
+    times = pa.array(START + ids * 20_000_000, pa.timestamp("us", tz="UTC"))
+    return pa.table({"id": ids % 50, "t": times, "x": np.full(count, value), "late": ids % 2})
+
+
+def prepare(location: Path) -> None:
+    """Make the store that the writes change, with one thing of each kind."""
+    import featurestore
+
+    job_file(location).write_text(JOB_FILE)
+    with featurestore.connect(location) as store:
+        store.create_featuregroup(rows(0, ROWS, value=1), "g", primary_key="id", event_time="t")
+        store.add_featuregroup_tag("g", "owner", "ada")
+        store.insert_into_featuregroup(rows(ROWS, 20, value=2), "g")
+        store.create_featuregroup(rows(0, 10, value=1), "spare", primary_key="id", event_time="t")
+        store.create_training_dataset(rows(0, 40, value=1), "spare_d", label="late")
+        store.register_jobs(job_file(location))
+
+
+def job_file(location: Path) -> Path:
+    """Return where the file of the store's job lies: beside the store."""
+    return location.parent / "hourly_job.py"
+
+
+@dataclass(frozen=True)
+class Write:
+    """One write; a call is repeatable when doing it twice leaves the same as doing it once."""
+
+    public: str
+    do: Callable[[FeatureStore], Any]
+    before: Callable[[FeatureStore], Any] = lambda store: None
+
+
+def _insert(mode: str, first: int, *, value: int, **more: Any) -> Callable[[FeatureStore], Any]:
+    def do(store: FeatureStore) -> Any:
+        data = rows(first, 30, value=value)
+        return store.insert_into_featuregroup(data, "g", mode=mode, **more)  # type: ignore[arg-type]
+
+    return do
+
+
+def _export(data_format: str) -> Callable[[FeatureStore], Any]:
+    def do(store: FeatureStore) -> Any:
+        return store.create_training_dataset(
+            store.get_featuregroup("g"),
+            "d",
+            label="late",
+            version=1,
+            data_format=data_format,
+            splits={"train": 0.5, "test": 0.5},
+            shards=2,
+        )
+
+    return do
+
+
+def _create(name: str, **more: Any) -> Callable[[FeatureStore], Any]:
+    def do(store: FeatureStore) -> Any:
+        return store.create_featuregroup(
+            rows(0, ROWS, value=7), name, version=1, primary_key="id", event_time="t", **more
+        )
+
+    return do
+
+
+def _quarantine(store: FeatureStore) -> Any:
+    data = rows(ROWS + 20, 30, value=5)
+    data = data.set_column(2, "x", pa.array([None, *[5] * 29], pa.int64()))
+    return store.insert_into_featuregroup(
+        data, "g", validation="quarantine", transaction=("quarantined", 1)
+    )
+
+
+def _register(store: FeatureStore) -> Any:
+    other = job_file(Path(store.location)).with_name("other_job.py")
+    other.write_text(JOB_FILE.replace("hourly", "other"))
+    return store.register_jobs(other)
+
+
+def _registered(store: FeatureStore) -> Any:
+    return store.register_jobs(job_file(Path(store.location)))
+
+
+TWO_HOURS = ("2023-11-14T22:00:00Z", "2023-11-15T00:00:00Z")
+
+WRITES = {
+    "create": Write("create_featuregroup", _create("made")),
+    "create with partitions": Write("create_featuregroup", _create("made", partition_by="late")),
+    "get or create": Write(
+        "get_or_create_featuregroup",
+        lambda store: store.get_or_create_featuregroup(
+            rows(0, ROWS, value=7), "made", version=1, primary_key="id", event_time="t"
+        ),
+    ),
+    "append": Write(
+        "insert_into_featuregroup",
+        _insert("append", ROWS + 20, value=3, transaction=("appended", 1)),
+    ),
+    "upsert": Write("insert_into_featuregroup", _insert("upsert", ROWS - 10, value=4)),
+    "overwrite": Write("insert_into_featuregroup", _insert("overwrite", 0, value=5)),
+    "add a column": Write(
+        "insert_into_featuregroup",
+        lambda store: store.insert_into_featuregroup(
+            rows(ROWS + 20, 30, value=3).append_column("y", pa.array([1.5] * 30)),
+            "g",
+            schema_change="add",
+            transaction=("widened", 1),
+        ),
+    ),
+    "quarantine": Write("insert_into_featuregroup", _quarantine),
+    "delete rows": Write(
+        "delete_from_featuregroup", lambda store: store.delete_from_featuregroup("g", "x = 2")
+    ),
+    "tag": Write(
+        "add_featuregroup_tag", lambda store: store.add_featuregroup_tag("g", "team", "rust")
+    ),
+    "untag": Write(
+        "remove_featuregroup_tag", lambda store: store.remove_featuregroup_tag("g", "owner")
+    ),
+    "compact": Write("compact_featuregroup", lambda store: store.compact_featuregroup("g")),
+    "vacuum": Write(
+        "vacuum_featuregroup", lambda store: store.vacuum_featuregroup("g", retain="0s")
+    ),
+    "delete a group": Write(
+        "delete_featuregroup", lambda store: store.delete_featuregroup("spare", version=1)
+    ),
+    "validate": Write(
+        "validate_featuregroup",
+        lambda store: store.validate_featuregroup(
+            "g",
+            expectations=[
+                {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "x"}}
+            ],
+        ),
+    ),
+    "statistics": Write(
+        "update_featuregroup_statistics", lambda store: store.update_featuregroup_statistics("g")
+    ),
+    "export to tfrecord": Write("create_training_dataset", _export("tfrecord")),
+    "export to parquet": Write("create_training_dataset", _export("parquet")),
+    "export to petastorm": Write("create_training_dataset", _export("petastorm")),
+    "delete a dataset": Write(
+        "delete_training_dataset", lambda store: store.delete_training_dataset("spare_d", version=1)
+    ),
+    "register jobs": Write("register_jobs", _register),
+    "run a job": Write(
+        "run_job", lambda store: store.run_job("hourly", window="2023-11-14T22:00:00Z"), _registered
+    ),
+    "backfill": Write(
+        "backfill_job", lambda store: store.backfill_job("hourly", *TWO_HOURS), _registered
+    ),
+    "pause": Write("pause_job", lambda store: store.pause_job("hourly")),
+    "unpause": Write(
+        "unpause_job",
+        lambda store: store.unpause_job("hourly"),
+        lambda store: store.pause_job("hourly"),
+    ),
+}
+
+
+def public_writes() -> set[str]:
+    """Return the public calls that are not known to change nothing."""
+    import featurestore
+
+    return {
+        name
+        for name in featurestore.__all__
+        if name not in READS and inspect.isfunction(getattr(featurestore, name))
+    }
+
+
+def visible(location: Path) -> dict[str, Any]:
+    """Open a store as a new process does and return everything of it that a user sees, rows by their fingerprint."""
+    import featurestore
+
+    seen: dict[str, Any] = {}
+    with featurestore.connect(location) as store:
+        for group in store.get_featuregroups():
+            key = f"group {group.name} v{group.version}"
+            table = store.get_featuregroup(group.name, version=group.version).to_arrow()
+            history = store.get_featuregroup_history(group.name, version=group.version)
+            assert group.delta_version == max(each.delta_version for each in history)
+            assert group.statistics().rows == table.num_rows
+            tags = store.get_featuregroup_tags(group.name, version=group.version)
+            seen[key] = (
+                table.column_names,
+                table.num_rows,
+                _fingerprint(table),
+                sorted(tags.items()),
+            )
+        for dataset in store.get_training_datasets():
+            report = dataset.verify()
+            assert report.ok, report.problems
+            counts = [(split, dataset.num_rows(split)) for split in sorted(dataset.splits)]
+            seen[f"dataset {dataset.name} v{dataset.version}"] = counts
+        for job in store.get_jobs():
+            seen[f"job {job.name}"] = bool(getattr(job, "paused", False))
+        left = _leftovers(location)
+        assert not left, left
+    return seen
+
+
+def _fingerprint(table: pa.Table) -> str:
+    lines = sorted(repr(row) for row in table.to_pylist())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _leftovers(location: Path) -> list[str]:
+    """Return what an ended write must not leave: staged rows, datasets without a manifest, temporary files."""
+    staging = location / "_staging"
+    left = [str(each) for each in staging.iterdir()] if staging.exists() else []
+    for version in (location / "trainingdatasets").glob("*/v*"):
+        if not (version / "manifest.json").exists():
+            left.append(str(version))
+    return [os.path.relpath(each, location) for each in left]

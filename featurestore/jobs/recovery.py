@@ -21,7 +21,6 @@ from featurestore.recovery import recover as recover_writes
 from featurestore.registry import featuregroups, jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.training import catalog
 
 
@@ -70,7 +69,6 @@ def _recovered(session: Session, run: Run) -> Run:
             runs.end(connection, run.run_id, runs.DONE, rows=rows, delta_version=delta_version)
             _record(connection, spec, run, written.target_version)
         recovered = runs.get(connection, run.run_id)
-    files.remove(session.staging_path(run.run_id), below=session.location)
     return recovered
 
 

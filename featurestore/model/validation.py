@@ -31,7 +31,17 @@ class ExpectationResult:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """What one audit found; ``success`` is False when any expectation that is no warning failed."""
+    """What one audit found; ``success`` is False when any expectation that is no warning failed.
+
+    >>> report = store.validate_featuregroup("weather")
+    >>> report.success, report.failed
+    (True, ())
+    >>> print(report)
+    weather v1 (Delta 1): 4 rows, all checks hold, validation='warn'
+      ok   no_null_keys(columns=['origin', 'measured_at'])
+      ok   no_future_event_times(column='measured_at', tolerance='0us')
+      ok   no_duplicate_keys(columns=['origin', 'measured_at'])
+    """
 
     name: str
     version: int
@@ -55,27 +65,29 @@ class ValidationReport:
         return tuple(result for result in self.results if not result.success and not result.warning)
 
     def __str__(self) -> str:
-        where = "" if self.delta_version is None else f" (Delta {self.delta_version})"
-        failed = (
-            f"{len(self.failed)} of {len(self.results)} checks failed"
-            if self.failed
-            else "all checks hold"
-        )
-        lines = [
-            f"{self.name} v{self.version}{where}: {self.rows:,} rows, {failed}, validation={self.policy!r}"
-        ]
+        subject, outcome = f"{self.name} v{self.version}", "all checks hold"
+        if self.delta_version is not None:
+            subject += f" (Delta {self.delta_version})"
+        if self.failed:
+            outcome = f"{len(self.failed)} of {len(self.results)} checks failed"
+        lines = [f"{subject}: {self.rows:,} rows, {outcome}, validation={self.policy!r}"]
         for each in self.results:
-            mark = "ok  " if each.success else "warn" if each.warning else "FAIL"
-            lines.append(
-                f"  {mark} {describe(each.expectation)}"
-                + ("" if each.success else f": {outcome_text(each)}")
-            )
+            if each.success:
+                lines.append(f"  ok   {describe(each.expectation)}")
+            else:
+                mark = "warn" if each.warning else "FAIL"
+                lines.append(f"  {mark} {describe(each.expectation)}: {outcome_text(each)}")
         if self.rows_quarantined:
             lines.append(f"  {self.rows_quarantined:,} rows quarantined")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back; see ``validation_report.schema.json``."""
+        """Return a JSON object that ``from_json`` reads back; see ``validation_report.schema.json``.
+
+        >>> data = store.validate_featuregroup("weather").to_json()
+        >>> data["rows"], data["success"], len(data["results"])
+        (4, True, 3)
+        """
         return {
             "format": REPORT_FORMAT,
             "name": self.name,

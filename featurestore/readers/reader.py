@@ -55,6 +55,10 @@ class Reader:
     Every worker makes ``steps_per_epoch`` steps of one static shape. The batch of a step is a
     function of the manifest, the settings, the epoch and the step alone: no state is kept, nothing
     is exchanged between workers.
+
+    >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+    >>> reader.steps_per_epoch, reader.labels
+    (2, ('late',))
     """
 
     path: str
@@ -94,6 +98,12 @@ class Reader:
 
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or there is no such step.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> for batch in reader.batches(epoch=1):
+        ...     print(batch["temp"].tolist(), batch["late"].tolist())
+        [36.0, 37.0] [True, False]
+        [38.5, 39.0] [False, True]
         """
         # What is wrong with the arguments is said here and not when the first batch is asked for.
         ranges = self.step_ranges(
@@ -110,7 +120,14 @@ class Reader:
     def rows(
         self, epoch: int, step: int, *, worker: int = 0, workers: int = 1
     ) -> npt.NDArray[np.int64]:
-        """Return the canonical row numbers of a batch; -1 is padding. Reads no file."""
+        """Return the canonical row numbers of a batch; -1 is padding. Reads no file.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> reader.rows(1, 0)
+        array([1, 3])
+        >>> [reader.rows(1, 0, worker=worker, workers=2).tolist() for worker in range(2)]
+        [[1], [3]]
+        """
         return self.order.epoch(epoch).batch(step, worker=worker, workers=workers)
 
     def tf_dataset(
@@ -134,6 +151,12 @@ class Reader:
             workers: Number of workers; divides the lanes.
             start_epoch: The first epoch.
             start_step: The first step of the first epoch.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> for features, late in reader.tf_dataset(epochs=1):
+        ...     print(features["seats"].numpy(), late.numpy())
+        [100 200] [False  True]
+        [200 100] [ True False]
         """
         from featurestore.readers.tensorflow import tf_dataset
 
@@ -157,6 +180,12 @@ class Reader:
             epochs: Number of epochs to read, the first of which may be entered in the middle.
             start_epoch: The first epoch.
             start_step: The first step of the first epoch.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> import tensorflow as tf
+        >>> strategy = tf.distribute.get_strategy()  # on workers: MultiWorkerMirroredStrategy()
+        >>> len(list(reader.distribute(strategy, epochs=3)))  # as many steps as tf_dataset gives
+        6
         """
         from featurestore.readers.tensorflow import distribute
 
@@ -168,6 +197,12 @@ class Reader:
         Args:
             epoch: The epoch to go on with.
             step: The next step of it.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> state = dataset.reader("train", global_batch_size=2, seed=7).state(epoch=3, step=1)
+        >>> reader, epoch, step = dataset.resume(state)
+        >>> epoch, step, reader.settings["seed"]
+        (3, 1, 7)
         """
         if not 0 <= step <= self.steps_per_epoch or epoch < 0:
             raise ReaderConfigError(
@@ -192,7 +227,7 @@ class Reader:
         strategy: Any | None = None,
         keep: int = 2,
     ) -> ReaderCheckpoint:
-        """Return checkpoints that keep this reader's state beside what is trained (see docs/training.md).
+        """Return checkpoints of this reader's state and of what is trained (see docs/training.md).
 
         Args:
             directory: Where checkpoints go; shared by all workers.
@@ -200,6 +235,11 @@ class Reader:
                 "optimizer": optimizer}``.
             strategy: The ``tf.distribute`` strategy that trains, if any.
             keep: How many checkpoints stay.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> checkpoint = reader.checkpoint("run-1", objects={})
+        >>> checkpoint.restore()  # nothing was saved: begin with epoch 0, step 0
+        (0, 0)
         """
         from featurestore.readers.checkpoint import ReaderCheckpoint
 

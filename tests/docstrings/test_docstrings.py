@@ -77,7 +77,7 @@ def test_the_examples_of_a_module_are_true(name: str, filled_store: Path, tmp_pa
 @pytest.mark.tensorflow
 def test_the_examples_that_start_tensorflow_are_true(filled_store: Path, tmp_path: Path) -> None:
     for name in modules_with_examples():
-        run(examples_of(name, tensorflow=True), filled_store, tmp_path)
+        run(examples_of(name, tensorflow=True), filled_store, tmp_path / name)
 
 
 def test_every_call_of_the_store_has_an_example() -> None:

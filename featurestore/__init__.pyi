@@ -66,6 +66,7 @@ def create_featuregroup(
     validation: str = "strict",
     event_time_tolerance: timedelta | str | None = None,
     statistics: bool = True,
+    compact: Literal["auto"] | None = None,
 ) -> FeatureGroup: ...
 def get_or_create_featuregroup(
     df: object,
@@ -83,6 +84,7 @@ def get_or_create_featuregroup(
     validation: str = "strict",
     event_time_tolerance: timedelta | str | None = None,
     statistics: bool = True,
+    compact: Literal["auto"] | None = None,
 ) -> FeatureGroup: ...
 def insert_into_featuregroup(
     df: object,

@@ -35,6 +35,7 @@ class Declaration:
     tags: Mapping[str, str] = field(default_factory=dict)
     job: str | None = None
     event_time_tolerance: timedelta | str | None = None
+    compact: str | None = None
 
 
 def define(
@@ -57,6 +58,7 @@ def define(
         statistics=bool(declared.statistics),
         job=declared.job,
         event_time_tolerance=_tolerance(declared),
+        compact=declared.compact,
     )
 
 

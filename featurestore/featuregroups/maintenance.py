@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from featurestore.delta import commits, deltalog
+from featurestore.delta.compaction import size_to_merge_below
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import WriteConflict
 from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import parse_duration
-from featurestore.model.featuregroup import Commit
+from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
-from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import pinned_by_exports
 from featurestore.session import Session
+from featurestore.storage.publication import after_publication
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:
@@ -27,6 +32,26 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
             latest = group.delta_version
         advance(session, spec, latest, run=run)
     return commits.commit_of(group.path, latest)
+
+
+def compact_when_due(
+    session: Session, spec: FeatureGroupSpec, path: str, *, run: InFlight
+) -> int | None:
+    """Merge small files of a group after a write where it has too many; return the Delta version, None: not due.
+
+    The write has landed: what fails here is a warning, and the next write tries again.
+    """
+    if spec.compact is None:
+        return None
+    written = None
+    with after_publication(f"A write into feature group {spec.name!r} version {spec.version}"):
+        below = size_to_merge_below(read_snapshot(path))
+        if below is not None:
+            with suppress(WriteConflict):
+                written = session.engine.compact(path, below=below)
+    if written is not None:
+        advance(session, spec, written, run=run)
+    return written
 
 
 def vacuum(

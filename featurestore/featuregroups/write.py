@@ -27,6 +27,7 @@ from featurestore.featuregroups.audit import (
 )
 from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
+from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.ingest import handed_over
@@ -120,7 +121,9 @@ def commit(
         state = deltalog.table_state(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
     landed = LandedRows(group, conformed.spec, written, write.mode, audited)
-    return register(session, landed, run=run)
+    commit = register(session, landed, run=run)
+    compact_when_due(session, conformed.spec, group.path, run=run)
+    return commit
 
 
 def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs import specs
@@ -58,6 +58,7 @@ def job(
     ttl: Duration | None = None,
     expectations: Sequence[Mapping[str, Any]] = (),
     statistics: bool = True,
+    compact: Literal["auto"] | None = "auto",
     description: str = "",
     tags: Mapping[str, str] | None = None,
     input_times: Mapping[str, str] | None = None,
@@ -91,6 +92,7 @@ def job(
         ttl: As for ``create_featuregroup``.
         expectations: As for ``create_featuregroup``, as plain dicts.
         statistics: Whether commits count statistics.
+        compact: Whether small files of the group are merged as they come.
         description: Of the feature group.
         tags: Of the feature group.
         input_times: ``{input: time column}`` for inputs that are paths; a group's own event time is
@@ -142,6 +144,7 @@ def sql_job(
     ttl: Duration | None = None,
     expectations: Sequence[Mapping[str, Any]] = (),
     statistics: bool = True,
+    compact: Literal["auto"] | None = "auto",
     description: str = "",
     tags: Mapping[str, str] | None = None,
     input_times: Mapping[str, str] | None = None,

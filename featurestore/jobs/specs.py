@@ -55,6 +55,7 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         ttl=_duration(asked.ttl, "ttl"),
         expectations=tuple(dict(each) for each in asked.expectations),
         statistics=asked.statistics,
+        compact=asked.compact,
         description=asked.description,
         tags=dict(asked.tags or {}),
         input_times=dict(asked.input_times or {}),

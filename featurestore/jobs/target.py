@@ -62,6 +62,7 @@ def declaration(spec: JobSpec) -> Declaration:
         expectations=spec.expectations or None,
         validation=spec.validation,
         statistics=spec.statistics,
+        compact=spec.compact,
         description=spec.description,
         tags=dict(spec.tags),
         job=spec.name,

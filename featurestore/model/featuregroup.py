@@ -16,6 +16,7 @@ from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.names import check_feature_names, check_name
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
+COMPACTIONS = ("auto",)
 WRITE_MODES = ("append", "upsert", "overwrite")
 
 
@@ -25,8 +26,8 @@ class FeatureGroupSpec:
 
     ``schema`` holds feature types (see ``model.types``). ``expectations`` are plain dicts
     ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an event time may lie
-    before it is warned about. Tags and description live elsewhere (``featurestore.meta``): they change without a new
-    version.
+    before it is warned about. ``compact`` "auto" merges small files as they come. Tags and description live elsewhere
+    (``featurestore.meta``): they change without a new version.
     """
 
     name: str
@@ -42,11 +43,13 @@ class FeatureGroupSpec:
     statistics: bool = True
     job: str | None = None
     event_time_tolerance: timedelta = timedelta(0)
+    compact: str | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
         check_feature_names(self.schema.names)
         _check_roles(self)
+        _check_choices(self)
 
     @property
     def upsert_key(self) -> tuple[str, ...]:
@@ -77,6 +80,7 @@ class FeatureGroupSpec:
             "statistics": self.statistics,
             "job": self.job,
             "event_time_tolerance": format_duration(self.event_time_tolerance),
+            **({} if self.compact is None else {"compact": self.compact}),
         }
 
     @classmethod
@@ -96,6 +100,7 @@ class FeatureGroupSpec:
             statistics=data["statistics"],
             job=data.get("job"),
             event_time_tolerance=parse_duration(data.get("event_time_tolerance", "0us")),
+            compact=data.get("compact"),
         )
 
     def with_columns(self, added: Sequence[pa.Field]) -> FeatureGroupSpec:
@@ -170,8 +175,15 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
         raise KeyRequired(
             "event_time_tolerance needs an event_time.", hint="declare event_time=, too"
         )
+
+
+def _check_choices(spec: FeatureGroupSpec) -> None:
     if spec.validation not in VALIDATION_POLICIES:
         raise InvalidArgument(
             f"validation={spec.validation!r} is not a policy.",
             hint=f"one of {', '.join(VALIDATION_POLICIES)}",
+        )
+    if spec.compact is not None and spec.compact not in COMPACTIONS:
+        raise InvalidArgument(
+            f"compact={spec.compact!r} is not known.", hint="compact='auto', or leave it out"
         )

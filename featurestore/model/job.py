@@ -56,10 +56,11 @@ class JobSpec:
     on_error: OnError = "go_on"
     on_failure: str | None = None
     keep: int | None = None
+    compact: str | None = "auto"
 
     def to_json(self) -> dict[str, Any]:
         """Return the definition as a JSON object that ``from_json`` reads back equal."""
-        return {
+        told = {
             "name": self.name,
             "kind": self.kind,
             "target": self.target,
@@ -90,6 +91,9 @@ class JobSpec:
             "on_failure": self.on_failure,
             "keep": self.keep,
         }
+        if self.compact != "auto":
+            told["compact"] = self.compact
+        return told
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:

@@ -62,6 +62,7 @@ class FeatureJobRequest:
     ttl: timedelta | str | None = None
     expectations: Sequence[Mapping[str, Any]] = ()
     statistics: bool = True
+    compact: str | None = "auto"
     description: str = ""
     tags: Mapping[str, str] | None = None
     input_times: Mapping[str, str] | None = None

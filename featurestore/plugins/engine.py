@@ -326,10 +326,11 @@ class Engine(Protocol):
         """Set table properties in a commit of their own."""
         ...
 
-    def compact(self, path: str) -> int | None:
+    def compact(self, path: str, *, below: int | None = None) -> int | None:
         """Rewrite small files into large ones.
 
-        Return the Delta version, None when nothing was to do.
+        ``below`` says in bytes what is small; None leaves it to the engine. Return the Delta
+        version, None when nothing was to do.
         """
         ...
 

@@ -38,6 +38,7 @@ class FeatureGroupCalls(Connected):
         validation: str = "strict",
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
+        compact: Literal["auto"] | None = None,
     ) -> FeatureGroup:
         """Make a new version of a feature group from a dataframe and return its handle.
 
@@ -58,6 +59,7 @@ class FeatureGroupCalls(Connected):
             event_time_tolerance: How far ahead of the clock an event time may lie ("5min") before a
                 write warns of it.
             statistics: Whether each write is counted.
+            compact: "auto" merges small files as they come, for groups that are written often.
 
         Raises:
             FeatureGroupExists: The version exists.
@@ -82,6 +84,7 @@ class FeatureGroupCalls(Connected):
             description=description,
             tags=dict(tags or {}),
             event_time_tolerance=event_time_tolerance,
+            compact=compact,
         )
         spec, _ = create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
@@ -103,6 +106,7 @@ class FeatureGroupCalls(Connected):
         validation: str = "strict",
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
+        compact: Literal["auto"] | None = None,
     ) -> FeatureGroup:
         """Return a feature group, created from the dataframe when it does not exist yet.
 
@@ -133,6 +137,7 @@ class FeatureGroupCalls(Connected):
             description=description,
             tags=dict(tags or {}),
             event_time_tolerance=event_time_tolerance,
+            compact=compact,
         )
         spec = get_or_create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)

@@ -467,3 +467,19 @@ def test_too_many_open_files_are_no_damage(engine: DuckDBEngine, tmp_path: Path)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not isinstance(caught.value, TableDamaged)
     assert ids(engine, path) == list(range(40))
+
+
+def test_rows_that_only_move_land_beside_new_ones_and_give_way_to_changes(
+    engine: DuckDBEngine, tmp_path: Path
+) -> None:
+    path = new_table(engine, tmp_path)
+    write(engine, path, some(1))
+    stale = deltalog.table_state(path)
+    write(engine, path, some(2))
+    moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
+    assert commits.commit(stale, moving, Publication()) == 3
+    stale = deltalog.table_state(path)
+    engine.delete(path, "id = 2", note={})
+    moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
+    with pytest.raises(commits.LostRaceError):
+        commits.commit(stale, moving, Publication())

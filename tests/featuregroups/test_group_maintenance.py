@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.delta import deltalog
-from featurestore.errors import PinnedByTrainingDataset
+from featurestore.errors import InvalidArgument, PinnedByTrainingDataset
 from featurestore.registry import manifests, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
 
@@ -115,3 +115,28 @@ def test_vacuum_keeps_what_a_running_export_reads(duckdb_store: FeatureStore) ->
     assert len(removed) == 1  # the file of version 4, which nothing reads
     assert sum(each.rows for each in made.manifest.splits) == 3
     assert values(duckdb_store, as_of=3) == [0, 1, 2]
+
+
+def test_a_group_that_compacts_by_itself_keeps_few_files(duckdb_store: FeatureStore) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup(
+        pa.table({"n": [0]}),
+        "g",
+        primary_key="n",
+        validation="off",
+        statistics=False,
+        compact="auto",
+    )
+    most = 0
+    for number in range(1, 30):
+        commit = group.insert(pa.table({"n": [number]}))
+        assert commit.rows == number + 1
+        state = deltalog.table_state(group.path)
+        most = max(most, len(state.files))
+    assert most < 9
+    assert state.rows == 30
+    assert values(store) == list(range(30))
+    assert {c.operation for c in group.history()} == {"create", "append", "compact"}
+    assert values(store, as_of=commit.delta_version) == list(range(30))
+    with pytest.raises(InvalidArgument, match="compact"):
+        store.create_featuregroup(pa.table({"n": [0]}), "h", compact="always")  # type: ignore[arg-type]

@@ -320,9 +320,14 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
             txn = action.get("txn")
             if txn is not None and txn["appId"] == app and txn["version"] >= number:
                 raise RepeatedError
-    disturbing = (
-        ("add", "remove", "metaData", "protocol") if change.reads else ("metaData", "protocol")
-    )
+    disturbing: tuple[str, ...] = ("metaData", "protocol")
+    if not change.data_change:
+        # Rows that only move stay true beside new ones, as long as their own files are there.
+        moved = {file.log_path for file in change.removes}
+        if any(remove["path"] in moved for remove in log.actions_of(winner, "remove")):
+            raise LostRaceError
+    elif change.reads:
+        disturbing = ("add", "remove", "metaData", "protocol")
     if any(kind in action for action in winner for kind in disturbing):
         raise LostRaceError
     if change.metadata is not None:

@@ -205,8 +205,8 @@ class DuckDBEngine:
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(self.database, path, properties)
 
-    def compact(self, path: str) -> int | None:
-        return rewrite.compact(self.database, path)
+    def compact(self, path: str, *, below: int | None = None) -> int | None:
+        return rewrite.compact(self.database, path, below=below)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
         return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)

@@ -115,12 +115,12 @@ def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, 
     return commits.retried(path, attempt)
 
 
-def compact(database: Database, path: str) -> int | None:
-    """Write small files of a partition as large ones; None when no partition has two."""
+def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
+    """Write files of a partition that are smaller than ``below`` as large ones; None when no partition has two."""
     commits.check_writable(deltalog.table_state(path))
 
     def attempt(state: TableState) -> int | None:
-        small = _worth_compacting(state)
+        small = _smaller_than(_SMALL_BYTES if below is None else below, state)
         if not small:
             return None
         with Publication(durable=database.durable) as publication:
@@ -336,11 +336,11 @@ def _overlapping(state: TableState, ranges: Mapping[str, tuple[int, int]]) -> tu
     return tuple(state.files[number] for number in np.flatnonzero(within))
 
 
-def _worth_compacting(state: TableState) -> tuple[DataFile, ...]:
-    """Return the small files of every partition that has two or more."""
+def _smaller_than(size: int, state: TableState) -> tuple[DataFile, ...]:
+    """Return the files below a size that have another one in their partition."""
     groups: dict[tuple[Any, ...], list[DataFile]] = {}
     for file in state.files:
-        if file.bytes < _SMALL_BYTES:
+        if file.bytes < size:
             groups.setdefault(tuple(file.partition.values()), []).append(file)
     small: list[DataFile] = []
     for group in groups.values():

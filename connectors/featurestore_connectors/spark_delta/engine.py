@@ -163,8 +163,8 @@ class SparkEngine:
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(path, properties)
 
-    def compact(self, path: str) -> int | None:
-        return tables.compact(self.session, path)
+    def compact(self, path: str, *, below: int | None = None) -> int | None:
+        return tables.compact(self.session, path, below=below)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
         return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)

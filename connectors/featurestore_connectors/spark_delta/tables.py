@@ -165,11 +165,13 @@ def set_properties(path: str, properties: Mapping[str, str]) -> None:
     raise _kept_losing(path)
 
 
-def compact(session: Any, path: str) -> int | None:
-    """Rewrite small files into large ones; return the Delta version, None when nothing was to do."""
+def compact(session: Any, path: str, *, below: int | None = None) -> int | None:
+    """Rewrite files smaller than ``below`` into large ones; return the Delta version, None when nothing was to do."""
     from delta.tables import DeltaTable
 
     with CommitSession(session, path, {"operation": "compact"}) as commit:
+        if below is not None:
+            commit.set("spark.databricks.delta.optimize.minFileSize", str(below))
         return _retried(
             path,
             lambda: commit.run(

@@ -27,6 +27,7 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.delta import commits
+from featurestore.delta.compaction import size_to_merge_below
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import featuregroups
@@ -54,19 +55,19 @@ def rows_of(commit: int, rows: int = ROWS) -> pa.Table:
     )
 
 
-def append(path: str, commit: int) -> None:
+def append(path: str, commit: int, *, rows: int = ROWS) -> None:
     """Append the rows of a commit to a table as the engine does."""
-    rows = rows_of(commit)
+    table = rows_of(commit, rows)
     file = os.path.join(path, f"part-{commit:05d}-grown.snappy.parquet")
-    parquet.write_table(rows, file)
+    parquet.write_table(table, file)
     sides = {}
     for side, position in (("minValues", 0), ("maxValues", -1)):
-        at = rows["at"][position].as_py().replace(tzinfo=None)
+        at = table["at"][position].as_py().replace(tzinfo=None)
         sides[side] = {"at": at.isoformat(timespec="microseconds") + "Z"}
-    keys = rows["key"].to_pylist()
+    keys = table["key"].to_pylist()
     sides["minValues"]["key"], sides["maxValues"]["key"] = min(keys), max(keys)
-    told = {"numRecords": rows.num_rows, **sides, "nullCount": {"key": 0, "at": 0}}
-    new = NewFile(file, os.path.getsize(file), rows.num_rows, json.dumps(told))
+    told = {"numRecords": table.num_rows, **sides, "nullCount": {"key": 0, "at": 0}}
+    new = NewFile(file, os.path.getsize(file), table.num_rows, json.dumps(told))
     snapshot = read_snapshot(path)
     note = {"operation": "append", "run": f"grown-{commit}", "unique": "kept_after"}
     note |= commits.seen_by_writer(path, snapshot.version)
@@ -74,11 +75,15 @@ def append(path: str, commit: int) -> None:
     duckdb_commits.commit(snapshot, change, Publication(durable=False))
 
 
-def grow(store: FeatureStore, name: str, target: int) -> None:
-    """Append to a group until it has ``target`` commits."""
+def grow(store: FeatureStore, name: str, appends: int, *, rows: int = ROWS) -> None:
+    """Append to a group so many times, and merge small files where the group says so."""
     path = store.featuregroup(name).path
-    for commit in range(read_snapshot(path).version, target):
-        append(path, commit)
+    compacts = store.featuregroup(name).spec.compact == "auto"
+    for commit in range(1, appends):
+        append(path, commit, rows=rows)
+        below = size_to_merge_below(read_snapshot(path)) if compacts else None
+        if below is not None:
+            store.session.engine.compact(path, below=below)
 
 
 def medians_of(*calls: Callable[[int], object], trials: int = TRIALS) -> list[float]:
@@ -125,9 +130,11 @@ class Calls:
         assert len(self.store.get_featuregroup_history(self.name, limit=10)) == 10
 
 
-def new_group(store: FeatureStore, name: str, **how: Any) -> None:
-    """Create a group with an event time and its first commit."""
-    store.create_featuregroup(rows_of(0), name, primary_key=["key"], event_time="at", **how)
+def new_group(store: FeatureStore, name: str, *, rows: int = ROWS, **how: Any) -> None:
+    """Create a group with an event time and its first commit; one of 1,000 keys, or all alike."""
+    store.create_featuregroup(
+        rows_of(0, rows), name, primary_key=["key"], event_time="at", validation="off", **how
+    )
 
 
 def writes(store: FeatureStore, options: argparse.Namespace) -> None:
@@ -151,6 +158,40 @@ def _grown(store: FeatureStore, name: str, count: int) -> Calls:
     grow(store, name, count)
     print(f"# {count} commits in {time.perf_counter() - start:.0f} s", flush=True)
     return Calls(store, name)
+
+
+def reads(store: FeatureStore, options: argparse.Namespace) -> None:
+    """Measure reads of the same rows: in 10 commits, in many small ones that merge by themselves, and in one file."""
+    every = options.commits // 10 * ROWS
+    for name, appends, rows in (("few", 10, every), ("many", options.commits, ROWS)):
+        new_group(store, name, rows=rows, compact="auto", statistics=False)
+        start = time.perf_counter()
+        grow(store, name, appends, rows=rows)
+        state = read_snapshot(store.featuregroup(name).path)
+        seconds = time.perf_counter() - start
+        print(
+            f"# {appends} appends in {seconds:.0f} s: {len(state.files)} files, version {state.version}",
+            flush=True,
+        )
+    labels = rows_of(options.commits // 2).select(["key", "at"])
+
+    def features(name: str) -> Callable[[int], object]:
+        return lambda _: store.get_features(f"{name}.x", labels=labels, label_time="at").to_arrow()
+
+    def whole(name: str) -> Callable[[int], object]:
+        return lambda _: store.get_featuregroup(name).to_arrow()
+
+    def validate(name: str) -> Callable[[int], object]:
+        return lambda _: store.validate_featuregroup(name)
+
+    title = f"{options.commits * ROWS:,} rows in 10, {options.commits} commits"
+    for call, named in ((features, "get_features"), (validate, "validate"), (whole, "all rows")):
+        short, long = medians_of(call("few"), call("many"))
+        report(f"{named}: {title}", short, long, 1.5)
+    new_group(store, "one", rows=options.commits * ROWS, statistics=False)
+    store.compact_featuregroup("one")
+    one, many = medians_of(whole("one"), whole("many"))
+    report("all rows: compacted, compact='auto'", one, many, 2.0)
 
 
 def groups(store: FeatureStore, options: argparse.Namespace) -> None:
@@ -208,6 +249,7 @@ def _register_others(store: FeatureStore, count: int) -> None:
 
 ROOMS: dict[str, Callable[[FeatureStore, argparse.Namespace], None]] = {
     "writes": writes,
+    "reads": reads,
     "groups": groups,
 }
 

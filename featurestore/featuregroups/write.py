@@ -121,9 +121,9 @@ def commit(
         state = deltalog.table_state(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
     landed = LandedRows(group, conformed.spec, written, write.mode, audited)
-    commit = register(session, landed, run=run)
+    committed = register(session, landed, run=run)
     compact_when_due(session, conformed.spec, group.path, run=run)
-    return commit
+    return committed
 
 
 def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:

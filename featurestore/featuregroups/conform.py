@@ -14,7 +14,7 @@ from featurestore.model.types import widens
 from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,42 @@ def check_columns(
 ) -> list[pa.Field]:
     """Return the columns that are new, which ``schema_change="add"`` allows.
 
-    SchemaMismatch for all else.
+    Raises:
+        SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
     """
     held = {field.name: field.type for field in spec.schema}
-    names = set(given.names)
-    problems, new = [], []
-    for field in given:
-        if field.name not in held:
-            new.append(field)
-        elif not widens(field.type, held[field.name]):
-            problems.append(
-                f"{field.name!r} is {field.type} where the group has {held[field.name]}"
-            )
-    absent = [name for name in held if name not in names]
-    if absent:
-        problems.append(f"missing: {listing(absent)}")
+    new = [field for field in given if field.name not in held]
+    problems = _unfitting(given, held)
     twins = _twins(new, spec.schema.names)
     refused = bool(new) and schema_change is None and not twins
     if twins:
         problems.append(f"new columns differ from existing ones only in case: {', '.join(twins)}")
     elif refused:
-        problems.append("unknown: " + ", ".join(f"{field.name!r} ({field.type})" for field in new))
+        unknown = [f"{field.name!r} ({field.type})" for field in new]
+        problems.append(f"unknown: {', '.join(unknown)}")
     if problems:
         only_new = refused and len(problems) == 1
         raise SchemaMismatch(
-            f"The rows do not fit feature group {spec.name!r} version {spec.version}: {'; '.join(problems)}.",
+            f"The rows do not fit feature group {spec.name!r} version {spec.version}: "
+            f"{'; '.join(problems)}.",
             hint=_way_out(problems, only_new=only_new),
         )
-    return [pa.field(field.name, field.type, nullable=True) for field in new]
+    return [field.with_nullable(True) for field in new]
+
+
+def _unfitting(given: pa.Schema, held: Mapping[str, pa.DataType]) -> list[str]:
+    """Say which columns of the group the rows lack, or have with types that do not fit."""
+    types = {field.name: field.type for field in given}
+    problems, absent = [], []
+    for name, wanted in held.items():
+        kind = types.get(name)
+        if kind is None:
+            absent.append(name)
+        elif not widens(kind, wanted):
+            problems.append(f"{name!r} is {kind} where the group has {wanted}")
+    if absent:
+        problems.append(f"missing: {listing(absent)}")
+    return problems
 
 
 def _way_out(problems: Sequence[str], *, only_new: bool) -> str:
@@ -101,7 +109,7 @@ def _way_out(problems: Sequence[str], *, only_new: bool) -> str:
 
 
 def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
-    """Return the new columns whose name another column has in other letters, each pair as a text."""
+    """Return the pairs of a new column and one whose name differs in case only, as texts."""
     folded = {name.lower(): name for name in names}
     pairs = []
     for field in new:
@@ -114,6 +122,5 @@ def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
 def _equal(left: pa.Schema, right: pa.Schema) -> bool:
     if left.names != right.names:
         return False
-    # Equality of nested types overlooks the names of list items, which every later reader would
-    # see.
-    return [str(kind) for kind in left.types] == [str(kind) for kind in right.types]
+    # Equality of nested types overlooks the names of list items, which later readers would see.
+    return list(map(str, left.types)) == list(map(str, right.types))

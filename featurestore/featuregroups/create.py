@@ -121,8 +121,7 @@ def _version_to_create(session: Session, name: str) -> int | None:
     None if it is there by now.
     """
     number = next_version(session, name, claimed=False)
-    # Asked after the folders were read: whose folder was seen is at work still, or has registered
-    # it.
+    # Asked after the folders were read: whose folder was seen is at work, or has registered it.
     with session.registry.reading() as connection:
         if featuregroups.find(connection, name, None) is not None:
             return None
@@ -130,18 +129,17 @@ def _version_to_create(session: Session, name: str) -> int | None:
 
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
-    """Return the version after the last one that the registry, the folders or a creator at work know."""
+    """Return the version after the last one that registry, folders or a creator at work know."""
     with session.registry.reading() as connection:
         known = featuregroups.versions(connection, name)
         if claimed:
             known += versions_in_flight(connection, session.location, "create", name)
     folder = os.path.join(session.location, FEATUREGROUPS, name)
-    on_disk = [
-        int(entry[1:])
-        for entry in files.list_directory(folder)
-        if version_of(entry) is not None and groups.is_group(os.path.join(folder, entry))
-    ]
-    return max([*known, *on_disk], default=0) + 1
+    for entry in files.list_directory(folder):
+        number = version_of(entry)
+        if number is not None and groups.is_group(os.path.join(folder, entry)):
+            known.append(number)
+    return max(known, default=0) + 1
 
 
 def _create(

@@ -98,7 +98,8 @@ def check_tags(tags: Mapping[str, str]) -> None:
     for key, value in tags.items():
         if not (isinstance(key, str) and isinstance(value, str) and 0 < len(key) <= MAX_TAG_KEY):
             raise InvalidArgument(
-                f"Tag {key!r}: {value!r} is no pair of texts (keys have 1 to {MAX_TAG_KEY} characters).",
+                f"Tag {key!r}: {value!r} is no pair of texts "
+                f"(keys have 1 to {MAX_TAG_KEY} characters).",
                 hint="tags={'team': 'traffic'}",
             )
 

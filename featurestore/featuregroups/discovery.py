@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from featurestore.delta import commits, deltalog
@@ -78,7 +78,7 @@ def _matches(session: Session, wanted: str) -> Iterator[Match]:
 
 
 def features_list(session: Session) -> list[str]:
-    """Return a reference to every feature (no keys, no times) of the latest version of every group."""
+    """Return a reference to every feature (no keys, no times) of each group's latest version."""
     with session.registry.reading() as connection:
         return [each.reference for each in features.latest(connection) if each.role == "feature"]
 
@@ -122,21 +122,23 @@ def provenance(session: Session, reference: str) -> Provenance:
             f"Feature group {group.spec.name!r} has no column {parsed.feature!r}; "
             f"it has {listing(group.spec.schema.names)}."
         )
+    made = Provenance(
+        reference=f"{group.spec.name}.{parsed.feature}",
+        version=group.spec.version,
+        delta_version=group.delta_version,
+        job=group.spec.job,
+        run_id=None,
+        inputs=(),
+    )
     for commit in _newest_first(group):
         if commit.inputs or commit.run_id:
-            inputs = tuple(commit.inputs.values())
-            return Provenance(
-                f"{group.spec.name}.{parsed.feature}", group.spec.version, commit.delta_version, group.spec.job,
-                commit.run_id, inputs,
-            )  # fmt: skip
-    return Provenance(
-        f"{group.spec.name}.{parsed.feature}",
-        group.spec.version,
-        group.delta_version,
-        group.spec.job,
-        None,
-        (),
-    )
+            return replace(
+                made,
+                delta_version=commit.delta_version,
+                run_id=commit.run_id,
+                inputs=tuple(commit.inputs.values()),
+            )
+    return made
 
 
 def derived_from(

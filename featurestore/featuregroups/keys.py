@@ -33,7 +33,7 @@ def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
 def claim(
     engine: Engine, relation: Relation, group: OpenGroup, mode: str, *, unique_batch: bool | None
 ) -> dict[str, Any]:
-    """Return what the commit may claim about the uniqueness of (primary key, event time, created time).
+    """Return what the commit may claim about the uniqueness of primary key and times.
 
     A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what
     each one means, and for what is noted of the version that the writer saw.

@@ -57,7 +57,7 @@ class HasEmpty(Accumulator[str | None, str | None]):
 
 
 def refuse_empty(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> Relation:
-    """Return the rows, which now fail at an empty text in a partition column while they are written."""
+    """Return the rows, which fail at an empty text in a partition column while they are written."""
     texts = _texts(spec)
     if not texts:
         return relation

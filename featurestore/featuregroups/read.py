@@ -14,7 +14,7 @@ from featurestore.session import Session
 def read(
     session: Session, name: str, *, version: int | None = None, as_of: TableVersion | None = None
 ) -> FeatureFrame:
-    """Return the data of a group, pinned to the Delta version that is the latest now (or as of a moment)."""
+    """Return the data of a group, pinned to the latest Delta version now, or as of an instant."""
     return frame_of(session, open_group(session, name, version, as_of=as_of))
 
 

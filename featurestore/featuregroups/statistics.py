@@ -80,7 +80,7 @@ def statistics_of(
 def statistics_to_compare(
     session: Session, name: str, compare_with: int | str | None
 ) -> Statistics | None:
-    """Return the statistics of another version of a group (a number) or of another group, None for None."""
+    """Return the statistics of another version of a group (a number), or of another group."""
     if compare_with is None:
         return None
     if isinstance(compare_with, int):

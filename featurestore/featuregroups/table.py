@@ -35,7 +35,7 @@ class OpenGroup:
 def open_group(
     session: Session, name: str, version: int | None = None, *, as_of: TableVersion | None = None
 ) -> OpenGroup:
-    """Return a group at its latest Delta version, or as it stood ``as_of`` a moment or Delta version.
+    """Return a group at its latest Delta version, or ``as_of`` an instant or Delta version.
 
     Raises:
         FeatureGroupNotFound: No such group or version.
@@ -46,7 +46,8 @@ def open_group(
     path = session.featuregroup_path(name, version)
     if not deltalog.exists(path):
         raise TableDamaged(
-            f"Feature group {name!r} version {version} is registered, but there is no Delta table at {path}.",
+            f"Feature group {name!r} version {version} is registered, "
+            f"but there is no Delta table at {path}.",
             hint="restore the folder, or run 'featurestore registry rebuild' to forget it",
         )
     state = deltalog.table_state(path, None if as_of is None else delta_version(path, as_of))

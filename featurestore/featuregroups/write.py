@@ -5,15 +5,19 @@ Conform, stage when something has to be checked, audit, commit, statistics, regi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
 
 from featurestore.delta import commits, deltalog
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
     KeyRequired,
+    RegistryError,
     SchemaMismatch,
     ValidationFailed,
 )
@@ -153,9 +157,14 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
 
 
 def note(
-    write: Write, run: InFlight, spec: FeatureGroupSpec, *, validation: str | None, claim: Mapping[str, Any],
+    write: Write,
+    run: InFlight,
+    spec: FeatureGroupSpec,
+    *,
+    validation: str | None,
+    claim: Mapping[str, Any],
     operation: str | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what the commit's info tells: who wrote it, from what, and what is known about it."""
     told: dict[str, Any] = {"operation": operation or write.mode, "run": run.run_id, **claim}
     if spec.job is not None:
@@ -172,7 +181,8 @@ def note(
 def _record_refusal(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
     report = getattr(error, "report", None)
     if isinstance(report, ValidationReport):
-        with session.registry.transaction() as connection:
+        # The refusal is what the caller has to see, not that it could not be stored.
+        with suppress(RegistryError), session.registry.transaction() as connection:
             reports.add_validation(connection, featuregroups.KIND, report.to_json())
 
 
@@ -188,7 +198,8 @@ def _check(write: Write, spec: FeatureGroupSpec) -> None:
     check_policy(write.validation)
     if (write.mode == "upsert" or write.on_duplicates == "last") and not spec.primary_key:
         raise KeyRequired(
-            f"Feature group {spec.name!r} version {spec.version} has no primary key, so nothing can be matched.",
+            f"Feature group {spec.name!r} version {spec.version} has no primary key, "
+            "so nothing can be matched.",
             hint="mode='append', or create the group with primary_key=",
         )
     if write.transaction is not None:
@@ -196,18 +207,14 @@ def _check(write: Write, spec: FeatureGroupSpec) -> None:
 
 
 def _check_transaction(transaction: object) -> None:
-    if not (
-        isinstance(transaction, tuple)
-        and len(transaction) == 2
-        and isinstance(transaction[0], str)
-        and transaction[0]
-        and isinstance(transaction[1], int)
-        and not isinstance(transaction[1], bool)
-        and transaction[1] >= 0
-    ):
-        raise InvalidArgument(
-            f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)"
-        )
+    if isinstance(transaction, tuple) and len(transaction) == 2:
+        app, number = transaction
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        if isinstance(app, str) and app and is_number and number >= 0:
+            return
+    raise InvalidArgument(
+        f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)"
+    )
 
 
 def _is_repeat(path: str, transaction: tuple[str, int]) -> bool:
@@ -225,25 +232,36 @@ def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) 
     with session.registry.transaction() as connection:
         groups.lock(connection, name, version)
         stored = commits.announced_spec(deltalog.table_state(group.path))
-        known = {field.name: field.type for field in stored.schema}
-        other = [
-            field for field in conformed.added if known.get(field.name, field.type) != field.type
-        ]
-        if other:
-            told = ", ".join(
-                f"{field.name!r} is {field.type}, there {known[field.name]}" for field in other
-            )
-            raise SchemaMismatch(
-                f"Another writer has just given new columns of {name!r} other types: {told}.",
-                hint="cast the columns",
-            )
-        new = [field for field in conformed.added if field.name not in known]
+        new = _not_announced(conformed.added, stored)
         if new:
             properties = commits.properties(stored.with_columns(new), commits.Meta())
             session.engine.set_properties(group.path, {commits.SPEC: properties[commits.SPEC]})
 
 
-def _added(conformed: Conformed) -> Any:
-    import pyarrow as pa
+def _not_announced(added: Sequence[pa.Field], stored: FeatureGroupSpec) -> list[pa.Field]:
+    """Return the columns that the definition does not have yet.
 
-    return pa.schema(conformed.added) if conformed.added else None
+    Raises:
+        SchemaMismatch: Another writer has announced one of them with another type.
+    """
+    known = {field.name: field.type for field in stored.schema}
+    new, conflicts = [], []
+    for field in added:
+        kind = known.get(field.name)
+        if kind is None:
+            new.append(field)
+        elif kind != field.type:
+            conflicts.append(f"{field.name!r} is {field.type}, there {kind}")
+    if conflicts:
+        raise SchemaMismatch(
+            f"Another writer has just given new columns of {stored.name!r} other types: "
+            f"{', '.join(conflicts)}.",
+            hint="cast the columns",
+        )
+    return new
+
+
+def _added(conformed: Conformed) -> pa.Schema | None:
+    if not conformed.added:
+        return None
+    return pa.schema(conformed.added)

@@ -88,7 +88,7 @@ class Publication:
                     os.unlink(path)
 
     def _sync_files(self) -> None:
-        """Sync the files that came since the last call, once for a write that links again after a lost race."""
+        """Sync the files that came since the last call: a write that lost a race links again."""
         if self.durable:
             sync(self._files[self._synced :])
             self._synced = len(self._files)

@@ -1,6 +1,9 @@
-"""Row hash, tie hash and canonical bytes of Arrow rows: the same on every engine, machine and release.
+"""Row hash, tie hash and canonical bytes of Arrow rows.
 
-``docs/row-hash.md`` defines them with test vectors; nothing here may ever change what an existing value gives.
+The same on every engine, machine and release.
+
+``docs/row-hash.md`` defines them with test vectors; nothing here may ever change what an existing
+value gives.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ def row_hash(
 ) -> npt.NDArray[np.uint64]:
     """Return the 64-bit hash of each row's columns, in their order, and the seed.
 
-    Column names do not count, values do: integers of all widths hash alike, so do texts in all encodings.
-    0.0 and -0.0 are alike, and so are all NaN.
+    Column names do not count, values do: integers of all widths hash alike, so do texts in all
+    encodings. 0.0 and -0.0 are alike, and so are all NaN.
 
     Args:
         batch: The rows.
@@ -57,8 +60,9 @@ def tie_hash(
 ) -> npt.NDArray[np.uint64]:
     """Return the 64-bit hash of each row's columns that are not null, each with its name.
 
-    Neither the order of columns nor columns that are null in a row change its hash, so a nullable column that is
-    added later leaves the hashes of earlier rows as they were. Floats count by their bits.
+    Neither the order of columns nor columns that are null in a row change its hash, so a nullable
+    column that is added later leaves the hashes of earlier rows as they were. Floats count by their
+    bits.
 
     >>> both = pa.table({"a": [1, 1], "b": pa.array([None, 2])})
     >>> bool(tie_hash(both)[0] == tie_hash(both.select(["a"]))[0])
@@ -80,7 +84,9 @@ def tie_hash(
 def canonical_bytes(
     batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
 ) -> pa.LargeBinaryArray:
-    """Return bytes for each row that are equal exactly where rows are; their order decides between equal hashes.
+    """Return bytes for each row that are equal exactly where rows are.
+
+    Their order decides between equal hashes.
 
     Floats count by their bits: 0.0 and -0.0 differ here, and so do NaN of different payloads.
 

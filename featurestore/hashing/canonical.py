@@ -1,7 +1,10 @@
-"""Canonical bytes: nine or more bytes a value, free of prefixes, so that rows are equal exactly where bytes are.
+"""Canonical bytes.
 
-A value is its kind (one byte) and then: its words, big-endian; or its length in 8 bytes and its bytes; or the
-number of its elements in 8 bytes and the elements; or its fields. Null is nine zero bytes.
+Nine or more bytes a value, free of prefixes, so that rows are equal exactly where bytes are.
+
+A value is its kind (one byte) and then: its words, big-endian; or its length in 8 bytes and its
+bytes; or the number of its elements in 8 bytes and the elements; or its fields. Null is nine zero
+bytes.
 """
 
 from __future__ import annotations
@@ -74,7 +77,10 @@ def _bodies(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> pa.
 
 
 def _masked(array: Any, valid: Mask | None) -> Any:
-    """Return the array with null rows made null: what a null struct holds in its fields is arbitrary."""
+    """Return the array with null rows made null.
+
+    What a null struct holds in its fields is arbitrary.
+    """
     if valid is None:
         return array
     index = pa.array(np.arange(len(array)), mask=~valid)

@@ -1,7 +1,7 @@
 """Arithmetic modulo 2**64 on whole arrays: the mixer, folds in order and sums by position.
 
-The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood 2014; constants by Stafford, variant 13), a bijection of
-64-bit words. Work goes in blocks that stay in the processor's cache.
+The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood 2014; constants by Stafford, variant
+13), a bijection of 64-bit words. Work goes in blocks that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def mix_all(words: Words) -> Words:
 
 
 def fold(state: Words, words: Words | int) -> Words:
-    """Set ``state = mix(state + words)`` in place and return it: what comes later depends on what came before."""
+    """Set ``state = mix(state + words)`` in place and return it.
+
+    What comes later depends on what came before.
+    """
     if isinstance(words, int):
         state += np.uint64(words)
         return mix_all(state)
@@ -64,9 +67,12 @@ def fold(state: Words, words: Words | int) -> Words:
 
 
 def sums_by_position(words: Words, lengths: Int64s) -> Words:
-    """Return the sum of ``mix(word + (j + 1) * GOLDEN)`` over the words j = 0, 1, ... of each sequence.
+    """Return the sum of ``mix(word + (j + 1) * GOLDEN)`` over the words j = 0, 1, ...
 
-    ``words`` are those of all sequences one after the other (overwritten); ``lengths`` are their numbers.
+    Of each sequence.
+
+    ``words`` are those of all sequences one after the other (overwritten); ``lengths`` are their
+    numbers.
     """
     ends = np.cumsum(lengths)
     positions = np.arange(1, len(words) + 1, dtype=np.int64) - np.repeat(ends - lengths, lengths)
@@ -77,7 +83,10 @@ def sums_by_position(words: Words, lengths: Int64s) -> Words:
 
 
 def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> Words:
-    """Return ``sums_by_position`` of byte strings read as little-endian words, the last one filled up with zeros."""
+    """Return ``sums_by_position`` of byte strings read as little-endian words.
+
+    The last word of each is filled up with zeros.
+    """
     result = np.zeros(len(starts), dtype=np.uint64)
     counts = (lengths + 7) >> 3
     for rows in _row_blocks(counts):

@@ -1,7 +1,10 @@
-"""Arrow arrays as the values that hashing speaks of: one kind for all types that hold the same thing.
+"""Arrow arrays as the values that hashing speaks of.
 
-Integers of every width, text in every encoding, lists of every layout become alike here; what a value is
-(its kind, its 64-bit words, its bytes, its elements) is all that the hash and the canonical bytes see.
+One kind for all types that hold the same thing.
+
+Integers of every width, text in every encoding, lists of every layout become alike here; what a
+value is (its kind, its 64-bit words, its bytes, its elements) is all that the hash and the
+canonical bytes see.
 """
 
 from __future__ import annotations
@@ -50,7 +53,10 @@ class WordValues:
 
 @dataclass(frozen=True)
 class ByteValues:
-    """Byte strings: value i is ``data[starts[i] : starts[i] + lengths[i]]``; null rows have length 0."""
+    """Byte strings: value i is ``data[starts[i] : starts[i] + lengths[i]]``.
+
+    Null rows have length 0.
+    """
 
     valid: Mask | None
     kind: int
@@ -61,7 +67,10 @@ class ByteValues:
 
 @dataclass(frozen=True)
 class ListValues:
-    """Lists: ``lengths[i]`` elements each, one list after the other in ``elements``; null rows have length 0."""
+    """Lists: ``lengths[i]`` elements each, one list after the other in ``elements``.
+
+    Null rows have length 0.
+    """
 
     valid: Mask | None
     lengths: Int64s
@@ -160,7 +169,10 @@ def _numbers(array: Any) -> npt.NDArray[Any]:
 
 
 def _float_words(numbers: npt.NDArray[Any]) -> Words:
-    """Return the bits of the numbers as float64; NaN keep sign and payload, which a cast would change."""
+    """Return the bits of the numbers as float64.
+
+    NaN keep sign and payload, which a cast would change.
+    """
     if numbers.dtype == np.float64:
         return numbers.view(np.uint64)
     with np.errstate(invalid="ignore"):
@@ -190,7 +202,10 @@ def _instants(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
 
 
 def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
-    """Return magnitude (low, high word) without trailing zeros, and scale with the sign in bit 8."""
+    """Return magnitude (low, high word) without trailing zeros, and scale.
+
+    The scale has the sign in bit 8.
+    """
     scale = array.type.scale
     if not pat.is_decimal128(array.type):
         array = array.cast(pa.decimal128(array.type.precision, scale))
@@ -219,7 +234,10 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
 
 
 def _tenth(low: Words, high: Words) -> tuple[Words, Words, Words]:
-    """Return the 128-bit quotients by ten (low, high) and the remainders: long division in 32-bit limbs."""
+    """Return the 128-bit quotients by ten (low, high) and the remainders.
+
+    Long division in 32-bit limbs.
+    """
     limbs = [
         high >> np.uint64(32),
         high & np.uint64(0xFFFFFFFF),
@@ -273,7 +291,10 @@ def _lists(array: Any) -> ListValues:
 
 
 def _list_views(array: Any, valid: Mask | None) -> ListValues:
-    """Return the lists of a view, read from its buffers: pyarrow 26 casts views with nulls to broken lists."""
+    """Return the lists of a view, read from its buffers.
+
+    Pyarrow 26 casts views with nulls to broken lists.
+    """
     dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
     if len(array) == 0:
         return ListValues(valid, np.zeros(0, dtype=np.int64), array.values.slice(0, 0))
@@ -289,7 +310,10 @@ def _list_views(array: Any, valid: Mask | None) -> ListValues:
 
 
 def ranges(starts: Int64s, lengths: Int64s) -> Int64s:
-    """Return the numbers ``starts[i], ..., starts[i] + lengths[i] - 1`` of all i, one range after the other."""
+    """Return the numbers ``starts[i], ..., starts[i] + lengths[i] - 1`` of all i.
+
+    One range comes after the other.
+    """
     ends = np.cumsum(lengths)
     return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(
         starts - (ends - lengths), lengths

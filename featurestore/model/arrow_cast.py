@@ -1,7 +1,7 @@
 """Arrow columns into exactly the types of a schema, batch by batch.
 
-What Arrow itself cannot cast (decimals to unsigned integers, lists to fixed-size lists, structs field by
-field) is done here, so that every engine restores feature types by the same code.
+What Arrow itself cannot cast (decimals to unsigned integers, lists to fixed-size lists, structs
+field by field) is done here, so that every engine restores feature types by the same code.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def _fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     values = cast_array(array.flatten(), kind.value_type)
     if len(values) == 0:
         return pa.nulls(len(array), kind)
-    # A null list has no values, a null of fixed size has a place of its own: any value may stand there.
+    # A null list has no values, a null of fixed size has a place of its own: any value may stand
+    # there.
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     places = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(

@@ -6,7 +6,9 @@ import os
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may run on: a container or a batch system may give it fewer than there are.
+    """Return the cores that this process may run on.
+
+    A container or a batch system may give it fewer than there are.
 
     >>> usable_cores() >= 1
     True

@@ -13,8 +13,9 @@ _LISTS = ("new_values", "gone_values", "reasons")
 class DriftThresholds:
     """What counts as drift. Shares are of rows.
 
-    ``psi``: population stability index (0.1 moderate, 0.25 large by custom). ``ks``: Kolmogorov-Smirnov distance.
-    ``missing``: change of the share of missing values. ``new``: share of rows with values never seen before.
+    ``psi``: population stability index (0.1 moderate, 0.25 large by custom). ``ks``:
+    Kolmogorov-Smirnov distance. ``missing``: change of the share of missing values. ``new``: share
+    of rows with values never seen before.
     """
 
     psi: float = 0.2
@@ -27,8 +28,9 @@ class DriftThresholds:
 class FeatureDrift:
     """What changed of one feature from the first table to the second.
 
-    ``psi`` and ``ks`` are None where they have no meaning (no values; texts have no order). ``reasons`` say
-    what passed a threshold and is more than two samples of these sizes differ by chance.
+    ``psi`` and ``ks`` are None where they have no meaning (no values; texts have no order).
+    ``reasons`` say what passed a threshold and is more than two samples of these sizes differ by
+    chance.
     """
 
     name: str

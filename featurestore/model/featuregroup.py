@@ -25,9 +25,10 @@ class FeatureGroupSpec:
     """The definition of one version of a feature group, kept as table property ``featurestore.spec``.
 
     ``schema`` holds feature types (see ``model.types``). ``expectations`` are plain dicts
-    ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an event time may lie
-    before it is warned about. ``compact`` "auto" merges small files as they come. Tags and description live elsewhere
-    (``featurestore.meta``): they change without a new version.
+    ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an
+    event time may lie before it is warned about. ``compact`` "auto" merges small files as they
+    come. Tags and description live elsewhere (``featurestore.meta``): they change without a new
+    version.
     """
 
     name: str

@@ -21,10 +21,11 @@ MODES = ("replace_window", "upsert", "append")
 class JobSpec:
     """The definition of a job.
 
-    ``code`` is the SQL text, or the source text of the function; ``target`` names the feature group or the training
-    dataset. ``inputs`` maps the name under which the transform sees an input to a group reference (``trips``,
-    ``trips@v2``) or a path (of a Delta table or a folder of Parquet files); ``input_times`` names the time column of
-    inputs that are paths. ``on_error`` says whether later windows wait for a failed one.
+    ``code`` is the SQL text, or the source text of the function; ``target`` names the feature group
+    or the training dataset. ``inputs`` maps the name under which the transform sees an input to a
+    group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet
+    files); ``input_times`` names the time column of inputs that are paths. ``on_error`` says
+    whether later windows wait for a failed one.
     """
 
     name: str

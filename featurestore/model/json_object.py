@@ -23,7 +23,8 @@ class JsonObject:
 
     >>> JsonObject({"rows": -1}, "splits[0]").number("rows")
     Traceback (most recent call last):
-    featurestore.model.json_object.MalformedJson: splits[0].rows is -1, not a whole number from 0 to 9223372036854775807
+    featurestore.model.json_object.MalformedJson: splits[0].rows is -1, not a whole number from 0 to
+    9223372036854775807
     """
 
     data: Mapping[str, Any]

@@ -1,4 +1,7 @@
-"""The manifest of a training dataset: what the files are, where they came from, how to read them."""
+"""The manifest of a training dataset.
+
+What the files are, where they came from, how to read them.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +81,8 @@ class ManifestShard:
 class ManifestSplit:
     """One split of a dataset.
 
-    ``nulls`` counts null cells of the columns that have any, ``label_counts`` the rows of each value
-    of each label column, ``label_weights`` are class weights from them.
+    ``nulls`` counts null cells of the columns that have any, ``label_counts`` the rows of each
+    value of each label column, ``label_weights`` are class weights from them.
     """
 
     name: str

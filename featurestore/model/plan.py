@@ -15,7 +15,8 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 
 JoinKind = Literal["left", "inner"]
 
-# The label's place, an int64 column beside the labels' own; engines sort by it when a plan keeps the order.
+# The label's place, an int64 column beside the labels' own; engines sort by it when a plan keeps
+# the order.
 ROW = "__fs_row"
 
 
@@ -59,8 +60,8 @@ class Join:
     """How one source meets the left side.
 
     ``on`` pairs a left column with each primary-key column of the source, in the order of the
-    source's primary key. With ``event_time`` the join is as of the left time (``FeaturePlan.left_time``);
-    without it the source is reduced to one row a key first.
+    source's primary key. With ``event_time`` the join is as of the left time
+    (``FeaturePlan.left_time``); without it the source is reduced to one row a key first.
     """
 
     source: Source
@@ -75,15 +76,17 @@ class Join:
 class FeaturePlan:
     """The plan of one ``get_features`` call.
 
-    The left side is ``left_source`` (a group, pinned), the result of ``left_plan`` (a retrieval that fed
-    this one), or the caller's labels, whose relation is handed to the engine beside the plan (both None).
-    ``left_columns`` are returned first. ``columns`` is the order of the whole result; each is a left column
-    or the name of an output. ``left_time`` names a left column; ``fixed_time`` is one moment for all rows
-    instead (batch scoring); both None where no join needs a time. ``keep_order`` asks for the label order
-    (labels in memory): the labels then carry the column ``ROW``. ``filters`` (DuckDB's SQL) cut the joined rows.
+    The left side is ``left_source`` (a group, pinned), the result of ``left_plan`` (a retrieval
+    that fed this one), or the caller's labels, whose relation is handed to the engine beside the
+    plan (both None). ``left_columns`` are returned first. ``columns`` is the order of the whole
+    result; each is a left column or the name of an output. ``left_time`` names a left column;
+    ``fixed_time`` is one moment for all rows instead (batch scoring); both None where no join needs
+    a time. ``keep_order`` asks for the label order (labels in memory): the labels then carry the
+    column ``ROW``. ``filters`` (DuckDB's SQL) cut the joined rows.
 
-    ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose name in the
-    result is another one. ``left_rows`` is how many rows the left side has, where that is known.
+    ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
+    name in the result is another one. ``left_rows`` is how many rows the left side has, where that
+    is known.
     """
 
     left_source: Source | None
@@ -155,7 +158,10 @@ class FeaturePlan:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Columns of the result that identify its rows: the left group's primary key, or what was joined on."""
+        """Columns of the result that identify its rows.
+
+        The left group's primary key, or what was joined on.
+        """
         if self.left_source is not None and self.left_source.spec.primary_key:
             columns = self.left_source.spec.primary_key
         else:
@@ -180,7 +186,10 @@ class FeaturePlan:
         return tuple(names[column] for column in columns if column in names)
 
     def select(self, columns: Sequence[str]) -> FeaturePlan:
-        """Return the plan of some of the columns; joins that nothing asks for any more are not run."""
+        """Return the plan of some of the columns.
+
+        Joins that nothing asks for any more are not run.
+        """
         schema = pa.schema([self.schema.field(name) for name in columns])
         if self.filters:  # a filter may look at any column
             return replace(self, columns=tuple(columns), schema=schema)

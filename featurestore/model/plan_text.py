@@ -1,4 +1,7 @@
-"""A feature plan as text for people: sources, Delta versions, keys, rules, expected rows, bytes and memory."""
+"""A feature plan as text for people.
+
+Sources, Delta versions, keys, rules, expected rows, bytes and memory.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,19 @@ def describe(plan: FeaturePlan) -> str:
 
 
 def expected_bytes(plan: FeaturePlan) -> int | None:
-    """Return how many bytes of data files the plan reads: each source's share by the width of the columns read."""
+    """Return how many bytes of data files the plan reads.
+
+    Each source's share by the width of the columns read.
+    """
     found = [_bytes_read(source, columns) for source, columns in _reads(plan)]
     return None if None in found else sum(each for each in found if each is not None)
 
 
 def expected_memory(plan: FeaturePlan) -> int | None:
-    """Return the bytes that the rows of all sides need at once: what a join without spilling holds."""
+    """Return the bytes that the rows of all sides need at once.
+
+    What a join without spilling holds.
+    """
     sizes = [_held(source, columns) for source, columns in _reads(plan)]
     rows = plan.left_rows
     if rows is None or None in sizes:

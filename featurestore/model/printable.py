@@ -1,12 +1,14 @@
 """Text from a store made fit for a terminal: control characters are shown, never obeyed.
 
-A description, a tag or a cell may hold anything, also the sequences by which terminals change colours, titles, the
-clipboard or the direction of writing. They are written as JSON escapes, so that JSON stays valid and means the same.
+A description, a tag or a cell may hold anything, also the sequences by which terminals change
+colours, titles, the clipboard or the direction of writing. They are written as JSON escapes, so
+that JSON stays valid and means the same.
 """
 
 from __future__ import annotations
 
-# C0 and C1 controls, delete, marks and overrides of the writing direction, line separators, lone surrogates.
+# C0 and C1 controls, delete, marks and overrides of the writing direction, line separators, lone
+# surrogates.
 _RANGES = (
     (0x00, 0x1F),
     (0x7F, 0x9F),

@@ -1,4 +1,7 @@
-"""Feature references: ``f``, ``group.f``, ``group@v2.f``, ``group.*``, each with an optional ``as name``."""
+"""Feature references.
+
+``f``, ``group.f``, ``group@v2.f``, ``group.*``, each with an optional ``as name``.
+"""
 
 from __future__ import annotations
 

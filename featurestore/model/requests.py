@@ -1,7 +1,9 @@
-"""What a caller asks for, frozen: the arguments of the big calls, built once at the facade and handed down whole.
+"""What a caller asks for, frozen.
 
-A request holds what was given and nothing else: defaults are those of the call, nothing is checked yet. The package that
-serves it checks it against what there is.
+The arguments of the big calls, built once at the facade and handed down whole.
+
+A request holds what was given and nothing else: defaults are those of the call, nothing is checked
+yet. The package that serves it checks it against what there is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Statistics of tables: what was counted over all rows, what was taken from the sample.
 
-Missing is missing: a value that does not exist (the mean of no numbers, the correlation with a constant)
-is None here and in JSON, never 0.
+Missing is missing: a value that does not exist (the mean of no numbers, the correlation with a
+constant) is None here and in JSON, never 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class TopValue:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of sample rows between edges, the last bin closed; one more edge than counts. Times are ISO texts."""
+    """Counts of sample rows between edges, the last bin closed.
+
+    One more edge than counts. Times are ISO texts.
+    """
 
     edges: tuple[float | str, ...]
     counts: tuple[int, ...]
@@ -49,11 +52,11 @@ class Histogram:
 class ColumnStatistics:
     """What is known of one column.
 
-    Over all rows: ``count`` (values that are neither null nor NaN), ``nulls``, ``nan``, ``infinite`` (part of
-    count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times), ``minimum``, ``maximum``, ``lengths``.
-    Infinite values are left out of sum, mean, std, minimum and maximum. From the sample: ``quantiles`` (at
-    ``PROBABILITIES``), ``distinct``, ``top`` (``top_complete``: no other value occurs), ``histogram``.
-    Times are ISO 8601 texts in UTC.
+    Over all rows: ``count`` (values that are neither null nor NaN), ``nulls``, ``nan``,
+    ``infinite`` (part of count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times),
+    ``minimum``, ``maximum``, ``lengths``. Infinite values are left out of sum, mean, std, minimum
+    and maximum. From the sample: ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``
+    (``top_complete``: no other value occurs), ``histogram``. Times are ISO 8601 texts in UTC.
     """
 
     name: str
@@ -91,7 +94,10 @@ class ColumnStatistics:
 
 @dataclass(frozen=True)
 class Correlations:
-    """A symmetric matrix over ``columns``; None where a pair has no correlation (constant, or fewer than two rows)."""
+    """A symmetric matrix over ``columns``.
+
+    None where a pair has no correlation (constant, or fewer than two rows).
+    """
 
     method: Literal["pearson", "spearman"]
     columns: tuple[str, ...]
@@ -116,12 +122,13 @@ class Correlations:
 class Statistics:
     """Statistics of one table.
 
-    ``pearson`` is over all rows, each pair over the rows where both values are finite. ``spearman`` is the
-    Pearson correlation of ranks within the sample, each column ranked over its own values. ``sample_rows`` counts
-    the rows that the sample stands for; ``exact`` says that these are all rows. Otherwise the sample holds the
-    ``sample_distinct`` smallest row hashes, a uniform draw of distinct rows: a fraction p of rows is off by about
-    ``error`` = 1 / sqrt(sample_distinct) at most (two standard errors at p = 1/2).
-    ``source`` says what was counted, for titles: featuregroup, version, delta_version, split.
+    ``pearson`` is over all rows, each pair over the rows where both values are finite. ``spearman``
+    is the Pearson correlation of ranks within the sample, each column ranked over its own values.
+    ``sample_rows`` counts the rows that the sample stands for; ``exact`` says that these are all
+    rows. Otherwise the sample holds the ``sample_distinct`` smallest row hashes, a uniform draw of
+    distinct rows: a fraction p of rows is off by about ``error`` = 1 / sqrt(sample_distinct) at
+    most (two standard errors at p = 1/2). ``source`` says what was counted, for titles:
+    featuregroup, version, delta_version, split.
     """
 
     rows: int
@@ -149,7 +156,10 @@ class Statistics:
         return 0.0 if self.exact else float(self.sample_distinct**-0.5)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal; see ``statistics.schema.json``."""
+        """Return a JSON object that ``from_json`` reads back equal.
+
+        See ``statistics.schema.json``.
+        """
         return {
             "format": STATISTICS_FORMAT,
             "source": dict(self.source),

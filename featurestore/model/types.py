@@ -136,7 +136,9 @@ def can_be_key(feature: pa.DataType) -> bool:
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Tell whether a type holds values of other types; older releases of pyarrow overlook lists of a fixed size.
+    """Tell whether a type holds values of other types.
+
+    Older releases of pyarrow overlook lists of a fixed size.
 
     >>> is_nested(pa.list_(pa.float32(), 3)), is_nested(pa.float32())
     (True, False)

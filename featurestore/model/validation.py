@@ -14,8 +14,8 @@ REPORT_FORMAT = 1
 class ExpectationResult:
     """The outcome of one expectation or built-in check.
 
-    ``row_level`` tells whether failing rows can be named; ``unexpected`` counts them; ``samples`` are a
-    few of them as plain dicts. ``warning`` marks a check that reports and never refuses.
+    ``row_level`` tells whether failing rows can be named; ``unexpected`` counts them; ``samples``
+    are a few of them as plain dicts. ``warning`` marks a check that reports and never refuses.
     """
 
     expectation: Mapping[str, Any]
@@ -82,7 +82,9 @@ class ValidationReport:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back; see ``validation_report.schema.json``.
+        """Return a JSON object that ``from_json`` reads back.
+
+        See ``validation_report.schema.json``.
 
         >>> data = store.validate_featuregroup("weather").to_json()
         >>> data["rows"], data["success"], len(data["results"])
@@ -121,7 +123,9 @@ class ValidationReport:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value as JSON can hold it: times as ISO texts, bytes as hex, what is unknown as text.
+    """Return a value as JSON can hold it.
+
+    Times as ISO texts, bytes as hex, what is unknown as text.
 
     >>> plain_json({"a": (date(2020, 1, 2), float("nan"))})
     {'a': ['2020-01-02', None]}

@@ -99,7 +99,7 @@ class InsightCalls(Connected):
             compare_with: Another version of it, or another group, drawn beside it.
             plot: Show the picture and return None; False: return the matplotlib figure.
             figsize: Inches.
-            cmap: A diverging colour map of matplotlib.
+            cmap: A diverging color map of matplotlib.
             annot: Write the numbers into the cells; None: where they are readable.
             method: "pearson" (all rows) or "spearman" (ranks within the sample).
 
@@ -196,19 +196,16 @@ class InsightCalls(Connected):
 
         >>> figure = store.visualize_training_dataset_correlations("late_flights", plot=False)
         """
+        from featurestore.statistics import plots
         from featurestore.training.catalog import get
-        from featurestore.training.pictures import correlations
+        from featurestore.training.statistics import statistics_of
 
-        return correlations(
-            get(self._session, name, version),
-            split=split,
-            compare_with=compare_with,
-            plot=plot,
-            figsize=figsize,
-            cmap=cmap,
-            annot=annot,
-            method=method,
+        dataset = get(self._session, name, version)
+        found, other = statistics_of(dataset, split, compare_with)
+        figure = plots.correlations(
+            found, other=other, method=method, figsize=figsize, cmap=cmap, annot=annot
         )
+        return plots.shown(figure, plot=plot)
 
     def visualize_training_dataset_distributions(
         self,
@@ -227,17 +224,14 @@ class InsightCalls(Connected):
 
         >>> figure = store.visualize_training_dataset_distributions("late_flights", plot=False)
         """
+        from featurestore.statistics import plots
         from featurestore.training.catalog import get
-        from featurestore.training.pictures import distributions
+        from featurestore.training.statistics import statistics_of
 
-        return distributions(
-            get(self._session, name, version),
-            split=split,
-            compare_with=compare_with,
-            columns=columns,
-            plot=plot,
-            figsize=figsize,
-        )
+        dataset = get(self._session, name, version)
+        found, other = statistics_of(dataset, split, compare_with)
+        figure = plots.distributions(found, other=other, columns=columns, figsize=figsize)
+        return plots.shown(figure, plot=plot)
 
     def visualize_training_dataset_clusters(
         self,
@@ -253,11 +247,17 @@ class InsightCalls(Connected):
 
         >>> figure = store.visualize_training_dataset_clusters("late_flights", plot=False)
         """
+        from featurestore.statistics import plots
+        from featurestore.statistics.clusters import find_clusters
         from featurestore.training.catalog import get
-        from featurestore.training.pictures import clusters as draw
+        from featurestore.training.statistics import cluster_sample
 
         dataset = get(self._session, name, version)
-        return draw(dataset, split=split, number=clusters, plot=plot, figsize=figsize)
+        sample, source = cluster_sample(dataset, split)
+        figure = plots.clusters(
+            find_clusters(sample, clusters=clusters), source=source, figsize=figsize
+        )
+        return plots.shown(figure, plot=plot)
 
     def visualize_training_dataset_descriptive_stats(
         self, name: str, *, version: int | None = None, split: str | None = None
@@ -267,7 +267,9 @@ class InsightCalls(Connected):
         >>> store.visualize_training_dataset_descriptive_stats("late_flights").loc["seats", "mean"]
         150.0
         """
+        from featurestore.statistics.describe import descriptive_stats
         from featurestore.training.catalog import get
-        from featurestore.training.pictures import descriptive_stats
+        from featurestore.training.statistics import statistics_of
 
-        return descriptive_stats(get(self._session, name, version), split=split)
+        found, _ = statistics_of(get(self._session, name, version), split)
+        return descriptive_stats(found)

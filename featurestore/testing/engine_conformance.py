@@ -1,4 +1,6 @@
-"""What every engine must do: a test class inherits ``EngineConformance`` beside a fixture ``engine``.
+"""What every engine must do.
+
+A test class inherits ``EngineConformance`` beside a fixture ``engine``.
 
     @pytest.fixture(scope="module")
     def engine():
@@ -9,8 +11,9 @@
     class TestMyEngine(EngineConformance):
         pass
 
-``CrossEngineConformance`` takes a second engine, ``other``: each reads, appends to and merges into the
-tables of the other. Functions given to engines lie on module level, so that they can be pickled.
+``CrossEngineConformance`` takes a second engine, ``other``: each reads, appends to and merges into
+the tables of the other. Functions given to engines lie on module level, so that they can be
+pickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tables for the conformance of formats: every feature type, random values, and what a loss leaves of them."""
+"""Tables for the conformance of formats.
+
+Every feature type, random values, and what a loss leaves of them.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,8 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
         return st.booleans()
     if pat.is_integer(kind):
         unsigned = pat.is_unsigned_integer(kind)
-        # An unsigned number above 2**63-1 fits no signed one; formats may refuse it, which has its own test.
+        # An unsigned number above 2**63-1 fits no signed one; formats may refuse it, which has its
+        # own test.
         highest = min(2 ** (kind.bit_width - (not unsigned)), 2**63) - 1
         return st.integers(0 if unsigned else -(2 ** (kind.bit_width - 1)), highest)
     if pat.is_floating(kind):

@@ -1,4 +1,6 @@
-"""What every format of training datasets must do: a test class inherits this beside a fixture ``dataset_format``.
+"""What every format of training datasets must do.
+
+A test class inherits this beside a fixture ``dataset_format``.
 
 @pytest.fixture
 def dataset_format():
@@ -411,7 +413,10 @@ class FormatConformance:
 def records_of(
     dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout
 ) -> tuple[RecordAccess, Any] | None:
-    """Write a table and return the access to its records and the records; None where there is no random access."""
+    """Write a table and return the access to its records and the records.
+
+    None where there is no random access.
+    """
     access = dataset_format.record_access(layout)
     if access is None:
         return None

@@ -1,4 +1,6 @@
-"""The point-in-time rules by brute force: for every label, look at every row. Slow, and obviously right.
+"""The point-in-time rules by brute force.
+
+For every label, look at every row. Slow, and obviously right.
 
 Engines are compared with it, value by value and bit by bit.
 """
@@ -50,7 +52,10 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
 
 
 def bits(table: pa.Table) -> list[tuple[Any, ...]]:
-    """Return the rows as tuples in which only equal bits are equal: NaN is itself, 0.0 is not -0.0, null not NaN."""
+    """Return the rows as tuples in which only equal bits are equal.
+
+    NaN is itself, 0.0 is not -0.0, null not NaN.
+    """
     columns = [[_bits(value) for value in column.to_pylist()] for column in table.columns]
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
 

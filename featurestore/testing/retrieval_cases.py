@@ -1,4 +1,6 @@
-"""Small random point-in-time cases: few keys, few moments, many collisions. Many of them share one table.
+"""Small random point-in-time cases.
+
+Few keys, few moments, many collisions. Many of them share one table.
 
 The first key column ``case`` keeps them apart, so that one query answers all of them.
 """

@@ -1,4 +1,6 @@
-"""What every engine must do with a feature plan: the exact rules, and many small random cases against the oracle.
+"""What every engine must do with a feature plan.
+
+The exact rules, and many small random cases against the oracle.
 
 A test class of an engine inherits ``RetrievalConformance`` and gives the fixture ``engine``.
 """
@@ -114,7 +116,7 @@ class World:
     def check(
         self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any
     ) -> list[dict[str, Any]]:
-        """Return the rows that the engine gives, after comparing them with the oracle's bit by bit."""
+        """Return the rows that the engine gives; they equal the oracle's bit by bit."""
         plan = self.plan(features, labels, **wish)
         given = labels if isinstance(labels, pa.Table) else None
         found = self.run(plan, given)

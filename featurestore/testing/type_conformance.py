@@ -101,7 +101,8 @@ class TypeConformance:
     ) -> None:
         kind, values = VALUES[name]
         if name == "string":
-            # The empty text is null to Delta, and the name of the null folder cannot be told from null by all readers.
+            # The empty text is null to Delta, and the name of the null folder cannot be told from
+            # null by all readers.
             values = ["a", "with space", "a/b=c?d*e[f]%20+'\"ä€", "null"]
         table = pa.table(
             {

@@ -15,7 +15,10 @@ from featurestore.training.dataset import TrainingDataset
 
 
 def get(session: Session, name: str, version: int | None) -> TrainingDataset:
-    """Return a version of a dataset, None: the latest. TrainingDatasetNotFound lists what there is."""
+    """Return a version of a dataset, None.
+
+    The latest. TrainingDatasetNotFound lists what there is.
+    """
     with session.registry.reading() as connection:
         found = training_datasets.get(connection, name, version)
     return _open(session, found)
@@ -47,7 +50,10 @@ def last_version(session: Session, name: str) -> int:
 
 
 def remove(session: Session, name: str, version: int) -> None:
-    """Delete a version; a kill meanwhile leaves the whole dataset, or none after the next connect."""
+    """Delete a version.
+
+    A kill meanwhile leaves the whole dataset, or none after the next connect.
+    """
     with session.registry.reading() as connection:
         training_datasets.get(connection, name, version)
     with in_flight(session, kind="remove", name=name, version=version) as run:

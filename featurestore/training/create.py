@@ -25,7 +25,10 @@ def create(
     *,
     progress: bool | Report | None = None,
 ) -> TrainingDataset:
-    """Create a version of a training dataset; ``FeatureStore.create_training_dataset`` describes the request."""
+    """Create a version of a training dataset.
+
+    ``FeatureStore.create_training_dataset`` describes the request.
+    """
     check_name(asked.name, noun="training dataset")
     rows = export_data(session, data)
     request = check_request(asked, schema=rows.schema, default_key=rows.key, time=rows.time)

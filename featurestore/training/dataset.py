@@ -73,7 +73,10 @@ class TrainingDataset:
 
     @property
     def label_proportions(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The share of each value of each label, per split: ``{split: {label: {value: share}}}``."""
+        """The share of each value of each label, per split.
+
+        ``{split: {label: {value: share}}}``.
+        """
         from featurestore.training.verification.label_shares import label_proportions
 
         return label_proportions(self.manifest)

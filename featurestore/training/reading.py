@@ -1,4 +1,7 @@
-"""Rows of a training dataset read back from its files, in canonical order: as batches, as a FeatureFrame."""
+"""Rows of a training dataset read back from its files, in canonical order.
+
+As batches, as a FeatureFrame.
+"""
 
 from __future__ import annotations
 

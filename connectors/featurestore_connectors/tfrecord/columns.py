@@ -1,7 +1,8 @@
 """Feature types as TFRecord holds them: which of the three lists, how many values, what is lost.
 
-``WireColumn`` says how a column is written; ``int_items``, ``float_items`` and ``byte_items`` take Arrow columns
-apart into numpy arrays, with zeros where a value is null, so that equal rows give equal bytes.
+``WireColumn`` says how a column is written; ``int_items``, ``float_items`` and ``byte_items`` take
+Arrow columns apart into numpy arrays, with zeros where a value is null, so that equal rows give
+equal bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Array = npt.NDArray[Any]
 class WireColumn:
     """How one column goes on the wire.
 
-    ``shape`` is () for scalars, None for ragged lists; ``leaf`` is the type of one value, ``loss`` what is lost.
+    ``shape`` is () for scalars, None for ragged lists; ``leaf`` is the type of one value, ``loss``
+    what is lost.
     """
 
     name: str
@@ -123,7 +125,9 @@ def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def leaves(array: pa.Array, column: WireColumn) -> pa.Array:
-    """Return the values of scalars and fixed-size lists, ``items`` for each row, also for null rows.
+    """Return the values of scalars and fixed-size lists, ``items`` for each row.
+
+    Null rows have as many.
 
     Raises:
         UnsupportedType: A list has nulls inside: no list of ``tf.train.Feature`` can hold them.
@@ -164,7 +168,10 @@ def inner_nulls(column: WireColumn) -> UnsupportedType:
 
 
 def integers(values: pa.Array) -> npt.NDArray[np.uint64]:
-    """Return booleans, integers, dates and times as new 64-bit words (two's complement), nulls as 0."""
+    """Return booleans, integers, dates and times as new 64-bit words, nulls as 0.
+
+    Negative numbers are two's complements.
+    """
     kind = values.type
     if pat.is_boolean(kind):
         values = values.cast(pa.uint8())

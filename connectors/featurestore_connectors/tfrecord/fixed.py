@@ -1,7 +1,7 @@
 """Encoding and decoding of records of one width, by numpy over the whole batch.
 
-The encoder keeps a block of records that were copied from the template once; each batch overwrites the bytes of the
-values (and of the keys that nulls mask) and nothing else.
+The encoder keeps a block of records that were copied from the template once; each batch overwrites
+the bytes of the values (and of the keys that nulls mask) and nothing else.
 """
 
 from __future__ import annotations
@@ -176,7 +176,10 @@ def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:
 
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
-    """Return integers and floats in the features' numpy types, shape (n,) for scalars, (n, items) for lists."""
+    """Return integers and floats in the features' numpy types.
+
+    The shape is (n,) for scalars, (n, items) for lists.
+    """
     scalars = [slot for slot in slots if planes.is_number(slot)]
     found = iter(planes.read_numbers(records, scalars))
     return [next(found) if planes.is_number(slot) else _read_list(records, slot) for slot in slots]
@@ -214,7 +217,9 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
 
 
 def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
-    """Return strings or binaries as numpy's bytes of one width, empty where null; None where they hold too little.
+    """Return strings or binaries as numpy's bytes of one width, empty where null.
+
+    None where they hold too little.
 
     numpy takes zeros at the end for padding, so that it cannot hold values that end with one.
     """

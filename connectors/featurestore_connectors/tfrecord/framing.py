@@ -1,4 +1,6 @@
-"""TFRecord framing: ``uint64 length | masked CRC of it | payload | masked CRC of the payload``, little-endian.
+"""TFRecord framing.
+
+``uint64 length | masked CRC of it | payload | masked CRC of the payload``, little-endian.
 
 The masked checksum is CRC-32C (Castagnoli), rotated and shifted by a constant:
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
@@ -52,8 +54,9 @@ def record(payload: bytes) -> bytes:
 def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     """Return the masked CRCs of the payloads of records of shape (n, record_bytes).
 
-    One call a record: for these lengths it took 0.18 microseconds, where tables over the bits that vary (CRC is
-    linear, so numpy can gather and XOR them for all records at once) took as long and several modules.
+    One call a record: for these lengths it took 0.18 microseconds, where tables over the bits that
+    vary (CRC is linear, so numpy can gather and XOR them for all records at once) took as long and
+    several modules.
     """
     count, width = records.shape
     data = memoryview(records.reshape(-1))  # type: ignore[arg-type]

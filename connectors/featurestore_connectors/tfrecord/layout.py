@@ -1,8 +1,9 @@
 """Which layout fits a dataset, as the JSON object that a manifest keeps.
 
-``fixed``: every record has one width, so row i of a shard begins at ``i * record_bytes``. ``variable``: records are
-as long as their rows, and an index of offsets lies beside each shard; chosen for ragged lists and lists of strings,
-and where filling strings up would cost more than a quarter.
+``fixed``: every record has one width, so row i of a shard begins at ``i * record_bytes``.
+``variable``: records are as long as their rows, and an index of offsets lies beside each shard;
+chosen for ragged lists and lists of strings, and where filling strings up would cost more than a
+quarter.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ COMPRESSIONS = (None, "GZIP")
 
 @dataclass(frozen=True)
 class Tail:
-    """A column behind the constant part of the variable layout; ``item_head`` are the bytes before each string."""
+    """A column behind the constant part of the variable layout.
+
+    ``item_head`` are the bytes before each string.
+    """
 
     field: Field
     entry: OpenEntry
@@ -56,7 +60,10 @@ class Tail:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """A layout ready for use: ``template`` is the whole record (fixed) or its beginning (variable)."""
+    """A layout ready for use.
+
+    ``template`` is the whole record (fixed) or its beginning (variable).
+    """
 
     schema: pa.Schema
     fields: tuple[Field, ...]
@@ -126,7 +133,8 @@ def read_layout(layout: Layout) -> RecordLayout:
     return ready
 
 
-# The last layouts by identity: a dataset of thousands of shards hands over the same object for each.
+# The last layouts by identity: a dataset of thousands of shards hands over the same object for
+# each.
 _READY: list[tuple[Layout, RecordLayout]] = []
 
 
@@ -223,7 +231,8 @@ def _mean_bytes(ready: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> f
             if tail.field.column.shape == ()
             else tail.field.width
         )
-        # The bytes of strings in lists are not counted by the profile: a guess, used for the number of shards alone.
+        # The bytes of strings in lists are not counted by the profile: a guess, used for the number
+        # of shards alone.
         each += STRING_GUESS if tail.item_head else 0
         size += len(tail.entry.head) + items * each
     return size

@@ -1,7 +1,8 @@
 """Numbers out of records: columns become the rows of arrays, many columns in one move.
 
-numpy copies structures field by field, some hundred records at a time, with no Python call for a column. A record is
-such a structure; so is what stands at one place of all rows of an array: its fields lie a row apart.
+numpy copies structures field by field, some hundred records at a time, with no Python call for a
+column. A record is such a structure; so is what stands at one place of all rows of an array: its
+fields lie a row apart.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.columns import BYTES, FLOAT
 from featurestore_connectors.tfrecord.template import Slot, Template
 
-# Measured: fewer records pay numpy's calls too often, and threads wait for each other at every call; more of them
-# leave the caches between two moves.
+# Measured: fewer records pay numpy's calls too often, and threads wait for each other at every
+# call; more of them leave the caches between two moves.
 BLOCK_BYTES = 1 << 24
 MOST_ROWS, FEWEST_ROWS = 16_384, 2048
 
@@ -42,7 +43,7 @@ def number_type(slot: Slot) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class _Fields:
-    """Values of one type at some offsets of every record, and the rows of an array that they go to."""
+    """Values of one type at some offsets of every record, and the array rows they go to."""
 
     kind: str
     offsets: tuple[int, ...]
@@ -111,7 +112,10 @@ class _Floats:
 
 @dataclass(frozen=True)
 class _Varints:
-    """Columns of varints that are read in words of one size; ``beyond`` are the places of ninth and tenth bytes."""
+    """Columns of varints that are read in words of one size.
+
+    ``beyond`` are the places of ninth and tenth bytes.
+    """
 
     fields: _Fields
     widths: tuple[int, ...]

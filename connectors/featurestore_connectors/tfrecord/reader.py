@@ -1,4 +1,7 @@
-"""Open shards of the random-access layouts: rows ``[start, stop)`` as Arrow, and records as they lie in the file."""
+"""Open shards of the random-access layouts.
+
+Rows ``[start, stop)`` as Arrow, and records as they lie in the file.
+"""
 
 from __future__ import annotations
 

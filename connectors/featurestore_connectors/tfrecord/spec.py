@@ -19,9 +19,10 @@ _TYPES = {"int64": "INT", "float32": "FLOAT", "bytes": "BYTES"}
 def feature_spec(manifest: Manifest) -> dict[str, Any]:
     """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
 
-    Columns without nulls are dense (FixedLenFeature), lists of different lengths ragged (RaggedFeature). A column
-    with nulls is sparse (VarLenFeature), so that a missing value is not mistaken for a number; replace its entry by a
-    FixedLenFeature with ``default_value=`` to choose what stands there.
+    Columns without nulls are dense (FixedLenFeature), lists of different lengths ragged
+    (RaggedFeature). A column with nulls is sparse (VarLenFeature), so that a missing value is not
+    mistaken for a number; replace its entry by a FixedLenFeature with ``default_value=`` to choose
+    what stands there.
     """
     try:
         import tensorflow as tf

@@ -1,8 +1,9 @@
 """Records of one width: the constant bytes, and the places of the bytes that vary.
 
-A record is ``frame header | features of the columns of constant width | one region for each string column | CRC``.
-A region is a ``features`` field of its own (protobuf merges them), whose lengths are varints of constant width,
-followed by a filler that makes the region as wide as the longest string needs. So every column has one place.
+A record is ``frame header | features of the columns of constant width | one region for each string
+column | CRC``. A region is a ``features`` field of its own (protobuf merges them), whose lengths
+are varints of constant width, followed by a filler that makes the region as wide as the longest
+string needs. So every column has one place.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _LISTS = {INT64: wire.INT64_LIST, FLOAT: wire.FLOAT_LIST, BYTES: wire.BYTES_LIST
 class Field:
     """What a layout decides about a column.
 
-    ``width`` is the bytes of one value: of a varint, of a float (4), of a string (of all when ``constant``, else of
-    the longest), of the length before each string of a list. ``nullable`` says that its key may be masked.
-    ``longest`` is the most values of a row of a ragged list.
+    ``width`` is the bytes of one value: of a varint, of a float (4), of a string (of all when
+    ``constant``, else of the longest), of the length before each string of a list. ``nullable``
+    says that its key may be masked. ``longest`` is the most values of a row of a ragged list.
     """
 
     column: WireColumn
@@ -37,8 +38,8 @@ class Field:
 class OpenEntry:
     """The bytes before values of varying length: a ``features`` field that holds one column.
 
-    ``lengths`` are the places of length varints in ``head`` and what each counts beyond the values' own bytes; the
-    last is the values' length itself.
+    ``lengths`` are the places of length varints in ``head`` and what each counts beyond the values'
+    own bytes; the last is the values' length itself.
     """
 
     head: bytes
@@ -49,7 +50,10 @@ class OpenEntry:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a column in a record: of its values and of its key; ``entry`` where the length varies."""
+    """The place of a column in a record: of its values and of its key.
+
+    ``entry`` where the length varies.
+    """
 
     field: Field
     offset: int

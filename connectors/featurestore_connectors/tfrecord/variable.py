@@ -1,8 +1,8 @@
 """Records as long as their rows need, and the index of offsets beside each shard.
 
-A record is ``frame header | features of the columns of constant width | one features field for each other column |
-CRC``; protobuf merges the fields. The index holds ``rows + 1`` little-endian 64-bit offsets: of each record and of
-the end of the file.
+A record is ``frame header | features of the columns of constant width | one features field for each
+other column | CRC``; protobuf merges the fields. The index holds ``rows + 1`` little-endian 64-bit
+offsets: of each record and of the end of the file.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class Span:
         """Return a column as its feature type."""
         if name not in self._tails:
             if self._heads is None:
-                # With the bytes behind, of which there are always so many: varints are read a whole word at a time.
+                # With the bytes behind, of which there are always so many: varints are read a whole
+                # word at a time.
                 self._heads = self._take(
                     self._starts, len(self._layout.template.data) + framing.FOOTER
                 )
@@ -214,7 +215,10 @@ class Span:
     def _texts(
         self, tail: Tail, begins: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
     ) -> Any:
-        """Return the texts of each row: how many, where they begin and how long they are, row by row."""
+        """Return the texts of each row.
+
+        How many, where they begin and how long they are, row by row.
+        """
         counts, place, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
         rows = np.flatnonzero(place < ends)
         found = []
@@ -232,7 +236,10 @@ class Span:
         return counts, starts[order], sizes[order]
 
     def _take(self, places: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint8]:
-        """Return ``width`` bytes at each place, shape (n, width): one copy each, no index of single bytes."""
+        """Return ``width`` bytes at each place, shape (n, width).
+
+        One copy each, no index of single bytes.
+        """
         if len(places) == 0 or width == 0:
             return np.zeros((len(places), width), np.uint8)
         windows = np.lib.stride_tricks.sliding_window_view(self._data, width)

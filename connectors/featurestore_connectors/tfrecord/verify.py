@@ -1,4 +1,7 @@
-"""What is wrong in a shard: framing and checksums of every record, its index and its number of rows."""
+"""What is wrong in a shard.
+
+Framing and checksums of every record, its index and its number of rows.
+"""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def _field_mask(bits: int, step: int) -> int:
     return sum(((1 << bits) - 1) << place for place in range(0, 64, step))
 
 
-# One step of spreading moves the upper half of each field up, so that 56 bits end as eight groups of seven.
+# One step of spreading moves the upper half of each field up, so that 56 bits end as eight groups
+# of seven.
 _STEPS = tuple(
     (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
     for bits, shift in _MOVES
@@ -71,12 +72,18 @@ _STEPS = tuple(
 
 
 def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
-    """Return ``(mask of what stays, mask of what moved, shift)`` of the steps that ``width <= 8`` bytes need."""
+    """Return the steps that spread ``width <= 8`` bytes.
+
+    Each is a mask of what stays, a mask of what moved, and the shift.
+    """
     return _STEPS[0 if width > 4 else 1 if width > 2 else 2 :]
 
 
 def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint64]:
-    """Return integers below ``2**(7 * width)`` as varints of ``width <= 8`` bytes, in place of the values."""
+    """Return integers below ``2**(7 * width)`` as varints of ``width <= 8`` bytes.
+
+    They replace the values.
+    """
     for stays, moved_to, shift in spreading_steps(width):
         moved = values << np.uint64(shift)
         moved &= np.uint64(moved_to)
@@ -88,7 +95,10 @@ def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint
 
 
 def gather(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
-    """Return the integers in the first ``width <= 8`` bytes of little-endian words, in place of the words."""
+    """Return the integers in the first ``width <= 8`` bytes of little-endian words.
+
+    They replace the words.
+    """
     words &= words.dtype.type(0x7F7F7F7F7F7F7F7F >> 8 * (8 - width))
     return join(words, width=width)
 
@@ -111,9 +121,12 @@ def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
 
 
 def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, width: int) -> bool:
-    """Write varints of ``width`` bytes into a byte array of shape (..., width); tell whether every value fitted.
+    """Write varints of ``width`` bytes into a byte array of shape (..., width).
 
-    ``values`` are overwritten. ``target`` may have any strides but bytes of one varint lie side by side.
+    Tell whether every value fitted.
+
+    ``values`` are overwritten. ``target`` may have any strides but bytes of one varint lie side by
+    side.
     """
     if width == MAX_VARINT:
         _write_long(target, values)
@@ -138,7 +151,10 @@ def _write_long(target: npt.NDArray[Any], values: npt.NDArray[np.uint64]) -> Non
 
 
 def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint64]:
-    """Return the integers held by varints of ``width`` bytes in a byte array of shape (..., width)."""
+    """Return the integers held by varints of ``width`` bytes.
+
+    ``source`` is a byte array of shape (..., width).
+    """
     if width == 1:
         return source[..., 0].astype(_U64)
     words = np.zeros(source.shape[:-1], dtype=_U64)
@@ -159,5 +175,8 @@ def _put(target: npt.NDArray[Any], words: npt.NDArray[np.uint64], *, width: int)
 
 
 def _pieces(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
-    """Return the first ``width`` bytes of the last axis as one item: copied in one move, not byte by byte."""
+    """Return the first ``width`` bytes of the last axis as one item.
+
+    Copied in one move, not byte by byte.
+    """
     return array[..., :width].view(f"V{width}")[..., 0]

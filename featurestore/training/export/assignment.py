@@ -21,7 +21,10 @@ SHARD = "__fs_shard"
 
 @dataclass(frozen=True)
 class ClassSplits:
-    """The hashes of a class at which its second and later splits begin; rows of one hash stay together."""
+    """The hashes of a class at which its second and later splits begin.
+
+    Rows of one hash stay together.
+    """
 
     starts: tuple[int, ...]
 
@@ -30,10 +33,10 @@ class ClassSplits:
 class Assignment:
     """Maps hashed rows to shards, numbered over all splits.
 
-    A row's split is its group, or with classes the split of ``classes[group]`` in which its hash lies.
-    ``boundaries[s]`` are those between the shards of split s, whose first shard has the number ``first_shard[s]``. Rows
-    of one hash that lie on a boundary go to every shard that may hold some of them: the shard's writer knows which are
-    its own.
+    A row's split is its group, or with classes the split of ``classes[group]`` in which its hash
+    lies. ``boundaries[s]`` are those between the shards of split s, whose first shard has the
+    number ``first_shard[s]``. Rows of one hash that lie on a boundary go to every shard that may
+    hold some of them: the shard's writer knows which are its own.
     """
 
     first_shard: tuple[int, ...]
@@ -52,7 +55,10 @@ class Assignment:
         return result
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with their shard number instead of the group; uncovered rows are left out."""
+        """Return the rows with their shard number instead of the group.
+
+        Uncovered rows are left out.
+        """
         groups, hashes = groups_and_hashes(batch)
         splits = self.split_of(groups, hashes)
         numbers = np.full(len(hashes), -1, dtype=np.int64)
@@ -89,7 +95,8 @@ def _shard_range(hashes: UInt64s, boundaries: Sequence[Boundary]) -> tuple[Any, 
     last = np.searchsorted(positions, hashes, side="right")
     if not len(boundaries):
         return first, last
-    # Where a shard begins with the first row of a hash, the shard before it holds none of that hash.
+    # Where a shard begins with the first row of a hash, the shard before it holds none of that
+    # hash.
     begins_whole = np.array([each.offset == 0 for each in boundaries])
     on_boundary = first < last
     first[on_boundary] += begins_whole[first[on_boundary]]

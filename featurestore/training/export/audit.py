@@ -25,7 +25,10 @@ QUARANTINE = "_quarantine"
 
 @dataclass(frozen=True)
 class ExportChecks:
-    """What the rows must fulfil, and what happens to those that do not; without a validator nothing is checked."""
+    """What the rows must fulfil, and what happens to those that do not.
+
+    Without a validator nothing is checked.
+    """
 
     validation: str
     validator: Validator | None = None
@@ -34,7 +37,10 @@ class ExportChecks:
 
 @dataclass(frozen=True)
 class AuditedRows:
-    """The rows that may be exported, those put aside, and the report; None where nothing was checked."""
+    """The rows that may be exported, those put aside, and the report.
+
+    None where nothing was checked.
+    """
 
     relation: Relation
     quarantined: Relation | None = None

@@ -1,8 +1,9 @@
 """Exactly equal shards without a global sort: ranks in hash order become boundaries between shards.
 
-One pass counts the hashes of each group in bins of their leading bits. A second pass looks only into the bins where a
-boundary falls, and holds the hashes there with their counts. The boundary at rank r is then the pair (hash, offset):
-it lies before the ``offset``-th of the rows that have this hash.
+One pass counts the hashes of each group in bins of their leading bits. A second pass looks only
+into the bins where a boundary falls, and holds the hashes there with their counts. The boundary at
+rank r is then the pair (hash, offset): it lies before the ``offset``-th of the rows that have this
+hash.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Boundary:
 
 @dataclass(frozen=True)
 class HistogramAccumulator(Accumulator[Histograms, Histograms]):
-    """Counts the rows of each group by the leading ``bits`` of their hash: ``{group: counts of 2**bits bins}``."""
+    """Counts the rows of each group by the leading ``bits`` of their hash.
+
+    ``{group: counts of 2**bits bins}``.
+    """
 
     bits: int
 
@@ -70,7 +74,10 @@ class HistogramAccumulator(Accumulator[Histograms, Histograms]):
 
 @dataclass(frozen=True)
 class HashSumAccumulator(Accumulator[HashSums, HashSums]):
-    """Adds up the hashes of each group modulo 2**64: a fingerprint of its rows, whatever their order."""
+    """Adds up the hashes of each group modulo 2**64.
+
+    A fingerprint of its rows, whatever their order.
+    """
 
     def start(self) -> HashSums:
         """Return no sums."""
@@ -184,7 +191,10 @@ def boundaries_at_ranks(
     bins: Mapping[Bin, HashCounts],
     ranks: Mapping[int, Sequence[int]],
 ) -> dict[int, list[Boundary]]:
-    """Return the boundary before the row of each rank, per group; ``bins`` is what ``BinAccumulator`` gave."""
+    """Return the boundary before the row of each rank, per group.
+
+    ``bins`` is what ``BinAccumulator`` gave.
+    """
     result: dict[int, list[Boundary]] = {}
     for group, wanted in ranks.items():
         result[group] = []

@@ -17,7 +17,10 @@ from featurestore.session import Session
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where rows came from, as the manifest says it: the plan, its sources, whether it gives the rows again."""
+    """Where rows came from, as the manifest says it.
+
+    The plan, its sources, whether it gives the rows again.
+    """
 
     plan: Mapping[str, Any] | None = None
     plan_hash: str | None = None
@@ -30,8 +33,8 @@ class Provenance:
 class ExportData:
     """Rows on demand, the plan behind them, and what the plan says of keys and times.
 
-    ``dropped_rows`` tells from the number of rows how many label rows the inner joins left out; None without such a
-    join.
+    ``dropped_rows`` tells from the number of rows how many label rows the inner joins left out;
+    None without such a join.
     """
 
     relation: Callable[[], Relation]
@@ -106,7 +109,7 @@ def _event_time(plan: FeaturePlan) -> str | None:
 
 
 def _is_pinned(plan: FeaturePlan) -> bool:
-    """Tell whether the left side is a group at a Delta version, directly or below other retrievals."""
+    """Tell whether the left side is a pinned group, directly or below other retrievals."""
     if plan.left_plan is not None:
         return _is_pinned(plan.left_plan)
     return plan.left_source is not None

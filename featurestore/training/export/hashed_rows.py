@@ -1,4 +1,7 @@
-"""Rows with their hash and group, readable as often as an export needs them, with no more columns than a pass needs."""
+"""Rows with their hash and group, readable as often as an export needs them.
+
+A pass reads no more columns than it needs.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ def groups_and_hashes(batch: pa.RecordBatch) -> tuple[Int64s, UInt64s]:
 
 @dataclass(frozen=True)
 class HashRows:
-    """Adds the row hash and the group to record batches: the columns ``HASH`` and ``GROUP`` behind the others.
+    """Adds the row hash and the group to record batches.
+
+    The columns ``HASH`` and ``GROUP`` behind the others.
 
     Without ``with_columns`` the two are all that comes back.
     """
@@ -75,7 +80,10 @@ class HashRows:
 
 @dataclass(frozen=True)
 class Chained:
-    """Functions over batches, one after the other: rows cross from the engine and back once, not twice."""
+    """Functions over batches, one after the other.
+
+    Rows cross from the engine and back once, not twice.
+    """
 
     functions: tuple[BatchFunction, ...]
 
@@ -113,7 +121,10 @@ class MappedAccumulator(Accumulator[Any, Any]):
 
 @dataclass(frozen=True)
 class HashedRows:
-    """Rows with hash and group. ``function`` adds them to the batches of ``source``; None: ``source`` holds them."""
+    """Rows with hash and group. ``function`` adds them to the batches of ``source``.
+
+    None: ``source`` holds them.
+    """
 
     source: Relation
     function: HashRows | None
@@ -134,7 +145,10 @@ class HashedRows:
         columns: Sequence[str] = (),
         function: BatchFunction | None = None,
     ) -> Result:
-        """Return what an accumulator makes of hash, group and some columns, changed by a function first."""
+        """Return what an accumulator makes of hash, group and some columns.
+
+        ``function`` changes the batches first.
+        """
         functions: list[BatchFunction] = []
         if self.function is not None:
             functions.append(replace(self.function, with_columns=bool(columns)))
@@ -169,8 +183,8 @@ def hash_rows(
 ) -> HashedRows:
     """Return the rows with hash and group.
 
-    Computed rows are staged as Parquet in ``directory``. The rows of one pinned group are read anew instead: that takes
-    less than writing and reading them.
+    Computed rows are staged as Parquet in ``directory``. The rows of one pinned group are read anew
+    instead: that takes less than writing and reading them.
     """
     hashed = HashedRows(relation, HashRows(request.rule, request.key, request.seed), request)
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins

@@ -1,4 +1,7 @@
-"""The order of an export: hash the rows, audit them, plan the shards, write them, the manifest last."""
+"""The order of an export.
+
+Hash the rows, audit them, plan the shards, write them, the manifest last.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,12 @@ _CHANGED = "the source changed while it was read; run the export again"
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """Where an export goes: the directory of its version, and one for its staged rows, named after the run.
+    """Where an export goes.
 
-    ``check_publishable`` is called just before the manifest is written; it raises where this export may not be
-    published any more.
+    The directory of its version, and one for its staged rows, named after the run.
+
+    ``check_publishable`` is called just before the manifest is written; it raises where this export
+    may not be published any more.
     """
 
     directory: str
@@ -180,8 +185,8 @@ def _check_splits(
 ) -> None:
     """Compare the rows that each split got with those that were counted.
 
-    Splits are groups of the counting pass, which no two share a row or a ``split_by`` key; so where a split's rows have
-    the sum of hashes that its group had, no row and no key is in two splits.
+    Splits are groups of the counting pass, which no two share a row or a ``split_by`` key; so where
+    a split's rows have the sum of hashes that its group had, no row and no key is in two splits.
     """
     of_splits = summaries_by_split(plan, summaries)
     for name, expected, of_split in zip(request.rule.names, plan.hash_sums, of_splits, strict=True):

@@ -1,6 +1,7 @@
 """Progress of an export: phases, then rows written, seen from the sizes of the files on disk.
 
-The files are watched because on a cluster the rows are written elsewhere; one way serves every engine.
+The files are watched because on a cluster the rows are written elsewhere; one way serves every
+engine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ _INTERVAL = 0.2
 
 
 class ExportProgress:
-    """Tells a listener ``(phase, rows done, rows in all)``; rows are 0 in phases that cannot be measured."""
+    """Tells a listener ``(phase, rows done, rows in all)``.
+
+    Rows are 0 in phases that cannot be measured.
+    """
 
     def __init__(self, report: Report | None) -> None:
         self._report = report
@@ -28,7 +32,10 @@ class ExportProgress:
 
     @contextmanager
     def writing(self, directory: str, *, rows: int, bytes_per_row: float) -> Iterator[None]:
-        """Report rows written, estimated from the bytes below ``directory``, while the block runs."""
+        """Report rows written while the block runs.
+
+        They are estimated from the bytes below ``directory``.
+        """
         if self._report is None:
             yield
             return
@@ -57,7 +64,10 @@ class ExportProgress:
 
 @contextmanager
 def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
-    """Give the progress that the caller wants: True draws a bar, None does so on a terminal, a function is called."""
+    """Give the progress that the caller wants.
+
+    True draws a bar, None does so on a terminal, a function is called.
+    """
     if callable(progress):
         yield ExportProgress(progress)
     elif progress or (progress is None and sys.stderr.isatty()):

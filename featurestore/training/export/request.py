@@ -128,7 +128,10 @@ def _is_whole(value: object) -> bool:
 def _roles(
     schema: pa.Schema, *, labels: Sequence[str], keys: Sequence[str], time: str | None
 ) -> dict[str, Role]:
-    """Return the role of each column: labels first, then the time, then keys; all else are features."""
+    """Return the role of each column: labels first, then the time, then keys.
+
+    All else are features.
+    """
     roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
     roles.update(dict.fromkeys(keys, "key"))
     if time in roles:

@@ -1,4 +1,7 @@
-"""The plan of an export's shards: rows of splits and shards, boundaries, layout. Counting passes only."""
+"""The plan of an export's shards.
+
+Rows of splits and shards, boundaries, layout. Counting passes only.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ _LAST_HASH = 2**64 - 1
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The shards to write: rows of each split with the sum of their hashes, rows of its shards, the layout."""
+    """The shards to write.
+
+    Rows of each split with the sum of their hashes, rows of its shards, the layout.
+    """
 
     rows: tuple[int, ...]
     hash_sums: tuple[int, ...]
@@ -55,7 +61,10 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]]):
-    """One pass for several accumulators: histogram and sum of each group's hashes, profiles of columns."""
+    """One pass for several accumulators.
+
+    Histogram and sum of each group's hashes, profiles of columns.
+    """
 
     histograms: HistogramAccumulator
     sums: HashSumAccumulator
@@ -90,7 +99,10 @@ class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[Col
 
 @dataclass(frozen=True)
 class Counts:
-    """What the counting passes found: per group the histogram and sum of its hashes, profiles of the columns."""
+    """What the counting passes found.
+
+    Per group the histogram and sum of its hashes, profiles of the columns.
+    """
 
     histograms: Histograms
     sums: HashSums
@@ -113,8 +125,8 @@ def plan_shards(
 ) -> ShardPlan:
     """Count the hashed rows and decide shards, boundaries and layout.
 
-    ``shard_counts`` fixes the shards of each split. Columns are looked at only where the layout depends on their
-    values.
+    ``shard_counts`` fixes the shards of each split. Columns are looked at only where the layout
+    depends on their values.
     """
     counts = _count(engine, rows, request)
     uncovered = 0
@@ -152,7 +164,10 @@ def _count(
     function: SplitClasses | None = None,
     profiles: tuple[ColumnProfile, ...] | None = None,
 ) -> Counts:
-    """Return the counts of groups, or of what a function makes of them; known profiles are not counted again."""
+    """Return the counts of groups, or of what a function makes of them.
+
+    Known profiles are not counted again.
+    """
     bits = _BITS
     if request.rule.stratify:
         bits = _BITS_OF_CLASSES
@@ -224,7 +239,10 @@ def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict
 
 
 def _split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
-    """Return the hash at which a split begins that follows ``end`` rows; rows of one hash stay in the earlier split."""
+    """Return the hash at which a split begins that follows ``end`` rows.
+
+    Rows of one hash stay in the earlier split.
+    """
     if end <= 0:
         return 0
     if end not in boundaries:
@@ -256,7 +274,10 @@ def _shard_boundaries(
     shard_rows: Sequence[Sequence[int]],
     split_classes: SplitClasses | None,
 ) -> tuple[tuple[Boundary, ...], ...]:
-    """Return the boundaries between the shards of every split; empty shards at the end begin after the last hash."""
+    """Return the boundaries between the shards of every split.
+
+    Empty shards at the end begin after the last hash.
+    """
     inner: dict[int, list[int]] = {}
     for split, sizes in enumerate(shard_rows):
         ends = list(accumulate(sizes))

@@ -21,7 +21,10 @@ MAX_LABEL_VALUES = 1000
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """One shard to write: its path, its rows, and the rows of its first hash that belong to the shard before."""
+    """One shard to write.
+
+    Its path, its rows, and the rows of its first hash that belong to the shard before.
+    """
 
     path: str
     rows: int
@@ -164,7 +167,7 @@ def take_rows(
 
 
 def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
-    """Return batches sorted by hash as one, with rows of one hash in the order of their canonical bytes."""
+    """Return batches sorted by hash as one; rows of one hash in the order of canonical bytes."""
     batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     hashes = hashes_of(batch)
     same = hashes[1:] == hashes[:-1]

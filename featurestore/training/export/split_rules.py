@@ -1,4 +1,7 @@
-"""Which split a row belongs to: by row hash, by other columns, by time, or by rank within a class."""
+"""Which split a row belongs to.
+
+By row hash, by other columns, by time, or by rank within a class.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SplitRule:
-    """A split rule: fractions or ranges of time, with the columns that ``split_by`` and ``stratify`` name."""
+    """A split rule.
+
+    Fractions or ranges of time, with the columns that ``split_by`` and ``stratify`` name.
+    """
 
     rule: FractionSplit | TimeSplit
     by: tuple[str, ...] = ()
@@ -153,13 +159,18 @@ def group_of_rows(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, se
 
 
 def thresholds(rule: FractionSplit) -> UInt64s:
-    """Return the hashes at which the second and later splits begin: the fractions before them, of 2**64."""
+    """Return the hashes at which the second and later splits begin.
+
+    The fractions before them, of 2**64.
+    """
     starts = [min(round(end * 2**64), 2**64 - 1) for end in _ends(rule)]
     return np.array(starts, dtype=np.uint64)
 
 
 def class_ends(rows: int, rule: SplitRule) -> list[int]:
-    """Return the rank at which each split of a class ends, the last excepted: the fractions so far, of the rows.
+    """Return the rank at which each split of a class ends, the last excepted.
+
+    The fractions so far, of the rows.
 
     >>> class_ends(11, SplitRule(FractionSplit((("train", 0.75), ("test", 0.25)))))
     [8]

@@ -78,8 +78,8 @@ def count_splits(
 ) -> list[StatisticsState]:
     """Return the counted state of each split, whose rows are known.
 
-    Each partition samples its share of a split's rows. Where copies make a sample too small, all is counted again
-    without that bound.
+    Each partition samples its share of a split's rows. Where copies make a sample too small, all is
+    counted again without that bound.
     """
     bounded = tuple(statistics_accumulator(schema, rows=count) for count in split_rows)
     states = engine.aggregate(rows, SplitStatisticsAccumulator(assignment, bounded))
@@ -95,7 +95,10 @@ def count_splits(
 def write_statistics(
     directory: str, manifest: Manifest, states: list[StatisticsState]
 ) -> dict[str, Any]:
-    """Write the statistics and the cluster sample of each split; return what the manifest notes of them."""
+    """Write the statistics and the cluster sample of each split.
+
+    Return what the manifest notes of them.
+    """
     noted = {}
     for split, state in zip(manifest.splits, states, strict=True):
         result = finish(state, source={"training_dataset": manifest.name, "split": split.name})

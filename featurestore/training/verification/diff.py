@@ -183,7 +183,7 @@ def _rule_changes(manifest: Manifest, other: Manifest) -> list[str]:
 def _rows(
     directory: str, manifest: Manifest, split: str, *, key: Sequence[str], columns: Sequence[str]
 ) -> tuple[UInt64s, UInt64s, npt.NDArray[np.int64]]:
-    """Return the unique keys of a split, sorted, with the summed digests and counts of their rows."""
+    """Return the unique keys of a split, sorted, with sums and counts of their rows."""
     if split not in {each.name for each in manifest.splits}:
         return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
     keys, digests = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]

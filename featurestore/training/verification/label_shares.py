@@ -12,7 +12,10 @@ Shares = dict[str, dict[str, float]]
 
 
 def label_proportions(manifest: Manifest) -> dict[str, Shares]:
-    """Return the share of each value of each counted label: ``{split: {label: {value: share}}}``."""
+    """Return the share of each value of each counted label.
+
+    ``{split: {label: {value: share}}}``.
+    """
     proportions: dict[str, Shares] = {}
     for split in manifest.splits:
         proportions[split.name] = {}

@@ -8,7 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and where: the file relative to the dataset, the byte if it is known.
+    """One thing that is wrong, and where.
+
+    The file relative to the dataset, the byte if it is known.
 
     >>> str(Problem("train/csv-00000-of-00001.csv", "is cut off", 1234))
     'train/csv-00000-of-00001.csv at byte 1,234: is cut off'

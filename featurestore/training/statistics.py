@@ -1,0 +1,48 @@
+"""Statistics of the splits of a training dataset, as the export counted them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.statistics import Statistics, statistics_accumulator
+from featurestore.statistics.clusters import cluster_rows, rows_from_bytes
+from featurestore.storage import files
+from featurestore.training.dataset import TrainingDataset
+
+
+def statistics_of(
+    dataset: TrainingDataset, split: str | None, compare_with: str | None = None
+) -> tuple[Statistics, Statistics | None]:
+    """Return the statistics of a split (None.
+
+    The first), and those of the split to compare with.
+    """
+    found = dataset.statistics(split or dataset.splits[0])
+    if compare_with is None:
+        return found, None
+    return found, dataset.statistics(compare_with)
+
+
+def cluster_sample(
+    dataset: TrainingDataset, split: str | None
+) -> tuple[pa.RecordBatch, dict[str, Any]]:
+    """Return the rows that the export sampled of a split (None.
+
+    The first) for clusters, and what they are of.
+
+    Where the export counted no statistics, the split is read.
+    """
+    name = split or dataset.splits[0]
+    source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}
+    sample = dataset.manifest.statistics.get(name, {}).get("sample")
+    if sample is not None:
+        path = files.inside(dataset.path, sample["path"])
+        return rows_from_bytes(files.read_bytes(path)), source
+    frame = dataset.read(name)
+    accumulator = statistics_accumulator(frame.schema)
+    state = accumulator.start()
+    for batch in frame.to_batches():
+        state = accumulator.update(state, batch)
+    return cluster_rows(accumulator.finish(state)), source

@@ -109,7 +109,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
             hint=f"read it, then: featurestore job register {origin}",
         )
     receipt = files.read_json(receipt_path)
-    file, expected = receipt["file"], receipt["sha256"]
+    file, expected = receipt.get("file"), receipt.get("sha256")
     if file is None:
         return _module_in_memory(name, origin)
     if not os.path.isfile(file):

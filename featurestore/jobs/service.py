@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -80,7 +81,13 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
     """Return registered jobs and how they stand, by name: all of them, or a page."""
     with session.registry.reading() as connection:
         found = jobs.every(connection, limit=limit, offset=offset)
-    return [_status(session, job) for job in found]
+    statuses = []
+    for job in found:
+        try:
+            statuses.append(_status(session, job))
+        except InvalidJob as error:  # a registry from elsewhere may hold any schedule
+            warnings.warn(f"The job {job.spec.name!r} is left out: {error.message}", stacklevel=3)
+    return statuses
 
 
 def _status(session: Session, job: RegisteredJob) -> JobStatus:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any, Literal
 
+from featurestore.errors import InvalidJob
 from featurestore.model.durations import format_duration, parse_duration
+from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
+from featurestore.model.times import parse_moment
 
 JobMode = Literal["replace_window", "upsert", "append"]
 JobKind = Literal["python", "sql", "training"]
@@ -97,26 +102,76 @@ class JobSpec:
         return told
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
-        """Return the definition that ``to_json`` wrote."""
-        return cls(
-            **{
+    def from_json(cls, data: Any) -> JobSpec:
+        """Return the definition that ``to_json`` wrote.
+
+        Raises:
+            InvalidJob: It is anything else: registries may come from elsewhere.
+        """
+        try:
+            given = {
                 **data,
                 "window": _duration(data["window"]),
-                "start": None if data["start"] is None else datetime.fromisoformat(data["start"]),
+                "start": _start(data["start"]),
                 "lookback": _duration(data["lookback"]) or timedelta(0),
                 "allowed_lateness": _duration(data["allowed_lateness"]) or timedelta(0),
                 "ttl": _duration(data["ttl"]),
                 "primary_key": tuple(data["primary_key"]),
                 "partition_by": tuple(data["partition_by"]),
-                "expectations": tuple(data["expectations"]),
+                "expectations": tuple(dict(each) for each in data["expectations"]),
+                "inputs": _texts(data["inputs"]),
+                "input_times": _texts(data["input_times"]),
+                "tags": _texts(data["tags"]),
             }
-        )
+            spec = cls(**given)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise _damaged(f"{type(error).__name__}: {error}") from error
+        for names, kinds in _TYPES.items():
+            for name in names.split():
+                if not isinstance(getattr(spec, name), kinds):
+                    raise _damaged(f"{name} is {getattr(spec, name)!r}")
+        check_name(spec.name, noun="job")
+        check_name(spec.target)
+        return spec
+
+    @classmethod
+    def from_text(cls, text: str) -> JobSpec:
+        """Return a definition from its JSON text; InvalidJob when it is none."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(str(error)) from error
+        return cls.from_json(data)
 
     @property
     def hash(self) -> str:
         """SHA-256 of the definition: any change of code or rules gives another one."""
         return canonical_hash(self.to_json())
+
+
+# What the fields of a stored definition hold; those that are parsed or made anew are not named.
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "name kind target schedule code timezone closed mode validation description on_error": str,
+    "event_time created_time on_failure": (str, NoneType),
+    "statistics": bool,
+    "retries": int,
+    "catchup keep": (int, NoneType),
+}
+
+
+def _damaged(reason: str) -> InvalidJob:
+    return InvalidJob(
+        f"A stored job definition cannot be read: {reason}.",
+        hint="featurestore job register path/to/jobs.py writes it anew",
+    )
+
+
+def _texts(value: Mapping[str, object]) -> dict[str, str]:
+    return {key: str(each) for key, each in dict(value).items()}
+
+
+def _start(value: str | None) -> datetime | None:
+    return None if value is None else parse_moment(value, argument="start", warn=False)
 
 
 def _text(value: timedelta | None) -> str | None:

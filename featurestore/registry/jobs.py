@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.errors import JobNotFound, listing
+from featurestore.errors import JobNotFound, RegistryError, listing
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
@@ -88,16 +89,25 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
     same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
     text = connection.execute(sa.select(job_definitions.c.spec).where(same)).scalar_one()
     with readable(f"job {name!r} version {version}"):
-        return JobSpec.from_json(json.loads(text))
+        return JobSpec.from_text(text)
 
 
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredJob]:
-    """Return jobs in their latest definitions, by name: all of them, or a page."""
+    """Return jobs in their latest definitions, by name: all of them, or a page.
+
+    One whose definition is damaged is left out with a warning.
+    """
     query = sa.select(job_states.c.name).order_by(job_states.c.name).limit(limit).offset(offset)
     names = connection.execute(query).scalars().all()
-    return [get(connection, name) for name in names]
+    found = []
+    for name in names:
+        try:
+            found.append(get(connection, name))
+        except RegistryError as error:
+            warnings.warn(f"The job {name!r} is left out: {error.message}", stacklevel=2)
+    return found
 
 
 def set_paused(connection: Connection, name: str, paused: bool) -> None:
@@ -173,5 +183,5 @@ def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
     state = connection.execute(sa.select(job_states).where(job_states.c.name == row.name)).one()
     with readable(f"job {row.name!r}"):
         watermark = None if state.watermark is None else from_micros(state.watermark)
-        spec = JobSpec.from_json(json.loads(row.spec))
+        spec = JobSpec.from_text(str(row.spec))
     return RegisteredJob(spec, row.version, row.origin, bool(state.paused), watermark)

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import featurestore
 import featurestore_schemas
-from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql
+from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql, RegistryError
 from featurestore.jobs.loading import load
 from featurestore.jobs.query import may_take_many
 from featurestore.model.job import JobSpec
+from featurestore.registry.tables import job_definitions
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import SQL, python_job, sql_job
 
@@ -155,3 +158,38 @@ def test_many_windows_are_computed_at_once_where_the_form_allows(query: str, man
 def test_the_errors_of_sql_are_those_of_sql() -> None:
     with pytest.raises(InvalidSql, match="unknown table"):
         made(sql="select * from nowhere")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=4,
+)
+
+
+@given(field=st.sampled_from(sorted(made().to_json())), value=JSON)
+def test_a_stored_definition_is_read_or_refused(field: str, value: object) -> None:
+    data = {**made(lookback="2h", start="2024-01-01T00:00Z").to_json(), field: value}
+    try:
+        spec = JobSpec.from_text(json.dumps(data))
+    except FeatureStoreError:
+        return
+    assert isinstance(spec.hash, str)
+
+
+@given(JSON | st.text())
+def test_what_is_no_definition_is_refused(value: object) -> None:
+    for text in (json.dumps(value), str(value)):
+        with pytest.raises(InvalidJob):
+            JobSpec.from_text(text)
+
+
+def test_a_damaged_definition_hides_no_other_job(city: FeatureStore, define: Define) -> None:
+    city.register_jobs(define(sql_job("one"), sql_job("two")))
+    with city.session.registry.transaction() as connection:
+        damaged = job_definitions.c.name == "one"
+        connection.execute(job_definitions.update().where(damaged).values(spec='{"name": 7}'))
+    with pytest.warns(UserWarning, match="'one' is left out"):
+        assert [status.name for status in city.get_jobs()] == ["two"]
+    with pytest.raises(RegistryError, match="'one' cannot be read"):
+        city.run_job("one")

@@ -25,7 +25,12 @@ from featurestore.session import Session
 class FeatureGroup:
     """One version of a feature group.
 
-    What it says of itself is looked up when asked, so it is never stale.
+    What it says of itself is looked up when asked, so it is never stale. Threads and processes may
+    share it: it holds nothing but name, version and the connection.
+
+    >>> group = store.featuregroup("weather")
+    >>> (group.name, group.version, group.primary_key, group.event_time, group.tags)
+    ('weather', 1, ('origin',), 'measured_at', {'team': 'sky'})
     """
 
     def __init__(self, session: Session, name: str, version: int) -> None:
@@ -104,7 +109,12 @@ class FeatureGroup:
         transaction: tuple[str, int] | None = None,
         validation: str | None = None,
     ) -> Commit:
-        """Write rows and return the commit; see ``insert_into_featuregroup``."""
+        """Write rows and return the commit; see ``insert_into_featuregroup``.
+
+        >>> commit = store.featuregroup("planes").insert([{"tailnum": "N30", "seats": 50}])
+        >>> (commit.delta_version, commit.rows)
+        (2, 3)
+        """
         write = Write(
             mode=mode,
             schema_change=schema_change,
@@ -115,18 +125,29 @@ class FeatureGroup:
         return insert(self._session, df, self._name, version=self._version, write=write)
 
     def read(self, *, as_of: TableVersion | None = None) -> FeatureFrame:
-        """Return the data, lazily; ``as_of``: as it stood at a moment or Delta version."""
+        """Return the data, lazily; ``as_of``: as it stood at an instant or Delta version.
+
+        >>> store.featuregroup("planes").read(as_of=1).to_arrow().to_pylist()
+        [{'tailnum': 'N10', 'seats': 100}, {'tailnum': 'N20', 'seats': 200}]
+        """
         return read(self._session, self._name, version=self._version, as_of=as_of)
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
         """Return commits, newest first: at most ``limit``, before a Delta version.
 
         See ``get_featuregroup_history``.
+
+        >>> [commit.operation for commit in store.featuregroup("weather").history()]
+        ['create']
         """
         return history(self._session, self._name, version=self._version, limit=limit, before=before)
 
     def statistics(self, *, delta_version: TableVersion | None = None) -> Statistics:
-        """Return the statistics of the data."""
+        """Return the statistics of the data.
+
+        >>> store.featuregroup("weather").statistics().column("wind").maximum
+        12.0
+        """
         return statistics_of(
             self._session, self._name, version=self._version, delta_version=delta_version
         )
@@ -134,13 +155,21 @@ class FeatureGroup:
     def explain(
         self, *, key: Mapping[str, Any] | Any, at: datetime | str | None = None
     ) -> Explanation:
-        """Return which row gives the value of a key at a moment, and which rows lost."""
+        """Return which row gives the value of a key at an instant, and which rows lost.
+
+        >>> found = store.featuregroup("weather").explain(key="JFK", at=hour(6, 30))
+        >>> found.row.values["temp"]
+        37.0
+        """
         return explain_value(self._session, self._name, version=self._version, key=key, at=at)
 
     def provenance(self, column: str) -> Provenance:
         """Return where a column comes from.
 
         The job, the run of the last commit and the Delta versions it read.
+
+        >>> store.featuregroup("weather").provenance("temp").reference
+        'weather.temp'
         """
         return discovery.provenance(self._session, f"{self._name}@v{self._version}.{column}")
 
@@ -148,6 +177,9 @@ class FeatureGroup:
         """Return what was made from the group.
 
         Groups and training datasets, each with the versions it read.
+
+        >>> [edge.name for edge in store.featuregroup("weather").derived()]
+        ['late_flights']
         """
         return discovery.derived_from(self._session, self._name, version=self._version)
 

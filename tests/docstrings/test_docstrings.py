@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import shutil
 from pathlib import Path
 
 import pytest
 
 import featurestore
+from featurestore.featuregroups import FeatureGroup
 from tests.docstrings import weather
 
 ROOT = Path(__file__).parents[2]
@@ -85,4 +87,13 @@ def test_every_call_of_the_store_has_an_example() -> None:
     for name in featurestore._FUNCTIONS:
         if ">>> " not in (getattr(featurestore.FeatureStore, name).__doc__ or ""):
             missing.append(name)
+    assert missing == []
+
+
+def test_every_method_of_a_feature_group_has_an_example() -> None:
+    missing = []
+    for name, value in vars(FeatureGroup).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            if ">>> " not in (value.__doc__ or ""):
+                missing.append(name)
     assert missing == []

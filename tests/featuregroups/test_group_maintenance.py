@@ -31,7 +31,7 @@ def many_versions(store: FeatureStore) -> None:
 
 def pin(store: FeatureStore, delta_version: int) -> None:
     dataset = RegisteredDataset(
-        "d", 1, "trainingdatasets/d/v1", "0" * 64, "tfrecord", 1, pins=(Pin("g", 1, delta_version),)
+        "d", 1, "0" * 64, "tfrecord", 1, pins=(Pin("g", 1, delta_version),)
     )
     with store.session.registry.transaction() as connection:
         training_datasets.add(connection, dataset)

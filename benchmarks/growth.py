@@ -19,18 +19,22 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyarrow import parquet
 
 import featurestore
 from featurestore.delta import commits
 from featurestore.delta.compaction import size_to_merge_below
+from featurestore.delta.log import commit_path
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.registry import featuregroups
+from featurestore.registry import featuregroups, tables
+from featurestore.registry import jobs as registered_jobs
 from featurestore.storage.publication import Publication
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import commits as duckdb_commits
@@ -247,10 +251,77 @@ def _register_others(store: FeatureStore, count: int) -> None:
             featuregroups.add(connection, spec, table_id=f"{number}", delta_version=1)
 
 
+def windows(store: FeatureStore, options: argparse.Namespace) -> None:
+    """Measure the next window of a job with few and with many windows behind it, one after the other."""
+    now = dt.datetime.now(dt.UTC).replace(second=0, microsecond=0)
+    stores = []
+    for title, behind in (("few", 1), ("many", options.windows)):
+        there = featurestore.connect(os.path.join(store.location, title))
+        start = now - dt.timedelta(minutes=behind + 40)
+        there.create_featuregroup(
+            _minutes(start, behind + 40), "measured", event_time="minute", validation="off"
+        )
+        source = Path(there.location) / "minutes.py"
+        source.write_text(JOB.format(start=start.isoformat()))
+        there.register_jobs(str(source))
+        there.run_job("minutes", due=True)
+        if behind > 1:
+            _put_windows_behind(there, start, behind)
+        stores.append(there)
+    title = f"1, {options.windows} windows behind"
+    plans = [lambda _, there=there: there.plan_job("minutes") for there in stores]
+    report(f"plan_job: {title}", *medians_of(*plans), 1.5)
+    runs_ = [lambda _, there=there: there.run_job("minutes", due=True) for there in stores]
+    report(f"run_job, next window: {title}", *medians_of(*runs_), 1.5)
+
+
+JOB = """
+import featurestore
+featurestore.sql_job(
+    "minutes", sql="select minute, count(*) as n from measured group by all", event_time="minute",
+    schedule="* * * * *", start="{start}", closed="left", catchup=1, inputs={{"measured": "measured"}},
+)
+"""
+
+
+def _minutes(start: dt.datetime, count: int) -> pa.Table:
+    first = int(start.timestamp()) * 1_000_000
+    at = first + np.arange(count) * 60_000_000
+    return pa.table({"minute": pa.array(at, pa.timestamp("us", tz="UTC")), "x": np.arange(count)})
+
+
+def _put_windows_behind(store: FeatureStore, start: dt.datetime, count: int) -> None:
+    """Record windows, runs and transactions as if a job had computed so many windows one by one."""
+    first = int(start.timestamp()) * 1_000_000
+    group = store.featuregroup("minutes")
+    actions, run_rows, window_rows = [], [], []
+    for number in range(1, count):
+        low = first + number * 60_000_000
+        begin = start + dt.timedelta(minutes=number)
+        app = f"job/minutes/{begin.isoformat()}/{(begin + dt.timedelta(minutes=1)).isoformat()}"
+        actions.append({"txn": {"appId": app, "version": 0, "lastUpdated": low // 1000}})
+        run = {"run_id": f"behind-{number}", "job": "minutes", "job_version": 1, "windows": 1}
+        run |= {"window_start": low, "window_end": low + 60_000_000, "state": "done", "owner": "x"}
+        run_rows.append(run | {"inputs": "{}", "started": low, "ended": low + 100_000, "rows": 1})
+        window = {"job": "minutes", "window_start": low, "window_end": low + 60_000_000}
+        window |= {"state": "done", "run_id": f"behind-{number}", "tries": 0, "updated": low}
+        window_rows.append(window | {"inputs": "{}", "target_version": 1})
+    version = read_snapshot(group.path).version + 1
+    info = {"commitInfo": {"timestamp": first // 1000, "operation": "WRITE"}}
+    lines = [json.dumps(action) for action in (info, *actions)]
+    Path(commit_path(group.path, version)).write_text("\n".join(lines) + "\n")
+    DeltaTable(group.path).create_checkpoint()
+    with store.session.registry.transaction() as connection:
+        connection.execute(tables.runs.insert(), run_rows)
+        connection.execute(tables.windows.insert(), window_rows)
+        registered_jobs.advance(connection, "minutes", start + dt.timedelta(minutes=count))
+
+
 ROOMS: dict[str, Callable[[FeatureStore, argparse.Namespace], None]] = {
     "writes": writes,
     "reads": reads,
     "groups": groups,
+    "windows": windows,
 }
 
 

@@ -89,8 +89,8 @@ def plan_job(
         windows = complete_between(job.spec, *_range(window))
     inputs = tuple(_planned(each, windows, job.spec) for each in pin(session, job.spec))
     with session.registry.reading() as connection:
-        known = runs.of_job(connection, name, state=runs.DONE)
-    return JobPlan(name, tuple(windows), inputs, _seconds(known[-_RECENT:], len(windows)))
+        known = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
+    return JobPlan(name, tuple(windows), inputs, _seconds(known, len(windows)))
 
 
 def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[datetime, datetime]:

@@ -105,12 +105,15 @@ def end(connection: Connection, run_id: str, state: str, **found: Any) -> None:
     )
 
 
-def of_job(connection: Connection, job: str, *, state: str | None = None) -> list[Run]:
-    """Return the runs of a job, oldest first."""
-    query = sa.select(runs).where(runs.c.job == job).order_by(runs.c.started, runs.c.window_start)
+def of_job(
+    connection: Connection, job: str, *, state: str | None = None, last: int | None = None
+) -> list[Run]:
+    """Return the runs of a job, oldest first: all of them, or the ``last`` ones."""
+    newest_first = (runs.c.started.desc(), runs.c.window_start.desc())
+    query = sa.select(runs).where(runs.c.job == job).order_by(*newest_first).limit(last)
     if state is not None:
         query = query.where(runs.c.state == state)
-    return [_run(connection, row) for row in connection.execute(query)]
+    return [_run(connection, row) for row in connection.execute(query)][::-1]
 
 
 def last(connection: Connection, job: str) -> Run | None:

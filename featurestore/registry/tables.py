@@ -190,6 +190,7 @@ runs = Table(
     Column("hint", Text),
     Column("log", Text),
     Index("ix_runs_job", "job", "started"),
+    Index("ix_runs_state", "job", "state", "started"),
 )
 
 # One row for each window that was tried: the state of the last try, how often it failed since it
@@ -207,6 +208,7 @@ windows = Table(
     Column("updated", BigInteger, nullable=False),
     Column("inputs", Text, nullable=False),
     Index("ix_windows_state", "job", "state", "window_start"),
+    Index("ix_windows_end", "job", "window_end"),
 )
 
 

@@ -30,9 +30,7 @@ def many_versions(store: FeatureStore) -> None:
 
 
 def pin(store: FeatureStore, delta_version: int) -> None:
-    dataset = RegisteredDataset(
-        "d", 1, "0" * 64, "tfrecord", 1, pins=(Pin("g", 1, delta_version),)
-    )
+    dataset = RegisteredDataset("d", 1, "0" * 64, "tfrecord", 1, pins=(Pin("g", 1, delta_version),))
     with store.session.registry.transaction() as connection:
         training_datasets.add(connection, dataset)
 

@@ -30,8 +30,8 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
-# Of a table of many files a checkpoint is written after a commit for each so many of them.
-_FILES_A_COMMIT = 20
+# A checkpoint lists files and transactions: for each so many of them it is written a commit later.
+_LISTED_A_COMMIT = 100
 
 
 @dataclass(frozen=True)
@@ -335,9 +335,10 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
 
 
 def _checkpoint(state: TableState, version: int) -> None:
-    """Write a checkpoint when one is due: later the more files it would list, so that its cost stays in proportion."""
+    """Write a checkpoint when one is due: the later the more it would list, so that its cost stays small."""
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
-    every = max(every, 1, len(state.files) // _FILES_A_COMMIT)
+    listed = len(state.files) + len(state.transactions)
+    every = max(every, 1, listed // _LISTED_A_COMMIT)
     last, _ = log.checkpoint_before(state.path, version)
     if version - max(last, 0) >= every:
         # Readers manage without: one that could not be written is written at the next commit.

@@ -45,6 +45,9 @@ def upgrade() -> None:
         sa.Column("seen", sa.BigInteger, nullable=False),
     )
     _states_without_lease_ends()
+    # What a job with many windows behind it asks for before each of its runs.
+    op.create_index("ix_runs_state", "runs", ["job", "state", "started"])
+    op.create_index("ix_windows_end", "windows", ["job", "window_end"])
 
 
 def _without_paths(parent: str, child: str, create: object) -> None:

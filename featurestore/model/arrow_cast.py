@@ -53,10 +53,22 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return cast_array(array.storage, kind)
     if pat.is_dictionary(array.type):
         return cast_array(array.dictionary_decode(), kind)
-    if is_nested(kind) and is_nested(array.type) and array.null_count == len(array):
-        return pa.nulls(
-            len(array), kind
-        )  # Spark sends lists of nulls with no offsets at all, which must not be read
+    if is_nested(kind) and is_nested(array.type):
+        return _cast_nested(array, kind)
+    if pat.is_decimal(array.type) and pat.is_unsigned_integer(kind):
+        return _unsigned(array, kind)
+    if pat.is_uint64(array.type) and pat.is_decimal(kind):
+        return _decimal(array, kind)
+    if pat.is_float16(array.type):
+        wider = array.to_numpy(zero_copy_only=False).astype("f4")
+        return pa.array(wider, mask=_mask(array)).cast(kind)
+    return array.cast(kind)
+
+
+def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if array.null_count == len(array):
+        # Spark sends lists of nulls with no offsets at all, which must not be read.
+        return pa.nulls(len(array), kind)
     if pat.is_fixed_size_list(kind) and _is_list(array.type):
         return _fixed_size(array, kind)
     if pat.is_list(kind) and pat.is_fixed_size_list(array.type):
@@ -65,14 +77,6 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _list(array, kind)
     if pat.is_struct(kind) and pat.is_struct(array.type):
         return _struct(array, kind)
-    if pat.is_decimal(array.type) and pat.is_unsigned_integer(kind):
-        return _unsigned(array, kind)
-    if pat.is_float16(array.type):
-        return pa.array(array.to_numpy(zero_copy_only=False).astype("f4"), mask=_mask(array)).cast(
-            kind
-        )
-    if pat.is_uint64(array.type) and pat.is_decimal(kind):
-        return _decimal(array, kind)
     return array.cast(kind)
 
 

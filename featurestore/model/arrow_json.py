@@ -8,13 +8,24 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-_NAMED = {
-    str(kind): kind
-    for kind in (
-        pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
-        pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us", tz="UTC"),
-    )
-}  # fmt: skip
+_PLAIN_TYPES = (
+    pa.bool_(),
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("us", tz="UTC"),
+)
+_NAMED = {str(kind): kind for kind in _PLAIN_TYPES}
 
 
 def type_to_json(kind: pa.DataType) -> Any:

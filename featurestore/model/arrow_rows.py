@@ -8,23 +8,26 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 
-def values_at(array: Any, places: Any) -> Any:
-    """Return the values at places.
+def values_at(array: Any, positions: Any) -> Any:
+    """Return the values at positions.
 
     From a slice of lists of a fixed size within such lists pyarrow 26 takes other rows, silently.
 
     >>> values_at(pa.array([1, 2, 3]).slice(1), [1, 0]).to_pylist()
     [3, 2]
     """
-    return _from_the_start(array).take(places if isinstance(places, pa.Array) else pa.array(places))
+    return _from_the_start(array).take(_indices(positions))
 
 
-def rows_at(batch: pa.RecordBatch, places: Any) -> pa.RecordBatch:
-    """Return the rows at places."""
-    indices = places if isinstance(places, pa.Array) else pa.array(places)
-    return pa.RecordBatch.from_arrays(
-        [values_at(column, indices) for column in batch.columns], schema=batch.schema
-    )
+def rows_at(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
+    """Return the rows at positions.
+
+    >>> rows_at(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), [2, 0]).to_pydict()
+    {'a': [3, 1]}
+    """
+    indices = _indices(positions)
+    columns = [values_at(column, indices) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -36,11 +39,17 @@ def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     if not any(map(_holds_struct_in_struct, batch.schema.types)):
         return batch
-    columns = []
-    for column in batch.columns:
-        deep = _holds_struct_in_struct(column.type)
-        columns.append(_copied(column) if deep else column)
+    columns = list(batch.columns)
+    for index, column in enumerate(columns):
+        if _holds_struct_in_struct(column.type):
+            columns[index] = _copied(column)
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _indices(positions: Any) -> pa.Array:
+    if isinstance(positions, pa.Array):
+        return positions
+    return pa.array(positions)
 
 
 def _from_the_start(array: Any) -> Any:

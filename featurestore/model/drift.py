@@ -79,16 +79,17 @@ class DriftReport:
         return next(each for each in self.features if each.name == name)
 
     def __str__(self) -> str:
-        lines = [
-            f"{_named(self.before)} ({self.rows_before:,} rows) -> {_named(self.after)} ({self.rows_after:,} rows)"
-        ]
-        for what, names in (
-            ("added", self.added),
-            ("removed", self.removed),
-            ("of another type", self.retyped),
-        ):
-            lines += [f"columns {what}: {', '.join(names)}"] if names else []
-        lines += [f"  {each.name}: {'; '.join(each.reasons)}" for each in self.drifted]
+        before = f"{_source_name(self.before)} ({self.rows_before:,} rows)"
+        after = f"{_source_name(self.after)} ({self.rows_after:,} rows)"
+        lines = [f"{before} -> {after}"]
+        if self.added:
+            lines.append(f"columns added: {', '.join(self.added)}")
+        if self.removed:
+            lines.append(f"columns removed: {', '.join(self.removed)}")
+        if self.retyped:
+            lines.append(f"columns of another type: {', '.join(self.retyped)}")
+        for each in self.drifted:
+            lines.append(f"  {each.name}: {'; '.join(each.reasons)}")
         lines.append(f"{len(self.drifted)} of {len(self.features)} features drifted")
         return "\n".join(lines)
 
@@ -105,10 +106,7 @@ class DriftReport:
             "added": list(self.added),
             "removed": list(self.removed),
             "retyped": list(self.retyped),
-            "features": [
-                {**asdict(each), **{key: list(getattr(each, key)) for key in _LISTS}}
-                for each in self.features
-            ],
+            "features": [_feature_json(each) for each in self.features],
         }
 
     @classmethod
@@ -119,7 +117,7 @@ class DriftReport:
             after=data["after"],
             rows_before=data["rows_before"],
             rows_after=data["rows_after"],
-            features=tuple(FeatureDrift(**_with_tuples(each)) for each in data["features"]),
+            features=tuple(_feature_from(each) for each in data["features"]),
             added=tuple(data["added"]),
             removed=tuple(data["removed"]),
             retyped=tuple(data["retyped"]),
@@ -127,13 +125,24 @@ class DriftReport:
         )
 
 
-def _with_tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if key in _LISTS else value for key, value in data.items()}
+def _feature_json(feature: FeatureDrift) -> dict[str, Any]:
+    data = asdict(feature)
+    for name in _LISTS:
+        data[name] = list(data[name])
+    return data
 
 
-def _named(source: Mapping[str, Any]) -> str:
-    name = source.get("featuregroup") or source.get("training_dataset") or "a table"
-    parts = [f"{name}@v{source['version']}" if source.get("version") is not None else str(name)]
-    parts += [str(source["split"])] if source.get("split") else []
-    parts += [f"#{source['delta_version']}"] if source.get("delta_version") is not None else []
-    return " ".join(parts)
+def _feature_from(data: Mapping[str, Any]) -> FeatureDrift:
+    lists = {name: tuple(data[name]) for name in _LISTS}
+    return FeatureDrift(**{**data, **lists})
+
+
+def _source_name(source: Mapping[str, Any]) -> str:
+    name = str(source.get("featuregroup") or source.get("training_dataset") or "a table")
+    if source.get("version") is not None:
+        name += f"@v{source['version']}"
+    if source.get("split"):
+        name += f" {source['split']}"
+    if source.get("delta_version") is not None:
+        name += f" #{source['delta_version']}"
+    return name

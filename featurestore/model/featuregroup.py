@@ -22,7 +22,7 @@ WRITE_MODES = ("append", "upsert", "overwrite")
 
 @dataclass(frozen=True)
 class FeatureGroupSpec:
-    """The definition of one version of a feature group, kept as table property ``featurestore.spec``.
+    """The definition of one version of a feature group: table property ``featurestore.spec``.
 
     ``schema`` holds feature types (see ``model.types``). ``expectations`` are plain dicts
     ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an
@@ -135,23 +135,12 @@ class Commit:
 
 
 def _check_roles(spec: FeatureGroupSpec) -> None:
-    names = set(spec.schema.names)
-    roles = {
-        "primary_key": spec.primary_key,
-        "partition_by": spec.partition_by,
-        "event_time": (spec.event_time,) if spec.event_time else (),
-        "created_time": (spec.created_time,) if spec.created_time else (),
-    }
-    for role, columns in roles.items():
-        absent = [column for column in columns if column not in names]
-        if absent:
-            raise InvalidArgument(
-                f"{role} names columns that the dataframe does not have: {', '.join(map(repr, absent))}. "
-                f"It has {', '.join(map(repr, spec.schema.names))}.",
-                hint="column names are case-sensitive",
-            )
-        if len(set(columns)) != len(columns):
-            raise InvalidArgument(f"{role} names a column twice: {columns!r}.")
+    times = [name for name in (spec.event_time, spec.created_time) if name]
+    _check_columns(spec, "primary_key", spec.primary_key)
+    _check_columns(spec, "partition_by", spec.partition_by)
+    for role, name in (("event_time", spec.event_time), ("created_time", spec.created_time)):
+        if name:
+            _check_columns(spec, role, (name,))
     for column in (*spec.primary_key, *spec.partition_by):
         kind = spec.schema.field(column).type
         if not types.can_be_key(kind):
@@ -159,23 +148,42 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
                 f"Column {column!r} of type {kind} cannot be a key or partition.",
                 hint="keys are integers, strings, booleans, dates, timestamps, decimals or binary",
             )
-    for column in (*roles["event_time"], *roles["created_time"]):
+    for column in times:
         kind = spec.schema.field(column).type
         if kind != types.TIMESTAMP and not pa.types.is_date(kind):
+            conversion = f"df[{column!r}] = pd.to_datetime(df[{column!r}], utc=True)"
             raise InvalidArgument(
                 f"Time column {column!r} has type {kind}; times are timestamps or dates.",
-                hint=f"convert it first, with pandas: df[{column!r}] = pd.to_datetime(df[{column!r}], utc=True)",
+                hint=f"convert it first, with pandas: {conversion}",
             )
-    if spec.event_time is not None and spec.event_time == spec.created_time:
+    if len(set(times)) < len(times):
         raise InvalidArgument("event_time and created_time are the same column.")
-    if spec.created_time is not None and spec.event_time is None:
-        raise KeyRequired("created_time needs an event_time.", hint="declare event_time=, too")
-    if spec.ttl is not None and spec.event_time is None:
-        raise KeyRequired("ttl needs an event_time.", hint="declare event_time=, too")
-    if spec.event_time_tolerance and spec.event_time is None:
-        raise KeyRequired(
-            "event_time_tolerance needs an event_time.", hint="declare event_time=, too"
+    if spec.event_time is None:
+        _check_timeless(spec)
+
+
+def _check_columns(spec: FeatureGroupSpec, role: str, columns: Sequence[str]) -> None:
+    absent = [column for column in columns if column not in spec.schema.names]
+    if absent:
+        raise InvalidArgument(
+            f"{role} names columns that the dataframe does not have: "
+            f"{', '.join(map(repr, absent))}. It has {', '.join(map(repr, spec.schema.names))}.",
+            hint="column names are case-sensitive",
         )
+    if len(set(columns)) != len(columns):
+        raise InvalidArgument(f"{role} names a column twice: {columns!r}.")
+
+
+def _check_timeless(spec: FeatureGroupSpec) -> None:
+    """Refuse what needs an event time in a group without one."""
+    declared = {
+        "created_time": spec.created_time is not None,
+        "ttl": spec.ttl is not None,
+        "event_time_tolerance": bool(spec.event_time_tolerance),
+    }
+    for argument, is_declared in declared.items():
+        if is_declared:
+            raise KeyRequired(f"{argument} needs an event_time.", hint="declare event_time=, too")
 
 
 def _check_choices(spec: FeatureGroupSpec) -> None:

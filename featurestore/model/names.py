@@ -13,7 +13,7 @@ RESERVED_PREFIX = "__fs_"
 
 
 def check_name(name: str, *, noun: str = "feature group") -> str:
-    """Return ``name`` if it is a lawful name of a group, dataset or job.
+    """Return ``name`` if it is a valid name of a group, dataset or job.
 
     >>> check_name("origin_traffic")
     'origin_traffic'
@@ -27,7 +27,7 @@ def check_name(name: str, *, noun: str = "feature group") -> str:
 
 
 def suggest_name(name: str) -> str:
-    """Return the lawful name nearest to ``name``.
+    """Return the valid name nearest to ``name``.
 
     >>> suggest_name("../Taxi Trips")
     'taxi_trips'
@@ -35,11 +35,13 @@ def suggest_name(name: str) -> str:
     cleaned = re.sub(r"_+", "_", re.sub(r"[^a-z0-9_]", "_", name.lower())).strip("_")
     if not cleaned:
         return "my_features"
-    return (cleaned if cleaned[0].isalpha() else f"f_{cleaned}")[:63]
+    if not cleaned[0].isalpha():
+        cleaned = f"f_{cleaned}"
+    return cleaned[:63]
 
 
 def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Return ``names`` if each is a lawful feature name and none repeats, ignoring case.
+    """Return ``names`` if each is a valid feature name and none repeats, ignoring case.
 
     Raises:
         InvalidName: Lists every offending column and the rename to paste.
@@ -71,7 +73,7 @@ def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def suggest_feature_name(name: str) -> str:
-    """Return the lawful feature name nearest to ``name``.
+    """Return the valid feature name nearest to ``name``.
 
     >>> suggest_feature_name("wind speed (m/s)")
     'wind_speed_m_s'
@@ -79,4 +81,6 @@ def suggest_feature_name(name: str) -> str:
     cleaned = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", name)).strip("_")
     if not cleaned:
         return "feature"
-    return cleaned if not cleaned[0].isdigit() else f"f_{cleaned}"
+    if cleaned[0].isdigit():
+        return f"f_{cleaned}"
+    return cleaned

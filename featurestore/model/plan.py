@@ -107,7 +107,8 @@ class FeaturePlan:
     left_rows: int | None = None
 
     def __repr__(self) -> str:
-        return f"FeaturePlan({len(self.columns)} columns of {len(self.sources)} groups, {self.hash[:12]})"
+        columns, groups = len(self.columns), len(self.sources)
+        return f"FeaturePlan({columns} columns of {groups} groups, {self.hash[:12]})"
 
     def __str__(self) -> str:
         from featurestore.model.plan_text import describe
@@ -142,13 +143,20 @@ class FeaturePlan:
     @property
     def sources(self) -> tuple[Source, ...]:
         """Every group that the plan reads, the left side first."""
-        left = () if self.left_source is None else (self.left_source,)
-        nested = () if self.left_plan is None else self.left_plan.sources
-        return (*left, *nested, *(join.source for join in self.joins))
+        sources = []
+        if self.left_source is not None:
+            sources.append(self.left_source)
+        if self.left_plan is not None:
+            sources += self.left_plan.sources
+        sources += [join.source for join in self.joins]
+        return tuple(sources)
 
     def left_column(self, name: str) -> str:
         """Return what the left side itself calls the left column ``name`` of the result."""
-        return next((each.column for each in self.left_renames if each.name == name), name)
+        for each in self.left_renames:
+            if each.name == name:
+                return each.column
+        return name
 
     @property
     def left_outputs(self) -> tuple[Output, ...]:
@@ -163,23 +171,28 @@ class FeaturePlan:
         The left group's primary key, or what was joined on.
         """
         if self.left_source is not None and self.left_source.spec.primary_key:
-            columns = self.left_source.spec.primary_key
-        else:
-            nested = () if self.left_plan is None else self.left_plan.keys
-            columns = tuple(
-                dict.fromkeys((*nested, *(left for join in self.joins for left, _ in join.on)))
-            )
-        return self._named(columns)
+            return self._named(self.left_source.spec.primary_key)
+        columns: list[str] = []
+        if self.left_plan is not None:
+            columns += self.left_plan.keys
+        for join in self.joins:
+            columns += [left for left, _ in join.on]
+        return self._named(tuple(dict.fromkeys(columns)))
 
     @property
     def time(self) -> str | None:
         """The column of the result that holds the time of each row, if there is one."""
-        return next(iter(self._named(() if self.left_time is None else (self.left_time,))), None)
+        if self.left_time is None:
+            return None
+        names = self._named((self.left_time,))
+        return names[0] if names else None
 
     @property
     def rows(self) -> int | None:
         """How many rows the result has, where planning can know it."""
-        return self.left_rows if self.how == "left" and not self.filters else None
+        if self.how != "left" or self.filters:
+            return None
+        return self.left_rows
 
     def _named(self, columns: Sequence[str]) -> tuple[str, ...]:
         names = {each.column: each.name for each in reversed(self.left_outputs)}
@@ -193,13 +206,12 @@ class FeaturePlan:
         schema = pa.schema([self.schema.field(name) for name in columns])
         if self.filters:  # a filter may look at any column
             return replace(self, columns=tuple(columns), schema=schema)
-        wanted = set(columns)
-        joins = (
-            replace(join, outputs=tuple(output for output in join.outputs if output.name in wanted))
-            for join in self.joins
-        )
-        kept = tuple(join for join in joins if join.outputs or self.how == "inner")
-        return replace(self, columns=tuple(columns), schema=schema, joins=kept)
+        joins = []
+        for join in self.joins:
+            outputs = tuple(output for output in join.outputs if output.name in columns)
+            if outputs or self.how == "inner":
+                joins.append(replace(join, outputs=outputs))
+        return replace(self, columns=tuple(columns), schema=schema, joins=tuple(joins))
 
     def filter(self, predicate: str) -> FeaturePlan:
         """Return the plan of the rows for which an SQL predicate (DuckDB's dialect) is true."""

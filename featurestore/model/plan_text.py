@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.durations import format_duration
-from featurestore.model.plan import FeaturePlan, Join, Source
+from featurestore.model.plan import FeaturePlan, Join, Output, Source
 
 # What a value of unknown length is taken to need.
 _TEXT_BYTES = 16
@@ -26,17 +26,24 @@ def describe(plan: FeaturePlan) -> str:
     if plan.filters:
         lines += ["", f"filter     {' and '.join(plan.filters)}"]
     if plan.notes:
-        lines += ["", *(f"note       {note}" for note in plan.notes)]
+        lines.append("")
+    lines += [f"note       {note}" for note in plan.notes]
     return "\n".join(lines) + "\n"
 
 
 def expected_bytes(plan: FeaturePlan) -> int | None:
     """Return how many bytes of data files the plan reads.
 
-    Each source's share by the width of the columns read.
+    That is each source's share by the width of the columns that are read; None where a source's
+    size is not known.
     """
-    found = [_bytes_read(source, columns) for source, columns in _reads(plan)]
-    return None if None in found else sum(each for each in found if each is not None)
+    total = 0
+    for source, columns in _reads(plan):
+        size = _bytes_read(source, columns)
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def expected_memory(plan: FeaturePlan) -> int | None:
@@ -44,22 +51,30 @@ def expected_memory(plan: FeaturePlan) -> int | None:
 
     What a join without spilling holds.
     """
-    sizes = [_held(source, columns) for source, columns in _reads(plan)]
-    rows = plan.left_rows
-    if rows is None or None in sizes:
+    if plan.left_rows is None:
         return None
-    return rows * _width(plan.schema, plan.schema.names) + sum(
-        size for size in sizes if size is not None
-    )
+    total = plan.left_rows * _width(plan.schema, plan.schema.names)
+    for source, columns in _reads(plan):
+        size = _held(source, columns)
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def _head(plan: FeaturePlan) -> Iterator[str]:
-    most = "" if plan.rows is not None or plan.left_rows is None else "at most "
-    rows = "unknown" if plan.left_rows is None else f"{most}{plan.left_rows:,}"
+    rows = "unknown"
+    if plan.rows is not None:
+        rows = f"{plan.rows:,}"
+    elif plan.left_rows is not None:
+        rows = f"at most {plan.left_rows:,}"
+    how = "join=inner"
+    if plan.how == "left":
+        how = "one for each label row"
     yield f"columns    {', '.join(plan.columns)}"
-    yield f"rows       {rows} expected ({'one for each label row' if plan.how == 'left' else 'join=inner'})"
-    memory = _size(expected_memory(plan))
-    yield f"reads      {_size(expected_bytes(plan))} of data files, needs {memory} of memory or spills"
+    yield f"rows       {rows} expected ({how})"
+    reads, needs = _size(expected_bytes(plan)), _size(expected_memory(plan))
+    yield f"reads      {reads} of data files, needs {needs} of memory or spills"
 
 
 def _left(plan: FeaturePlan) -> Iterator[str]:
@@ -67,7 +82,8 @@ def _left(plan: FeaturePlan) -> Iterator[str]:
         yield f"left       {_source(plan.left_source)}"
     elif plan.left_plan is not None:
         yield "left       the result of another retrieval:"
-        yield from (f"           | {line}" for line in describe(plan.left_plan).splitlines())
+        for line in describe(plan.left_plan).splitlines():
+            yield f"           | {line}"
     else:
         where = "in memory, order kept" if plan.keep_order else "a table of the engine"
         yield f"left       labels ({where}): {', '.join(plan.left_schema.names)}"
@@ -82,60 +98,67 @@ def _join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
     yield f"           on {', '.join(f'{left} = {key}' for left, key in join.on)}"
     yield f"           {_rule(plan, join)}"
     if not (join.source.unique and join.source.spec.primary_key):
-        yield "           keys and times may repeat: of equal rows the one with the greatest row hash"
-    yield f"           features: {', '.join(_renamed(join))}"
+        yield (
+            "           keys and times may repeat: of equal rows the one with the greatest row hash"
+        )
+    yield f"           features: {', '.join(map(_renamed, join.outputs))}"
 
 
 def _rule(plan: FeaturePlan, join: Join) -> str:
     if join.event_time is None:
         return "no event time: the row of the key"
     time = plan.left_time or "the moment"
+    order = [join.event_time]
     rules = [f"{join.event_time} <= {time}"]
     if join.created_time is not None:
-        rules.append(
-            f"{join.created_time} <= {time}"
-            if plan.created_time_filter
-            else "created time not looked at"
-        )
+        order.append(join.created_time)
+        if plan.created_time_filter:
+            rules.append(f"{join.created_time} <= {time}")
+        else:
+            rules.append("created time not looked at")
     if join.ttl is not None:
         rules.append(_freshness(join.event_time, time, join.ttl))
-    order = ", ".join(name for name in (join.event_time, join.created_time) if name is not None)
-    return f"the latest by {order} with {' and '.join(rules)}"
+    return f"the latest by {', '.join(order)} with {' and '.join(rules)}"
 
 
 def _freshness(event: str, time: str, ttl: timedelta) -> str:
-    return (
-        f"{event} = {time}" if not ttl else f"{event} >= {time} - {format_duration(ttl)}, else null"
-    )
+    if not ttl:
+        return f"{event} = {time}"
+    return f"{event} >= {time} - {format_duration(ttl)}, else null"
 
 
-def _renamed(join: Join) -> Iterator[str]:
-    for output in join.outputs:
-        yield output.column if output.column == output.name else f"{output.column} as {output.name}"
+def _renamed(output: Output) -> str:
+    if output.column == output.name:
+        return output.column
+    return f"{output.column} as {output.name}"
 
 
 def _source(source: Source) -> str:
-    rows = "unknown rows" if source.rows is None else f"{source.rows:,} rows"
-    return (
-        f"{source.spec.name}@v{source.spec.version} at Delta version {source.delta_version}: {rows}"
-    )
+    rows = "unknown rows"
+    if source.rows is not None:
+        rows = f"{source.rows:,} rows"
+    group = f"{source.spec.name}@v{source.spec.version}"
+    return f"{group} at Delta version {source.delta_version}: {rows}"
 
 
 def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
+    """Yield each source with the columns that are read of it."""
     if plan.left_plan is not None:
         yield from _reads(plan.left_plan)
     if plan.left_source is not None:
         columns = [output.column for output in plan.left_outputs]
-        columns += [left for join in plan.joins for left, _ in join.on]
-        columns += [plan.left_time] if plan.left_time is not None else []
+        for join in plan.joins:
+            columns += [left for left, _ in join.on]
+        if plan.left_time is not None:
+            columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
     for join in plan.joins:
-        times = [time for time in (join.event_time, join.created_time) if time is not None]
-        keys = [key for _, key in join.on]
-        yield (
-            join.source,
-            list(dict.fromkeys([*keys, *times, *(output.column for output in join.outputs)])),
-        )
+        columns = [key for _, key in join.on]
+        for time in (join.event_time, join.created_time):
+            if time is not None:
+                columns.append(time)
+        columns += [output.column for output in join.outputs]
+        yield join.source, list(dict.fromkeys(columns))
 
 
 def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:
@@ -146,7 +169,9 @@ def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:
 
 
 def _held(source: Source, columns: Sequence[str]) -> int | None:
-    return None if source.rows is None else source.rows * _width(source.spec.schema, columns)
+    if source.rows is None:
+        return None
+    return source.rows * _width(source.spec.schema, columns)
 
 
 def _width(schema: pa.Schema, columns: Sequence[str]) -> int:
@@ -172,6 +197,7 @@ def _size(number: int | None) -> str:
     size = float(number)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+            digits = 0 if unit == "B" or size >= 10 else 1
+            return f"{size:.{digits}f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"

@@ -37,12 +37,12 @@ class FeatureReference:
         return self.alias or self.feature
 
     def __str__(self) -> str:
-        group = (
-            ""
-            if self.group is None
-            else f"{self.group}{'' if self.version is None else f'@v{self.version}'}."
-        )
-        return f"{group}{self.feature}{'' if self.alias is None else f' as {self.alias}'}"
+        text = self.feature
+        if self.group is not None:
+            text = f"{format_group_reference(self.group, self.version)}.{text}"
+        if self.alias is not None:
+            text += f" as {self.alias}"
+        return text
 
 
 def parse_reference(text: str) -> FeatureReference:
@@ -53,18 +53,32 @@ def parse_reference(text: str) -> FeatureReference:
     >>> str(parse_reference("weather:temp"))
     'weather.temp'
     """
-    match = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
+    match = None
+    if isinstance(text, str):
+        match = _REFERENCE.fullmatch(text)
     if match is None or (match["group"] or "") != (match["group"] or "").lower():
         raise InvalidReference(
             f"{text!r} is not a feature reference.",
-            hint="write 'feature', 'group.feature', 'group@v2.feature', 'group.*' or 'group.feature as name'",
+            hint="write 'feature', 'group.feature', 'group@v2.feature', 'group.*' "
+            "or 'group.feature as name'",
         )
     if match["feature"] == "*" and (match["group"] is None or match["alias"]):
         raise InvalidReference(
             f"{text!r}: '*' needs a group and takes no alias.", hint="write 'group.*'"
         )
-    version = None if match["version"] is None else int(match["version"])
+    version = _version(match["version"])
     return FeatureReference(match["feature"], match["group"], version, match["alias"])
+
+
+def format_group_reference(name: str, version: int | None) -> str:
+    """Return the text that ``parse_group_reference`` reads back.
+
+    >>> format_group_reference("weather", 2), format_group_reference("weather", None)
+    ('weather@v2', 'weather')
+    """
+    if version is None:
+        return name
+    return f"{name}@v{version}"
 
 
 def parse_group_reference(text: str) -> tuple[str, int | None]:
@@ -78,4 +92,8 @@ def parse_group_reference(text: str) -> tuple[str, int | None]:
         raise InvalidReference(
             f"{text!r} is not a feature group.", hint="write 'group' or 'group@v2'"
         )
-    return match[1], None if match[2] is None else int(match[2])
+    return match[1], _version(match[2])
+
+
+def _version(text: str | None) -> int | None:
+    return None if text is None else int(text)

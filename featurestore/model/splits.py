@@ -16,7 +16,8 @@ from featurestore.model.times import parse_moment
 class TimeSplit:
     """Splits by time: each split is ``[start, end)`` on ``column``; None leaves an end open.
 
-    >>> TimeSplit("hour", {"train": (None, "2013-10-01T00:00:00Z"), "test": ("2013-10-01T00:00:00Z", None)}).column
+    >>> october = "2013-10-01T00:00:00Z"
+    >>> TimeSplit("hour", {"train": (None, october), "test": (october, None)}).column
     'hour'
     """
 
@@ -26,16 +27,16 @@ class TimeSplit:
     def __init__(
         self, column: str, ranges: Mapping[str, tuple[datetime | str | None, datetime | str | None]]
     ) -> None:
-        parsed = tuple(
-            (
-                check_name(name, noun="split"),
-                None if start is None else parse_moment(start, argument=f"{name} start"),
-                None if end is None else parse_moment(end, argument=f"{name} end"),
-            )
-            for name, (start, end) in ranges.items()
-        )
+        parsed = []
+        for name, (start, end) in ranges.items():
+            check_name(name, noun="split")
+            if start is not None:
+                start = parse_moment(start, argument=f"{name} start")
+            if end is not None:
+                end = parse_moment(end, argument=f"{name} end")
+            parsed.append((name, start, end))
         object.__setattr__(self, "column", column)
-        object.__setattr__(self, "ranges", parsed)
+        object.__setattr__(self, "ranges", tuple(parsed))
         _check_ranges(self)
 
 

@@ -109,13 +109,14 @@ class Correlations:
 
     def top_pairs(self, limit: int = 20) -> list[tuple[str, str, float]]:
         """Return the pairs of the largest absolute correlation, the strongest first."""
-        pairs = [
-            (self.columns[i], self.columns[j], value)
-            for i in range(len(self.columns))
-            for j in range(i + 1, len(self.columns))
-            if (value := self.matrix[i][j]) is not None
-        ]
-        return sorted(pairs, key=lambda pair: (-abs(pair[2]), pair[0], pair[1]))[:limit]
+        pairs = []
+        for row, left in enumerate(self.columns):
+            for column in range(row + 1, len(self.columns)):
+                value = self.matrix[row][column]
+                if value is not None:
+                    pairs.append((left, self.columns[column], value))
+        pairs.sort(key=lambda pair: (-abs(pair[2]), pair[0], pair[1]))
+        return pairs[:limit]
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,15 @@ class Statistics:
         for each in self.columns:
             if each.name == name:
                 return each
-        raise FeatureNotFound(
-            f"No statistics of a column {name!r}; there are {listing(c.name for c in self.columns)}."
-        )
+        names = listing(each.name for each in self.columns)
+        raise FeatureNotFound(f"No statistics of a column {name!r}; there are {names}.")
 
     @property
     def error(self) -> float:
         """Two standard errors of a fraction of rows at 1/2; 0 when the sample is the table."""
-        return 0.0 if self.exact else float(self.sample_distinct**-0.5)
+        if self.exact:
+            return 0.0
+        return float(self.sample_distinct**-0.5)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal.
@@ -212,19 +214,17 @@ def _column_json(column: ColumnStatistics) -> dict[str, Any]:
 
 
 def _column_from(data: Mapping[str, Any]) -> ColumnStatistics:
-    rest = {key: value for key, value in data.items() if key not in {"min", "max"}}
+    fields = dict(data)
+    fields["minimum"] = fields.pop("min")
+    fields["maximum"] = fields.pop("max")
+    fields["quantiles"] = tuple(data["quantiles"])
+    fields["top"] = tuple(TopValue(value, count) for value, count in data["top"])
     lengths, histogram = data["lengths"], data["histogram"]
-    rest["lengths"] = (
-        None if lengths is None else Lengths(lengths["min"], lengths["max"], lengths["mean"])
-    )
-    rest["quantiles"] = tuple(data["quantiles"])
-    rest["top"] = tuple(TopValue(value, count) for value, count in data["top"])
-    rest["histogram"] = (
-        None
-        if histogram is None
-        else Histogram(tuple(histogram["edges"]), tuple(histogram["counts"]))
-    )
-    return ColumnStatistics(minimum=data["min"], maximum=data["max"], **rest)
+    if lengths is not None:
+        fields["lengths"] = Lengths(lengths["min"], lengths["max"], lengths["mean"])
+    if histogram is not None:
+        fields["histogram"] = Histogram(tuple(histogram["edges"]), tuple(histogram["counts"]))
+    return ColumnStatistics(**fields)
 
 
 def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ Everything else (null, time of day, durations, intervals, maps, unions, decimal2
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ from featurestore.errors import UnsupportedType
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
+# Whole numbers up to here are exact.
+_EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 _WIDER = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -73,17 +76,18 @@ def feature_type(given: pa.DataType) -> pa.DataType | None:
         return feature_type(given.storage_type)
     if pat.is_dictionary(given):
         return feature_type(given.value_type)
-    for matches, result in (
-        (pat.is_float16(given), pa.float32()),
-        (_is_text(given), pa.string()),
-        (_is_bytes(given), pa.binary()),
-        (pat.is_date(given), pa.date32()),
-        (pat.is_timestamp(given), TIMESTAMP),
-    ):
-        if matches:
-            return result
-    if pat.is_decimal128(given):
-        return given if given.scale >= 0 else None
+    if pat.is_float16(given):
+        return pa.float32()
+    if _is_text(given):
+        return pa.string()
+    if _is_bytes(given):
+        return pa.binary()
+    if pat.is_date(given):
+        return pa.date32()
+    if pat.is_timestamp(given):
+        return TIMESTAMP
+    if pat.is_decimal128(given) and given.scale >= 0:
+        return given
     return _nested(given)
 
 
@@ -98,9 +102,7 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
     if pat.is_fixed_size_list(feature) or pat.is_list(feature):
         return pa.list_(pa.field("element", storage_type(feature.value_type)))
     if pat.is_struct(feature):
-        return pa.struct(
-            [pa.field(f.name, storage_type(f.type), nullable=True) for f in _fields(feature)]
-        )
+        return pa.struct(_storage_fields(_fields(feature)))
     return feature
 
 
@@ -127,7 +129,11 @@ def feature_schema(given: pa.Schema) -> pa.Schema:
 
 def storage_schema(features: pa.Schema) -> pa.Schema:
     """Return the schema that the Delta table has for a schema of feature types."""
-    return pa.schema([pa.field(f.name, storage_type(f.type), nullable=True) for f in features])
+    return pa.schema(_storage_fields(features))
+
+
+def _storage_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
+    return [pa.field(field.name, storage_type(field.type), nullable=True) for field in fields]
 
 
 def can_be_key(feature: pa.DataType) -> bool:
@@ -154,62 +160,75 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """
     if narrow == wide or pat.is_null(narrow):
         return True
-    if pat.is_integer(narrow) and pat.is_integer(wide):
-        return (
-            _integer_range(wide)[0] <= _integer_range(narrow)[0]
-            and _integer_range(narrow)[1] <= _integer_range(wide)[1]
-        )
-    if pat.is_integer(narrow) and pat.is_floating(wide):
-        return _integer_range(narrow)[1] <= 2 ** (53 if pat.is_float64(wide) else 24)
+    if pat.is_integer(narrow):
+        return _widens_integer(narrow, wide)
     if pat.is_floating(narrow) and pat.is_floating(wide):
         return narrow.bit_width <= wide.bit_width
     if pat.is_decimal(narrow) and pat.is_decimal(wide):
-        return (
-            narrow.scale <= wide.scale
-            and narrow.precision - narrow.scale <= wide.precision - wide.scale
-        )
-    if pat.is_date(narrow) and pat.is_timestamp(wide):
-        return False
-    if _is_any_list(narrow) and pat.is_list(wide):
-        return widens(narrow.value_type, wide.value_type)
+        digits_before = narrow.precision - narrow.scale
+        return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
     if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
         return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
+    if _is_any_list(narrow) and pat.is_list(wide):
+        return widens(narrow.value_type, wide.value_type)
     if pat.is_struct(narrow) and pat.is_struct(wide):
-        mine, theirs = _fields(narrow), _fields(wide)
-        return len(mine) == len(theirs) and all(
-            a.name == b.name and widens(a.type, b.type) for a, b in zip(mine, theirs, strict=True)
-        )
+        return _widens_struct(narrow, wide)
     return False
+
+
+def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    least, greatest = _integer_range(narrow)
+    if pat.is_integer(wide):
+        wide_least, wide_greatest = _integer_range(wide)
+        return wide_least <= least and greatest <= wide_greatest
+    if pat.is_float64(wide):
+        return greatest <= _EXACT_IN_FLOAT64
+    return bool(pat.is_floating(wide)) and greatest <= _EXACT_IN_FLOAT32
+
+
+def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    mine, theirs = _fields(narrow), _fields(wide)
+    if [field.name for field in mine] != [field.name for field in theirs]:
+        return False
+    pairs = zip(mine, theirs, strict=True)
+    return all(widens(field.type, other.type) for field, other in pairs)
 
 
 def _integer_range(kind: pa.DataType) -> tuple[int, int]:
     bits = kind.bit_width
-    return (
-        (0, 2**bits - 1)
-        if pat.is_unsigned_integer(kind)
-        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
+    if pat.is_unsigned_integer(kind):
+        return 0, 2**bits - 1
+    return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
 
 def _nested(given: pa.DataType) -> pa.DataType | None:
-    if pat.is_fixed_size_list(given):
-        value = feature_type(given.value_type)
-        return (
-            None
-            if value is None or not given.list_size
-            else pa.list_(pa.field("item", value), given.list_size)
-        )
-    if _is_any_list(given):
-        value = feature_type(given.value_type)
-        return None if value is None else pa.list_(pa.field("item", value))
     if pat.is_struct(given):
-        fields = [(field, feature_type(field.type)) for field in _fields(given)]
-        names = {field.name.lower() for field in _fields(given)}
-        # Names that differ in case alone are one name in DuckDB and in Spark.
-        if not fields or len(names) < len(fields) or any(kind is None for _, kind in fields):
+        return _struct(given)
+    if not (_is_any_list(given) or pat.is_fixed_size_list(given)):
+        return None
+    value = feature_type(given.value_type)
+    if value is None:
+        return None
+    item = pa.field("item", value)
+    if not pat.is_fixed_size_list(given):
+        return pa.list_(item)
+    if given.list_size == 0:
+        return None
+    return pa.list_(item, given.list_size)
+
+
+def _struct(given: pa.DataType) -> pa.DataType | None:
+    fields = []
+    for field in _fields(given):
+        kind = feature_type(field.type)
+        if kind is None:
             return None
-        return pa.struct([pa.field(field.name, kind, nullable=True) for field, kind in fields])
-    return None
+        fields.append(pa.field(field.name, kind, nullable=True))
+    # Names that differ in case alone are one name in DuckDB and in Spark.
+    names = {field.name.lower() for field in fields}
+    if not fields or len(names) < len(fields):
+        return None
+    return pa.struct(fields)
 
 
 def _fields(struct: pa.StructType) -> list[pa.Field]:
@@ -245,7 +264,10 @@ def _way_out(kind: pa.DataType) -> str:
     if pat.is_map(kind):
         return "store it as a list of structs"
     if pat.is_struct(kind):
-        return "a struct needs at least one field, names that differ in more than case, and fields that can be stored"
+        return (
+            "a struct needs at least one field, names that differ in more than case, "
+            "and fields that can be stored"
+        )
     if _is_any_list(kind) or pat.is_fixed_size_list(kind):
         return "its values cannot be stored"
     if pat.is_decimal(kind):

@@ -171,7 +171,8 @@ def describe(expectation: Mapping[str, Any]) -> str:
     "expect_column_values_to_not_be_null(column='age')"
     """
     kwargs = expectation.get("kwargs", {})
-    return f"{expectation['type']}({', '.join(f'{key}={value!r}' for key, value in kwargs.items() if value is not None)})"
+    arguments = [f"{key}={value!r}" for key, value in kwargs.items() if value is not None]
+    return f"{expectation['type']}({', '.join(arguments)})"
 
 
 def outcome_text(result: ExpectationResult) -> str:
@@ -183,7 +184,10 @@ def outcome_text(result: ExpectationResult) -> str:
     if result.message:
         return result.message
     if result.row_level and result.rows:
-        return f"{result.unexpected:,} of {result.rows:,} rows ({100 * result.unexpected / result.rows:.3g} %)"
+        share = 100 * result.unexpected / result.rows
+        return f"{result.unexpected:,} of {result.rows:,} rows ({share:.3g} %)"
     if isinstance(result.observed, float):
         return f"found {result.observed:.6g}"
-    return f"found {result.observed!r}" if result.observed is not None else "does not hold"
+    if result.observed is None:
+        return "does not hold"
+    return f"found {result.observed!r}"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from featurestore.delta.log import (
     parse_actions,
     unreadable_file,
 )
+from featurestore.storage import files
 
 _SIDECARS = "_sidecars"
 _ADD_FIELDS = (
@@ -73,7 +73,7 @@ def _read_sidecar(found: Checkpoint, path: str, name: str) -> None:
 
 
 def _add_text(found: Checkpoint, file: str) -> list[str]:
-    actions = parse_actions(Path(file).read_text(encoding="utf-8"))
+    actions = parse_actions(files.read_text(file))
     for protocol in actions_of(actions, "protocol"):
         found.protocol = protocol
     for metadata in actions_of(actions, "metaData"):

@@ -8,7 +8,6 @@ without reading all commits before it.
 from __future__ import annotations
 
 import bisect
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import file_path, read_snapshot, rows_in_statistics, rows_of
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import from_micros, to_micros
+from featurestore.storage import files
 
 # Rows that a rewrite carried over unchanged: one key for each writer and operation.
 _COPIED_ROWS = ("numCopiedRows", "numTargetRowsCopied", "num_copied_rows", "num_target_rows_copied")
@@ -114,7 +114,7 @@ def commit_time(path: str, version: int) -> int:
     number = version
     while number >= until:
         file = log.commit_path(path, number)
-        if not os.path.exists(file):
+        if not files.exists(file):
             break
         state, actions = log.read_commit_file(file)
         if state in _TIMES:
@@ -136,7 +136,7 @@ def commit_time(path: str, version: int) -> int:
 def added_files(path: str, version: int) -> tuple[str, ...]:
     """Return the absolute paths of the data files that one commit added."""
     commit = log.commit_path(path, version)
-    if not os.path.exists(commit):
+    if not files.exists(commit):
         raise VersionNotFound(
             f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
         )
@@ -180,7 +180,7 @@ def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Acti
     found: list[tuple[int, Actions]] = []
     for version in range(last, max(last - count, -1), -1):
         file = log.commit_path(path, version)
-        if not os.path.exists(file) and _was_cleaned(path, version):
+        if not files.exists(file) and _was_cleaned(path, version):
             break
         found.append((version, log.read_commit(file)))
     return found

@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from featurestore.errors import StorageError, TableDamaged, refusal_hint
+from featurestore.storage import files
 
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
@@ -43,8 +43,8 @@ class FileState:
     @classmethod
     def of(cls, path: str) -> FileState:
         """Return the state of a file; OSError when it is not there."""
-        stat = os.stat(path)
-        return cls(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        status = files.status(path)
+        return cls(path, status.modified_ns, status.size, status.inode)
 
     def is_current(self) -> bool:
         """Tell whether the file is still the one that was read."""
@@ -78,13 +78,15 @@ class LogFiles:
 
 def exists(path: str) -> bool:
     """Tell whether there is a Delta table at ``path``."""
-    if os.path.exists(commit_path(path, 0)):
+    if files.exists(commit_path(path, 0)):
         return True
-    try:
-        names = os.listdir(os.path.join(path, LOG_FOLDER))
-    except OSError:
-        return False
+    names = files.list_directory(os.path.join(path, LOG_FOLDER))
     return any(_commit_version(name) is not None or ".checkpoint." in name for name in names)
+
+
+def has_commit(path: str, version: int) -> bool:
+    """Tell whether the log has the JSON file of a commit."""
+    return files.exists(commit_path(path, version))
 
 
 def list_log(path: str) -> LogFiles:
@@ -94,10 +96,9 @@ def list_log(path: str) -> LogFiles:
         TableDamaged: There is no log.
     """
     folder = os.path.join(path, LOG_FOLDER)
-    try:
-        names = os.listdir(folder)
-    except OSError as error:
-        raise damaged_file(folder, "is missing") from error
+    if not files.is_directory(folder):
+        raise damaged_file(folder, "is missing")
+    names = files.list_directory(folder)
     commits = []
     checkpoint_names = []
     for name in names:
@@ -114,7 +115,7 @@ def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
     last = _stated_checkpoint(path)
     if 0 <= last <= version:
         file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
-        if os.path.exists(file):
+        if files.exists(file):
             return last, (file,)
     checkpoints = list_log(path).checkpoints
     found = max((each for each in checkpoints if each <= version), default=-1)
@@ -128,15 +129,13 @@ def latest_version(path: str) -> int:
     """
     path = os.path.abspath(path)
     seen = _LAST_SEEN.get(path)
-    if seen is None or not os.path.exists(commit_path(path, seen)):
+    if seen is None or not files.exists(commit_path(path, seen)):
         found = list_log(path)
         seen = found.latest
         if not found.commits or found.commits[-1] < seen:
             return seen
     # A gap of one commit is damage and not the end.
-    while os.path.exists(commit_path(path, seen + 1)) or os.path.exists(
-        commit_path(path, seen + 2)
-    ):
+    while files.exists(commit_path(path, seen + 1)) or files.exists(commit_path(path, seen + 2)):
         seen += 1
     _LAST_SEEN[path] = seen
     return seen
@@ -171,7 +170,7 @@ def _parsed_commit(state: FileState) -> Actions:
     if state.size == 0:
         raise damaged_file(state.path, "is empty")
     try:
-        return parse_actions(Path(state.path).read_text(encoding="utf-8"))
+        return parse_actions(files.read_text(state.path))
     except OSError as error:
         raise unreadable_file(state.path, error) from error
     except (ValueError, RecursionError) as error:
@@ -258,7 +257,7 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
 def _stated_checkpoint(path: str) -> int:
     """Return the version of the checkpoint that the log names as its last one, -1 when it names none."""
     try:
-        text = Path(path, LOG_FOLDER, "_last_checkpoint").read_text(encoding="utf-8")
+        text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
         found = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return -1
@@ -286,7 +285,7 @@ def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[
             found[version] = (file,)
         else:
             parts.setdefault((version, match["parts"]), []).append(file)
-    for (version, count), files in parts.items():
-        if len(files) == int(count):
-            found.setdefault(version, tuple(files))
+    for (version, count), present in parts.items():
+        if len(present) == int(count):
+            found.setdefault(version, tuple(present))
     return found

@@ -146,7 +146,7 @@ def check_files(files: Iterable[DataFile]) -> None:
     """Raise TableDamaged when a data file is missing or of another size than the log says."""
     for file in files:
         try:
-            size = os.stat(file.path).st_size
+            size = FileState.of(file.path).size
         except OSError as error:
             raise unreadable_file(file.path, error) from error
         if size != file.bytes:
@@ -288,7 +288,7 @@ def _replayed(path: str, version: int) -> _Read:
     replay = _Replay(path)
     sources: list[FileState] = []
     start, files = log.checkpoint_before(path, version)
-    if start < 0 and not os.path.exists(log.commit_path(path, 0)):
+    if start < 0 and not log.has_commit(path, 0):
         listed = log.list_log(path)
         if version < listed.earliest:
             raise _no_version(path, version, listed.latest, earliest=listed.earliest)

@@ -22,6 +22,7 @@ from featurestore.model.times import to_micros
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
+from featurestore.storage import files
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,8 @@ def fingerprint(paths: Iterable[str]) -> str:
     """Return a hash of names, sizes and times of files."""
     digest = hashlib.sha256()
     for file in paths:
-        stat = os.stat(file)
-        digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        status = files.status(file)
+        digest.update(f"{file} {status.size} {status.modified_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -159,10 +160,9 @@ class TimeBounds:
 
 def parquet_files(path: str) -> Iterator[str]:
     """Yield the Parquet files below a folder, in the order of their paths."""
-    for parent, _, names in sorted(os.walk(path)):
-        for name in sorted(names):
-            if name.endswith(".parquet"):
-                yield os.path.join(parent, name)
+    for file in files.walk(path):
+        if file.endswith(".parquet"):
+            yield file
 
 
 def time_bounds(file: str, column: str) -> TimeBounds | None:
@@ -198,7 +198,7 @@ def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | N
     """
     from pyarrow import parquet
 
-    rows, size = parquet.read_metadata(file).num_rows, os.stat(file).st_size
+    rows, size = parquet.read_metadata(file).num_rows, files.status(file).size
     bounds = None if column is None else time_bounds(file, column)
     return rows, size, None if bounds is None else bounds.times
 

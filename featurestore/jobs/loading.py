@@ -112,7 +112,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
     file, expected = receipt.get("file"), receipt.get("sha256")
     if file is None:
         return _module_in_memory(name, origin)
-    if not os.path.isfile(file):
+    if not files.is_file(file):
         raise InvalidJob(
             f"Job {name!r} comes from {file}, which is gone.",
             hint="featurestore job register path/to/jobs.py",
@@ -159,11 +159,11 @@ def _modules(place: ModuleType | str | os.PathLike[str]) -> Iterator[tuple[Modul
         yield place, _file_of(place)
         return
     path = os.path.abspath(os.path.expanduser(os.fspath(place)))
-    if os.path.isdir(path):
+    if files.is_directory(path):
         for name in files.list_directory(path):
             if name.endswith(".py") and not name.startswith("_"):
                 yield _from_file(os.path.join(path, name))
-    elif os.path.isfile(path):
+    elif files.is_file(path):
         yield _from_file(path)
     else:
         module = _from_name(os.fspath(place))
@@ -173,7 +173,7 @@ def _modules(place: ModuleType | str | os.PathLike[str]) -> Iterator[tuple[Modul
 def _file_of(module: ModuleType) -> JobFile:
     """Return where a loaded module came from; a script is known by its file."""
     file = getattr(module, "__file__", None)
-    if file is None or not os.path.isfile(file):
+    if file is None or not files.is_file(file):
         return JobFile(module.__name__, None, None)
     path = os.path.abspath(file)
     origin = path if module.__name__ == "__main__" else module.__name__

@@ -7,8 +7,6 @@ done, and only its record was missing; without it nothing of it is visible and i
 
 from __future__ import annotations
 
-import os
-
 from sqlalchemy.engine import Connection
 
 from featurestore.jobs.run import Written, last_dataset, record_computed
@@ -21,6 +19,7 @@ from featurestore.recovery import recover as recover_writes
 from featurestore.registry import featuregroups, jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
+from featurestore.storage import files
 from featurestore.training import catalog
 
 
@@ -48,7 +47,7 @@ def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
         return
     for version in featuregroups.versions(connection, spec.target):
         path = session.featuregroup_path(spec.target, version)
-        if not os.path.isdir(path):
+        if not files.is_directory(path):
             continue
         for found in reversed(job_commits(path, spec.name)):
             run = _run(found)

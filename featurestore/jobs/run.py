@@ -40,6 +40,7 @@ from featurestore.registry import jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
+from featurestore.storage import files
 from featurestore.training import catalog
 
 # Calls the function of a training job with the store and a window; the facade gives it, as the
@@ -285,7 +286,7 @@ def last_dataset(session: Session, name: str) -> int:
 @contextmanager
 def logging_to(path: str) -> Iterator[None]:
     """Write this thread's log records into a file."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    files.make_directory(os.path.dirname(path))
     thread = threading.get_ident()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))

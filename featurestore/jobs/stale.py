@@ -9,7 +9,6 @@ not known, all windows count as changed.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -171,7 +170,7 @@ def _changes_of_files(
     """
     old, new = [], []
     for file in parquet_files(given.path):
-        written = os.stat(file).st_mtime_ns // 1000
+        written = files.status(file).modified_ns // 1000
         if written >= to_micros(since):
             new.append(file)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +15,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import featuregroups
 from featurestore.session import Session
+from featurestore.storage import files
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCo
 
 def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
     """Return the commits of a table that hold windows of a job (None: of any job), newest first."""
-    if not os.path.isdir(path):
+    if not files.is_directory(path):
         return []
     found = []
     for commit in deltalog.history(path):

@@ -71,7 +71,7 @@ class ReaderCheckpoint:
         # write; one copy counts.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
         files.remove(temporary, below=self.directory)
-        os.makedirs(temporary)
+        files.make_directory(temporary)
         write_objects(os.path.join(temporary, _PREFIX), self.objects)
         if self.worker > 0:
             files.remove(temporary, below=self.directory)
@@ -79,7 +79,7 @@ class ReaderCheckpoint:
         files.write_json(os.path.join(temporary, STATE_FILE), state)
         final = os.path.join(self.directory, name)
         files.remove(final, below=self.directory)
-        os.rename(temporary, final)
+        files.rename(temporary, final)
         self._prune()
 
     def latest(self) -> str | None:

@@ -191,7 +191,7 @@ def check_shard(directory: str, shard: ManifestShard) -> None:
     """Raise DatasetDamaged unless a shard exists with its size."""
     path = files.inside(directory, shard.path)
     try:
-        size = os.stat(path).st_size
+        size = files.status(path).size
     except OSError as error:
         raise DatasetDamaged(
             f"Shard {path!r} cannot be read: {error.strerror or error}.",

@@ -173,7 +173,7 @@ def head_revision() -> str:
 
     Migration files are named by number, and so are revisions.
     """
-    names = os.listdir(os.path.join(_MIGRATIONS, "versions"))
+    names = files.list_directory(os.path.join(_MIGRATIONS, "versions"))
     return max(name.split("_")[0] for name in names if name.endswith(".py") and name[0].isdigit())
 
 

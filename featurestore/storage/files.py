@@ -1,6 +1,6 @@
-"""The filesystem door: every path of the store's own files goes through here.
+"""Files: every path of the store's own files goes through here.
 
-Object stores and HDFS are connectors to come; nothing above this module calls ``open``.
+Object stores and HDFS are to come; nothing above this package calls ``open``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,52 @@ def exists(path: str) -> bool:
     return os.path.exists(path)
 
 
+@dataclass(frozen=True)
+class FileStatus:
+    """Size of a file in bytes, when it was changed last, and what tells it from its successors."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+
+def status(path: str) -> FileStatus:
+    """Return the status of a file.
+
+    Raises:
+        OSError: As the system says it, for callers that tell one reason from another.
+    """
+    found = os.stat(path)
+    return FileStatus(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def read_text(path: str) -> str:
+    """Return the content of a file of UTF-8.
+
+    Raises:
+        OSError: As the system says it, for callers that tell one reason from another.
+        UnicodeDecodeError: It is not UTF-8.
+    """
+    return Path(path).read_text(encoding="utf-8")
+
+
+def is_file(path: str) -> bool:
+    """Tell whether a path is a file."""
+    return os.path.isfile(path)
+
+
+def is_directory(path: str) -> bool:
+    """Tell whether a path is a directory."""
+    return os.path.isdir(path)
+
+
+def walk(directory: str) -> Iterator[str]:
+    """Yield the paths of all files below a directory, directory by directory in order."""
+    for parent, _, names in sorted(os.walk(directory)):
+        for name in sorted(names):
+            yield os.path.join(parent, name)
+
+
 def size(path: str) -> int:
     """Return the number of bytes of a file."""
     with reading(path):
@@ -125,10 +172,11 @@ def size(path: str) -> int:
 
 def list_directory(path: str) -> list[str]:
     """Return the names in a directory, sorted; empty when there is none, and for a file."""
-    try:
-        return sorted(os.listdir(path))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with reading(path):
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
 
 def remove(path: str, *, below: str) -> None:

@@ -6,11 +6,12 @@ engine.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from featurestore.storage import files
 
 Report = Callable[[str, int, int], None]
 _INTERVAL = 0.2
@@ -108,10 +109,9 @@ def _bar() -> Iterator[Report]:
 
 def _size(directory: str) -> int:
     total = 0
-    for parent, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:
-                continue  # a temporary file that was just renamed
+    for path in files.walk(directory):
+        try:
+            total += files.status(path).size
+        except FileNotFoundError:
+            continue  # a temporary file that was just renamed
     return total

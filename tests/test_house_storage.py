@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,3 +18,63 @@ METHODS = {
     "exists", "glob", "is_dir", "is_file", "iterdir", "mkdir", "read_bytes", "read_text", "rglob", "rmdir", "touch",
     "unlink", "write_bytes", "write_text",
 }  # fmt: skip
+# What opens files by itself all the same, and why; nothing is to be added.
+EXCEPTIONS = {
+    "featurestore/cli/features.py": "a file that the user names",
+    "featurestore/cli/setup.py": "featurestore.toml in the working directory; the path of java",
+    "featurestore/config.py": "featurestore.toml, below storage in the order of packages",
+    "featurestore/sql/queries.py": "a file of the package",
+    "connectors/featurestore_connectors/csv.py": "a range of a shard",
+    "connectors/featurestore_connectors/duckdb_delta/commits.py": "a commit before its publication",
+    "connectors/featurestore_connectors/duckdb_delta/files.py": "links instead of copies of staged rows",
+    "connectors/featurestore_connectors/great_expectations/pages.py": "files of the package",
+    "connectors/featurestore_connectors/spark_delta/java.py": "the path of java",
+    "connectors/featurestore_connectors/spark_delta/shipping.py": "temporary folders that executors read",
+    "connectors/featurestore_connectors/spark_delta/tables.py": "a commit before its publication",
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for root in ("featurestore", "connectors/featurestore_connectors"):
+        for path in sorted((ROOT / root).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(("featurestore/storage/", "featurestore/testing/")):
+                yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls_on_files(tree: ast.Module) -> Iterator[str]:
+    """Yield the calls of a module that open, look at or change files."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id == "open":
+            yield "open"
+        elif isinstance(called, ast.Attribute):
+            owner = ast.unparse(called.value)
+            by_os = owner == "os" and called.attr in OS_FILES
+            by_path = owner == "os.path" and called.attr in OS_PATH_FILES
+            by_method = called.attr in METHODS and owner not in (
+                "files",
+                "storage",
+                "log",
+                "deltalog",
+                "self",
+            )
+            if by_os or by_path or by_method or owner == "shutil":
+                yield f"{owner}.{called.attr}"
+
+
+def test_nothing_outside_storage_opens_files() -> None:
+    found = {}
+    for name, tree in modules():
+        calls = sorted(set(calls_on_files(tree)))
+        if calls and name not in EXCEPTIONS:
+            found[name] = calls
+    assert found == {}, "use featurestore.storage"
+
+
+def test_exceptions_are_still_needed() -> None:
+    trees = dict(modules())
+    idle = [name for name in EXCEPTIONS if not any(calls_on_files(trees[name]))]
+    assert idle == []

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from featurestore.plugins.format import (
     WrittenShard,
 )
 from featurestore.plugins.plain import PlainFormat, one_array, plain_bytes_per_row, rebatch
+from featurestore.storage import files
 from featurestore.storage.shardfile import ShardFile
 
 INDEX_SUFFIX = ".idx"
@@ -130,7 +130,7 @@ class CsvShard:
         self._path, self._schema, self._step = path, schema, step
         try:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
-            size = os.path.getsize(path)
+            size = files.status(path).size
         except OSError as error:
             raise DatasetDamaged(
                 f"The shard {path!r} cannot be read: {error.strerror or error}."

@@ -160,7 +160,7 @@ class TimeBounds:
 
 def parquet_files(path: str) -> Iterator[str]:
     """Yield the Parquet files below a folder, in the order of their paths."""
-    for file in files.walk(path):
+    for file in sorted(files.walk(path), key=os.path.split):
         if file.endswith(".parquet"):
             yield file
 

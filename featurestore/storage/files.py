@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,9 +157,14 @@ def is_directory(path: str) -> bool:
     return os.path.isdir(path)
 
 
-def walk(directory: str) -> Iterator[str]:
-    """Yield the paths of all files below a directory, directory by directory in order."""
-    for parent, _, names in sorted(os.walk(directory)):
+def walk(directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
+    """Yield the paths of all files below a directory, in the order of their directories and names.
+
+    Symbolic links to directories are not followed. ``enter`` tells from the name of a directory
+    whether to look into it.
+    """
+    for parent, inner, names in os.walk(directory):
+        inner[:] = sorted(name for name in inner if enter is None or enter(name))
         for name in sorted(names):
             yield os.path.join(parent, name)
 
@@ -179,10 +184,8 @@ def list_directory(path: str) -> list[str]:
             return []
 
 
-def remove(path: str, *, below: str) -> None:
-    """Remove a file, or a directory with all in it, below a directory.
-
-    Nothing happens when it is absent.
+def remove(path: str, *, below: str) -> bool:
+    """Remove a file, or a directory with all in it, below a directory; tell whether it was there.
 
     Whatever text a path was made from, nothing outside ``below`` is ever removed, nor ``below``
     itself: the path is followed directory by directory, and a symbolic link on the way is refused.
@@ -207,12 +210,13 @@ def remove(path: str, *, below: str) -> None:
             else:
                 os.unlink(names[-1], dir_fd=parent)
         except FileNotFoundError:
-            return
+            return False
         except OSError as error:
             raise StorageError(
                 f"Cannot remove {path!r}: {error.strerror or error}.",
                 hint="directories of a store are no symbolic links; check permissions",
             ) from error
+    return True
 
 
 def _names_below(path: str, below: str) -> list[str]:

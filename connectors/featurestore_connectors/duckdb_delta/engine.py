@@ -21,6 +21,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.storage import files as storage
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
     files,
@@ -158,7 +159,7 @@ class DuckDBEngine:
         stored = storage_schema(relation.schema)
         with building():
             rows = relation.native.project(sqltext.casts(stored, sqltext.types_of(relation.schema)))
-        os.makedirs(directory, exist_ok=True)
+        storage.make_directory(directory)
         written = files.write(
             self.database,
             query_of(rows),

@@ -21,6 +21,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.model.types import is_nested
+from featurestore.storage import files as storage
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.session import Database
@@ -51,7 +52,8 @@ def scratch(path: str) -> Iterator[str]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            storage.remove(folder, below=path)
         with contextlib.suppress(OSError):  # other writers are at work
             os.rmdir(os.path.join(path, WRITING))
 

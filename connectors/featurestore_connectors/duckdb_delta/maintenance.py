@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from featurestore.delta import deltalog
-from featurestore.errors import StorageError, VersionNotFound
+from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
+from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta.files import WRITING
 
 # A file that no commit names may belong to a write that is under way.
@@ -30,13 +30,8 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
     candidates -= _added_between(path, latest + 1, deltalog.latest_version(path))
     removed = []
     for file in sorted(candidates):
-        try:
-            os.unlink(file)
+        if storage.remove(file, below=os.path.abspath(path)):  # else another vacuum took it
             removed.append(file)
-        except FileNotFoundError:  # another vacuum took it
-            continue
-        except OSError as error:
-            raise StorageError(f"{file} could not be removed: {error}.") from error
     _remove_abandoned_writes(path, _abandoned_before(retain))
     return removed
 
@@ -73,7 +68,7 @@ def _added_between(path: str, first: int, last: int) -> set[str]:
     """Return the files that the commits of a range of versions added, as far as they are there."""
     added: set[str] = set()
     for version in range(first, last + 1):
-        if os.path.exists(deltalog.commit_path(path, version)):
+        if storage.exists(deltalog.commit_path(path, version)):
             added.update(deltalog.added_files(path, version))
     return added
 
@@ -84,24 +79,26 @@ def _abandoned_before(retain: datetime) -> float:
 
 def _modified(file: str) -> float:
     try:
-        return os.stat(file).st_mtime
+        return storage.status(file).modified_ns / 1e9
     except FileNotFoundError:  # another vacuum, or a writer that failed, took it
         return math.inf
 
 
 def _data_files(path: str) -> Iterator[str]:
-    for folder, inner, names in os.walk(os.path.abspath(path)):
-        # Partition folders may begin with an underscore, as their column does; others that do are
-        # not data.
-        inner[:] = [name for name in inner if "=" in name or not name.startswith(("_", "."))]
-        yield from (os.path.join(folder, name) for name in names if name.endswith(".parquet"))
+    for file in storage.walk(os.path.abspath(path), enter=_holds_data):
+        if file.endswith(".parquet"):
+            yield file
+
+
+def _holds_data(folder: str) -> bool:
+    # Partition folders may begin with an underscore, as their column does; others that do are not
+    # data.
+    return "=" in folder or not folder.startswith(("_", "."))
 
 
 def _remove_abandoned_writes(path: str, abandoned: float) -> None:
-    try:
-        folders = list(os.scandir(os.path.join(path, WRITING)))
-    except FileNotFoundError:
-        return
-    for folder in folders:
-        if _modified(folder.path) < abandoned:
-            shutil.rmtree(folder.path, ignore_errors=True)
+    writing = os.path.join(path, WRITING)
+    for name in storage.list_directory(writing):
+        folder = os.path.join(writing, name)
+        if _modified(folder) < abandoned:
+            storage.remove(folder, below=path)

@@ -17,6 +17,7 @@ from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta import sqltext, streams
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
@@ -141,9 +142,9 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
 def _pattern(path: str) -> str:
     """Return the glob pattern for a Parquet file, or for all of a folder."""
     escaped = sqltext.literal_path(path)
-    if os.path.isdir(path):
+    if storage.is_directory(path):
         return os.path.join(escaped, "**", "*.parquet")
-    if os.path.exists(path):
+    if storage.exists(path):
         return escaped
     raise StorageError(
         f"{path} does not exist.", hint="give Parquet files or folders that hold some"

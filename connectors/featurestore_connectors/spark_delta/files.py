@@ -12,6 +12,7 @@ from pyarrow import parquet
 
 from featurestore.errors import ConfigurationError, StorageError, TableDamaged
 from featurestore.plugins.engine import Relation
+from featurestore.storage import files as storage
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import cast_to, column, quoted, relation
 from featurestore_connectors.spark_delta.types import spark_schema
@@ -27,7 +28,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
         ConfigurationError: Files keep nanoseconds, and the session does not read them.
     """
     for path in paths:
-        if not os.path.exists(path):
+        if not storage.exists(path):
             raise StorageError(
                 f"{path} does not exist.", hint="give Parquet files or folders that hold some"
             )
@@ -77,23 +78,23 @@ def _nanosecond_columns(paths: Sequence[str]) -> list[str]:
 
 
 def _files(path: str) -> Iterator[str]:
-    if os.path.isfile(path):
+    if storage.is_file(path):
         yield path
         return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if _is_visible(name))
-        yield from (
-            os.path.join(folder, name)
-            for name in sorted(names)
-            if _is_visible(name) and name.endswith(".parquet")
-        )
+    for file in storage.walk(path, enter=_is_visible):
+        if _is_visible(os.path.basename(file)) and file.endswith(".parquet"):
+            yield file
 
 
 def _has_plain_folders(path: str) -> bool:
-    """Tell whether folders below ``path`` are more than partitions (``column=value``)."""
-    return any(
-        "=" not in name for _, folders, _ in os.walk(path) for name in folders if _is_visible(name)
-    )
+    """Tell whether files lie in folders below ``path`` that are no partitions (``column=value``)."""
+    if storage.is_file(path):
+        return False
+    for file in _files(path):
+        folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)
+        if any("=" not in folder for folder in folders if folder != os.curdir):
+            return True
+    return False
 
 
 def _is_visible(name: str) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from featurestore.delta import deltalog
-from featurestore.errors import StorageError, VersionNotFound
+from featurestore.errors import VersionNotFound
+from featurestore.storage import files as storage
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
@@ -19,13 +20,11 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequ
     removed = []
     for file in _data_files(os.path.abspath(path)):
         try:
-            if file not in needed and os.stat(file).st_mtime < retain.timestamp():
-                os.remove(file)
-                removed.append(file)
+            old = storage.status(file).modified_ns / 1e9 < retain.timestamp()
         except FileNotFoundError:
             continue  # another vacuum was faster
-        except OSError as error:
-            raise StorageError(f"Cannot remove {file!r}: {error.strerror or error}.") from error
+        if file not in needed and old and storage.remove(file, below=os.path.abspath(path)):
+            removed.append(file)
     return removed
 
 
@@ -45,11 +44,12 @@ def _needed(path: str, keep_versions: Sequence[int], retain: datetime) -> set[st
 
 
 def _data_files(path: str) -> Iterator[str]:
-    """Yield the Parquet files below a table; hidden folders (the log) hold no data, folders of partitions do."""
-    for folder, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if "=" in name or not name.startswith(("_", "."))]
-        yield from (
-            os.path.join(folder, name)
-            for name in names
-            if name.endswith(".parquet") and name[0] not in "_."
-        )
+    """Yield the Parquet files below a table."""
+    for file in storage.walk(path, enter=_holds_data):
+        if file.endswith(".parquet") and os.path.basename(file)[0] not in "_.":
+            yield file
+
+
+def _holds_data(folder: str) -> bool:
+    # Hidden folders (the log) hold no data, folders of partitions do.
+    return "=" in folder or not folder.startswith(("_", "."))

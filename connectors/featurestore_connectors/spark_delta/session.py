@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from featurestore.errors import ConfigurationError, EngineError, missing_extra
+from featurestore.storage import files as storage
 from featurestore_connectors.spark_delta.java import check_java
 
 MASTER = "FEATURESTORE_SPARK_MASTER"
@@ -143,7 +144,7 @@ def configure_session(builder: Any) -> Any:
     fetched = delta_jars()
     builder = builder.config(map=session_settings())
     # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every start.
-    if all(jar.is_file() for jar in fetched):
+    if all(storage.is_file(str(jar)) for jar in fetched):
         jars.extend(map(str, fetched))
         return builder.config("spark.jars", ",".join(jars))
     return configure_spark_with_delta_pip(builder.config("spark.jars", ",".join(jars)))
@@ -177,7 +178,7 @@ def staging_directory(session: Any) -> str:
     """
     chosen = os.environ.get(STAGING)
     if chosen:
-        os.makedirs(chosen, exist_ok=True)
+        storage.make_directory(chosen)
         return chosen
     if is_local(session):
         return tempfile.gettempdir()

@@ -5,7 +5,6 @@ Rows ``[start, stop)`` as Arrow, and records as they lie in the file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane
+from featurestore.storage import files
 from featurestore_connectors.tfrecord import fixed
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import FixedPlaneReader
@@ -28,7 +28,7 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
         DatasetDamaged: The file is missing or does not hold whole records.
     """
     try:
-        size = os.path.getsize(path)
+        size = files.status(path).size
     except OSError as error:
         raise DatasetDamaged(
             f"The shard {path!r} cannot be read: {error.strerror or error}."

@@ -48,6 +48,9 @@ settings.register_profile(
 )
 settings.load_profile("house")
 
+# No test survives a power loss: the operating system may write when it likes.
+os.environ.setdefault("FEATURESTORE_DURABILITY", "fast")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -38,8 +38,10 @@ _UPGRADE_LOCK = 4_918_274_610
 class Registry:
     """An open registry: transactions that write, and reads that never wait for them."""
 
-    def __init__(self, url: sa.URL, location: str, *, is_copy: bool = False) -> None:
-        self._engine = _engine(url)
+    def __init__(
+        self, url: sa.URL, location: str, *, is_copy: bool = False, durable: bool = True
+    ) -> None:
+        self._engine = _engine(url, durable=durable)
         self._url = url
         self._location = location
         self._is_copy = is_copy
@@ -107,7 +109,9 @@ class Registry:
             raise _unusable(self._url, error) from _without_secrets(self._url, error)
 
 
-def open_registry(directory: str, *, url: str | None = None, read_only: bool = False) -> Registry:
+def open_registry(
+    directory: str, *, url: str | None = None, read_only: bool = False, durable: bool = True
+) -> Registry:
     """Return the registry of a location: created when absent, upgraded when old.
 
     Args:
@@ -115,12 +119,14 @@ def open_registry(directory: str, *, url: str | None = None, read_only: bool = F
         url: SQLAlchemy URL of another database.
         read_only: The location cannot be written: SQLite in it is copied to a temporary file, as it
             needs files of its own beside the database even for reading.
+        durable: A transaction is on disk when it ends; without, a power loss may take the last
+            ones. A server decides that by itself.
 
     Raises:
         RegistryTooNew: A newer release of the feature store wrote it.
         RegistryError: The database cannot be opened.
     """
-    registry = _open(directory, url, read_only)
+    registry = _open(directory, url, read_only, durable=durable)
     try:
         if _stamped(registry) != head_revision():
             upgrade(registry)
@@ -130,7 +136,7 @@ def open_registry(directory: str, *, url: str | None = None, read_only: bool = F
     return registry
 
 
-def _open(directory: str, url: str | None, read_only: bool) -> Registry:
+def _open(directory: str, url: str | None, read_only: bool, *, durable: bool = True) -> Registry:
     if url is None and read_only:
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
@@ -138,7 +144,7 @@ def _open(directory: str, url: str | None, read_only: bool) -> Registry:
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
         return registry
-    return Registry(_parsed(directory, url), directory, is_copy=read_only)
+    return Registry(_parsed(directory, url), directory, is_copy=read_only, durable=durable)
 
 
 def _file(directory: str) -> str:
@@ -239,7 +245,7 @@ def _current(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _engine(url: sa.URL) -> Engine:
+def _engine(url: sa.URL, *, durable: bool) -> Engine:
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
@@ -260,6 +266,8 @@ def _engine(url: sa.URL) -> Engine:
         raise missing_extra(error.name or "psycopg", "postgres") from error
     if backend == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
+        if durable:
+            event.listen(engine, "connect", _sync_each_transaction)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -274,6 +282,10 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
     cursor.execute("pragma synchronous=normal")
     cursor.execute("pragma foreign_keys=on")
     cursor.close()
+
+
+def _sync_each_transaction(connection: object, _record: object) -> None:
+    connection.execute("pragma synchronous=full")  # type: ignore[attr-defined]
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -9,6 +9,7 @@ from featurestore import config
 from featurestore.plugins.engine import find_engine
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.storage.publication import is_durable
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
@@ -77,7 +78,8 @@ def connect(
         chosen = find_engine(settings.engine, durability=settings.durability)
     else:
         chosen = engine
-    opened = open_registry(directory, url=settings.registry, read_only=read_only)
+    durable = is_durable(settings.durability)
+    opened = open_registry(directory, url=settings.registry, read_only=read_only, durable=durable)
     session = Session(directory, chosen, opened)
     if not read_only:
         recover(session)

@@ -209,8 +209,12 @@ def test_durability_is_an_argument_of_connect_and_a_setting(
         with featurestore.connect(tmp_path / "store", **how) as store:
             engine = store.session.engine
             assert isinstance(engine, DuckDBEngine)
+            with store.session.registry.reading() as connection:
+                (synchronous,) = connection.exec_driver_sql("pragma synchronous").one()
+            assert engine.database.durable == (synchronous == 2)  # 2: each transaction is synced
             return engine.database.durable
 
+    monkeypatch.delenv("FEATURESTORE_DURABILITY", raising=False)
     assert durable()
     assert not durable(durability="fast")
     monkeypatch.setenv("FEATURESTORE_DURABILITY", "fast")

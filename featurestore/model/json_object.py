@@ -5,7 +5,9 @@ What has another type than it should have is named, never followed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +17,35 @@ LARGEST = 2**63 - 1
 
 class MalformedJson(ValueError):
     """A value that is missing, or is not what it has to be; the message names where it stands."""
+
+
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Say of whatever a parser stumbles over in the block that the stored text is malformed.
+
+    Only for blocks that build values of a text: what goes wrong there is the text's fault.
+
+    >>> with parsing("statistics"):
+    ...     {}["rows"]
+    Traceback (most recent call last):
+    featurestore.model.json_object.MalformedJson: statistics: KeyError 'rows'
+    """
+    try:
+        yield
+    except MalformedJson:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        NotImplementedError,
+        OSError,
+        TypeError,
+        ValueError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise MalformedJson(f"{what}: {type(error).__name__} {error}") from error
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from featurestore.errors import FeatureNotFound, listing
+from featurestore.model.json_object import parsing
 
 STATISTICS_FORMAT = 1
 Kind = Literal["number", "boolean", "time", "text", "binary", "list", "struct"]
@@ -179,18 +180,23 @@ class Statistics:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Statistics:
-        """Return the statistics that ``to_json`` wrote."""
-        return cls(
-            rows=data["rows"],
-            columns=tuple(_column_from(each) for each in data["columns"]),
-            pearson=_correlations_from("pearson", data["pearson"]),
-            spearman=_correlations_from("spearman", data["spearman"]),
-            sample_rows=data["sample"]["rows"],
-            sample_distinct=data["sample"]["distinct"],
-            exact=data["sample"]["exact"],
-            seed=data["sample"]["seed"],
-            source=dict(data["source"]),
-        )
+        """Return the statistics that ``to_json`` wrote.
+
+        Raises:
+            MalformedJson: They are not what it writes.
+        """
+        with parsing("statistics"):
+            return cls(
+                rows=data["rows"],
+                columns=tuple(_column_from(each) for each in data["columns"]),
+                pearson=_correlations_from("pearson", data["pearson"]),
+                spearman=_correlations_from("spearman", data["spearman"]),
+                sample_rows=data["sample"]["rows"],
+                sample_distinct=data["sample"]["distinct"],
+                exact=data["sample"]["exact"],
+                seed=data["sample"]["seed"],
+                source=dict(data["source"]),
+            )
 
 
 def _column_json(column: ColumnStatistics) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and copies, LZ4.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from dataclasses import asdict
@@ -17,13 +18,15 @@ import pyarrow as pa
 
 from featurestore.errors import StorageError
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.model.json_object import MalformedJson, parsing
 from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.kinds import CountedColumn, kind_of
 from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema
 
-_MAGIC = b"FSSTATE1"
+_MAGIC = b"FSSTATE2"
+_DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
 
@@ -47,19 +50,27 @@ def state_to_bytes(state: StatisticsState) -> bytes:
         _co_moments_bytes(state.co_moments),
         _sample_bytes(state.sample),
     )
-    parts = [_MAGIC]
+    parts = []
     for section in sections:
         parts += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
-    return b"".join(parts)
+    content = b"".join(parts)
+    return _MAGIC + hashlib.sha256(content).digest() + content
 
 
 def state_from_bytes(data: bytes) -> StatisticsState:
     """Return the state that ``state_to_bytes`` wrote.
 
     Raises:
-        StorageError: The bytes are of something else, or cut off.
+        StorageError: The bytes are of something else, or damaged.
     """
-    header, matrices, rows = _sections(data)
+    try:
+        with parsing("a state of statistics"):
+            return _state(*_sections(_checked(data)))
+    except MalformedJson as error:
+        raise _damaged(str(error)) from error
+
+
+def _state(header: bytes, matrices: bytes, rows: bytes) -> StatisticsState:
     head = json.loads(header)
     schema = schema_from_json(head["schema"])
     columns = []
@@ -75,20 +86,31 @@ def state_from_bytes(data: bytes) -> StatisticsState:
     )
 
 
-def _sections(data: bytes) -> list[bytes]:
+def _checked(data: bytes) -> bytes:
+    """Return what stands behind the checksum, which has to fit."""
+    start = len(_MAGIC) + _DIGEST_BYTES
+    content = data[start:]
     if data[: len(_MAGIC)] != _MAGIC:
-        raise StorageError(
-            "These bytes are not a state of statistics.", hint="compute the statistics again"
-        )
+        raise _damaged("these bytes are something else")
+    if hashlib.sha256(content).digest() != data[len(_MAGIC) : start]:
+        raise _damaged("its checksum does not fit")
+    return content
+
+
+def _damaged(reason: str) -> StorageError:
+    return StorageError(
+        f"A state of statistics is damaged: {reason}.", hint="compute the statistics again"
+    )
+
+
+def _sections(data: bytes) -> list[bytes]:
     sections = []
-    position = len(_MAGIC)
+    position = 0
     for _ in range(3):
         start = position + _LENGTH_BYTES
         end = start + int.from_bytes(data[position:start], "little")
         if len(data) < end or len(data) < start:
-            raise StorageError(
-                "A state of statistics is cut off.", hint="compute the statistics again"
-            )
+            raise MalformedJson("it is cut off")
         sections.append(data[start:end])
         position = end
     return sections

@@ -14,18 +14,22 @@ recomputes them. Everything here can be computed again from the table.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from featurestore.errors import StorageError
+from featurestore.model.json_object import MalformedJson
 from featurestore.model.statistics import Statistics
 from featurestore.statistics.accumulator import StatisticsState, merge
 from featurestore.statistics.codec import state_from_bytes, state_to_bytes
 from featurestore.statistics.summary import finish
 from featurestore.storage import files
 
+_log = logging.getLogger("featurestore.statistics")
 _LONGEST_CHAIN = 64
 _NAME = re.compile(r"(\d+)(?:\.since\.(\d+))?\.state")
 
@@ -66,7 +70,10 @@ class StatisticsFiles:
         """Return the statistics of a Delta version, None when they have to be computed."""
         path = self._path(f"{delta_version}.json")
         if files.exists(path):
-            return Statistics.from_json(files.read_json(path))
+            try:
+                return Statistics.from_json(files.read_json(path))
+            except (MalformedJson, StorageError):
+                _log.warning("%s is damaged and left out; its numbers are counted anew", path)
         state = self.state(delta_version)
         if state is None:
             return None
@@ -85,8 +92,12 @@ class StatisticsFiles:
         if chain is None:
             return None
         merged = self._read(chain[0])
+        if merged is None:
+            return None
         for name in chain[1:]:
             added = self._read(name)
+            if added is None:
+                return None
             if merged.columns != added.columns:
                 return None  # the group got columns in between
             merged = merge(merged, added)
@@ -109,8 +120,13 @@ class StatisticsFiles:
             chain.append(name)
         return chain[::-1]
 
-    def _read(self, name: str) -> StatisticsState:
-        return state_from_bytes(files.read_bytes(self._path(name)))
+    def _read(self, name: str) -> StatisticsState | None:
+        path = self._path(name)
+        try:
+            return state_from_bytes(files.read_bytes(path))
+        except StorageError:
+            _log.warning("%s is damaged and left out; its numbers are counted anew", path)
+            return None
 
     def _write_whole(self, delta_version: int, state: StatisticsState) -> str:
         path = self._path(f"{delta_version}.state")
@@ -144,9 +160,7 @@ class StatisticsFiles:
             version = int(match[1])
             if match[2] is None:
                 yield _StateFile(name, version, None)
-            elif (
-                int(match[2]) < version
-            ):  # any other file is not of ours, and might lead in a circle
+            elif int(match[2]) < version:  # others are not of ours, and might lead in a circle
                 yield _StateFile(name, version, int(match[2]))
 
     def _path(self, name: str) -> str:

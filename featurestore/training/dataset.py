@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import InvalidArgument, StatisticsNotFound
+from featurestore.errors import DatasetDamaged, InvalidArgument, StatisticsNotFound
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
@@ -122,7 +122,13 @@ class TrainingDataset:
                 f"Training dataset {self.name!r} version {self.version} has no statistics of split {split!r}.",
                 hint="create it with statistics=True",
             )
-        return Statistics.from_json(files.read_json(files.inside(self.path, entry["path"])))
+        path = files.inside(self.path, entry["path"])
+        if files.sha256(path) != entry["sha256"]:
+            raise DatasetDamaged(
+                f"The statistics {path!r} are not those that the manifest names.",
+                hint="restore the file from a copy, or make the dataset again",
+            )
+        return Statistics.from_json(files.read_json(path))
 
     def reader(
         self,

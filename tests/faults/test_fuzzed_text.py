@@ -1,0 +1,487 @@
+"""Every text that may come from elsewhere, changed at random: an answer or an error of the library, nothing else.
+
+No other traceback, no file outside the location written or removed, none opened that the text names, no process started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import sqlite3
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore import sql
+from featurestore.errors import FeatureStoreError
+from featurestore.model import manifest
+from featurestore.statistics.codec import state_from_bytes
+from featurestore.statistics.storage import StatisticsFiles
+
+TABLE = pa.table(
+    {
+        "id": list(range(20)),
+        "t": pa.array([1_700_000_000_000_000 + n for n in range(20)], pa.timestamp("us", "UTC")),
+        "x": [n * 0.5 for n in range(20)],
+        "s": [f"text {n}" for n in range(20)],
+    }
+)
+EXPECTATIONS = [
+    {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {
+            "column": "x",
+            "min_value": 0,
+            "row_condition": "id > 3 and s != 'a'",
+            "condition_parser": "pandas",
+        },
+    },
+    {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id", "mostly": 0.5}},
+]
+JOBS = """
+import featurestore
+featurestore.sql_job("hourly", sql="select id, t, x from g", inputs={"g": "g"}, featuregroup="hourly",
+                     primary_key=["id"], event_time="t", window="1h", schedule="0 * * * *",
+                     start="2023-11-14T22:00:00Z")
+"""
+
+
+# -- what is changed ------------------------------------------------------------------------------------------------
+
+
+def odd_values(outside: Path) -> st.SearchStrategy[Any]:
+    """Values that a parser does not expect, paths that lead outside among them."""
+    paths = [
+        str(outside),
+        f"../../{outside.name}",
+        f"x/../../../{outside.name}",
+        "/etc/passwd",
+        "\0",
+        "a\nb",
+    ]
+    numbers = [-1, 0, 2**31, 2**63, 2**70, -(2**70), 0.5, float("inf"), float("nan"), True]
+    texts = [
+        "",
+        "\x1b[31mred",
+        "<script>alert(1)</script>",
+        "__import__('os').system('x')",
+        "é" * 300,
+        "null",
+    ]
+    return st.sampled_from([*paths, *numbers, *texts, None, [], {}, [[]], {"": {}}])
+
+
+def changed(value: Any, data: st.DataObject, outside: Path) -> Any:
+    """Return a JSON value with one to three of its parts replaced, removed or repeated."""
+    value = copy.deepcopy(value)
+    for _ in range(data.draw(st.integers(1, 3))):
+        part = value
+        while isinstance(part, dict | list) and part:
+            keys = list(part) if isinstance(part, dict) else list(range(len(part)))
+            key = data.draw(st.sampled_from(keys))
+            below = part[key]
+            if isinstance(below, dict | list) and below and data.draw(st.integers(0, 4)):
+                part = below
+                continue
+            if data.draw(st.integers(0, 5)) == 0:
+                del part[key]
+            else:
+                part[key] = data.draw(odd_values(outside))
+            break
+    return value
+
+
+def flipped(content: bytes, data: st.DataObject) -> bytes:
+    """Return bytes with some of them changed, or cut off."""
+    content = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(content) - 1))
+        content[at] = data.draw(st.integers(0, 255))
+    return bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2]))])
+
+
+# -- where it is read -------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A store with one thing of each kind, and a file beside it that nobody may touch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.template = folder / "template"
+        self.location = folder / "store"
+        self.outside = folder / "outside"
+        self.outside.mkdir()
+        (self.outside / "secret.txt").write_text("secret")
+        (folder / "jobs.py").write_text(JOBS)
+        with featurestore.connect(self.template) as store:
+            store.create_featuregroup(
+                TABLE, "g", primary_key="id", event_time="t", expectations=EXPECTATIONS
+            )
+            store.insert_into_featuregroup(TABLE.slice(0, 1), "g", mode="upsert")
+            store.add_featuregroup_tag("g", "owner", "ada")
+            store.create_training_dataset(TABLE.drop_columns(["s"]), "d", label="x", key="id")
+            store.register_jobs(folder / "jobs.py")
+            self.statistics = store.featuregroup("g").statistics().to_json()
+        states = sorted((self.template / "featuregroups/g/v1_statistics").rglob("*.state"))
+        self.state = states[0].read_bytes() if states else b""
+        self.manifest = json.loads(
+            (self.template / "trainingdatasets/d/v1/manifest.json").read_bytes()
+        )
+
+    def fresh(self) -> Path:
+        """Return the location as it was."""
+        shutil.rmtree(self.location, ignore_errors=True)
+        shutil.copytree(self.template, self.location)
+        return self.location
+
+    def fresh_statistics(self) -> Path:
+        """Return the path of a table that has nothing but statistics."""
+        folder = self.folder / "table_statistics"
+        folder.mkdir(exist_ok=True)
+        return self.folder / "table"
+
+    def use(self) -> None:
+        """Read everything that a store tells, and write."""
+        with contextlib.suppress(FeatureStoreError), featurestore.connect(self.location) as store:
+            for call in (
+                store.get_featuregroups,
+                store.get_training_datasets,
+                store.get_jobs,
+                lambda: store.get_featuregroup("g").to_arrow(),
+                lambda: store.get_featuregroup_history("g"),
+                lambda: store.featuregroup("g").statistics(),
+                lambda: store.get_training_dataset("d").verify(),
+                lambda: store.insert_into_featuregroup(TABLE.slice(0, 1), "g", mode="upsert"),
+                lambda: store.vacuum_featuregroup("g", retain="0s"),
+                lambda: store.delete_training_dataset("d", version=1),
+            ):
+                with contextlib.suppress(FeatureStoreError):
+                    call()
+
+
+def fuzz_manifest(world: World, data: st.DataObject) -> None:
+    """A manifest whose checksum fits, so that its maker may be an attacker."""
+    value = changed(world.manifest, data, world.outside)
+    if data.draw(st.booleans()):
+        value.pop("checksum", None)
+        with contextlib.suppress(ValueError):
+            value["checksum"] = manifest._checksum(value)
+            content = manifest._render(value)
+    content = json.dumps(value, allow_nan=True).encode() if "content" not in locals() else content
+    folder = world.fresh() / "trainingdatasets/d/v1"
+    (folder / "manifest.json").write_bytes(content)
+    with contextlib.suppress(FeatureStoreError):
+        dataset = featurestore.TrainingDataset.open(folder)
+        reader = dataset.reader("train", global_batch_size=4, nulls="mask")
+        next(iter(reader.batches(0)), None)
+
+
+def fuzz_manifest_bytes(world: World, data: st.DataObject) -> None:
+    content = flipped(manifest._render(world.manifest), data)
+    with contextlib.suppress(FeatureStoreError):
+        manifest.Manifest.from_bytes(content, path="manifest.json")
+
+
+def fuzz_definition(world: World, data: st.DataObject) -> None:
+    log = world.fresh() / "featuregroups/g/v1/_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    for action in actions:
+        configuration = action.get("metaData", {}).get("configuration", {})
+        for name in ("featurestore.spec", "featurestore.meta"):
+            if name in configuration:
+                value = changed(json.loads(configuration[name]), data, world.outside)
+                configuration[name] = json.dumps(value)
+    log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+    (world.location / "registry.db").unlink()
+    world.use()
+
+
+def fuzz_commit(world: World, data: st.DataObject) -> None:
+    log = world.fresh() / "featuregroups/g/v1/_delta_log" / f"{1:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    for action in actions:
+        if "userMetadata" in action.get("commitInfo", {}):
+            note = json.loads(action["commitInfo"]["userMetadata"])
+            action["commitInfo"]["userMetadata"] = json.dumps(changed(note, data, world.outside))
+    if data.draw(st.booleans()):
+        actions = changed(actions, data, world.outside)
+    log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+    world.use()
+
+
+def fuzz_registry(world: World, data: st.DataObject) -> None:
+    world.fresh()
+    with contextlib.closing(sqlite3.connect(world.location / "registry.db")) as database:
+        query = "select name from sqlite_master where type = 'table' and name not like 'alembic%'"
+        tables = sorted(name for (name,) in database.execute(query))
+        table = data.draw(st.sampled_from(tables))
+        columns = [row[1] for row in database.execute(f"pragma table_info({table})")]
+        value = data.draw(odd_values(world.outside))
+        if isinstance(value, int) and abs(value) > 2**62:
+            value = str(value)
+        if isinstance(value, list | dict):
+            value = json.dumps(value)
+        with contextlib.suppress(sqlite3.IntegrityError):
+            column = data.draw(st.sampled_from(columns))
+            database.execute(f'update "{table}" set "{column}" = ?', (value,))
+        database.commit()
+    world.use()
+
+
+def fuzz_statistics(world: World, data: st.DataObject) -> None:
+    files = StatisticsFiles(str(world.fresh_statistics()), {})
+    value = changed(world.statistics, data, world.outside)
+    Path(files.directory, "1.json").write_text(json.dumps(value), encoding="utf-8")
+    files.get(1)
+
+
+def fuzz_statistics_state(world: World, data: st.DataObject) -> None:
+    with contextlib.suppress(FeatureStoreError):
+        state_from_bytes(flipped(world.state, data))
+
+
+CONDITION = st.lists(
+    st.sampled_from(
+        [
+            "id",
+            "x",
+            "s",
+            "t",
+            "nothing",
+            "1",
+            "2.5",
+            "'a'",
+            '"b"',
+            "(",
+            ")",
+            "[",
+            "]",
+            ",",
+            ".",
+            ":",
+            "==",
+            "!=",
+            "<",
+            ">",
+            "<=",
+            ">=",
+            "and",
+            "or",
+            "not",
+            "in",
+            "is",
+            "null",
+            "None",
+            "True",
+            "col('x')",
+            ".notnull()",
+            ".str",
+            "__class__",
+            "@",
+            "lambda",
+            ";",
+            "\\",
+            "import",
+            "len(",
+            "-1",
+            "1e999",
+            "~",
+            "&",
+            "|",
+        ]
+    ),
+    max_size=12,
+).map(" ".join)
+
+
+def fuzz_expectations(world: World, data: st.DataObject) -> None:
+    from featurestore.plugins.validator import find_validator
+
+    validator = find_validator()
+    given_ = changed(EXPECTATIONS, data, world.outside)
+    if data.draw(st.booleans()):
+        with contextlib.suppress(TypeError, KeyError, IndexError, AttributeError):
+            given_[0]["kwargs"]["row_condition"] = data.draw(CONDITION | st.text(max_size=30))
+    with contextlib.suppress(FeatureStoreError):
+        validator.check(TABLE, validator.normalize(given_))
+
+
+WORDS = (
+    "select from where id x s t g ( ) , * and or not null is in like between case when then else end = < > + - / "
+    "'a' \"x\" 1 2.5 lateral read_text('F') read_csv('F') glob('F') 'F' \"F\" with recursive as union all summarize "
+    "describe copy to attach 'F' install load pragma set now() random() current_timestamp getenv('HOME') count(*) "
+    "sum(x) over (order by t) limit 3 ; -- /* */ $window_start unnest([1]) range(3) struct_pack(a := 1) list_value(1) "
+    "values (1) exists (select 1) cast(x as varchar) x::int main.g information_schema.tables duckdb_settings()"
+)
+
+
+def sql_texts(outside: Path) -> st.SearchStrategy[str]:
+    words = WORDS.replace("F", str(outside / "secret.txt")).split(" ")
+    return st.lists(st.sampled_from(words), min_size=1, max_size=14).map(" ".join)
+
+
+def fuzz_sql(world: World, data: st.DataObject) -> None:
+    text = data.draw(sql_texts(world.outside))
+    for dialect in ("duckdb", "spark"):
+        with contextlib.suppress(FeatureStoreError):
+            sql.predicate(text, schema=TABLE.schema, dialect=dialect)
+        with contextlib.suppress(FeatureStoreError):
+            sql.query("select " + text, tables=["g"], dialect=dialect)
+
+
+def fuzz_filters(world: World, data: st.DataObject) -> None:
+    """Conditions that pass are run: what they give never holds the text of the file outside."""
+    if not world.location.exists():
+        world.fresh()
+    text = data.draw(sql_texts(world.outside))
+    with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
+        assert "secret" not in str(store.get_featuregroup("g").filter(text).to_arrow().to_pylist())
+
+
+def fuzz_job_file(world: World, data: st.DataObject) -> None:
+    if not world.location.exists():
+        world.fresh()
+    path = world.folder / "changed_jobs.py"
+    words = JOBS.split('"')
+    at = data.draw(st.integers(0, len(words) - 1))
+    words[at] = data.draw(
+        st.sampled_from(["", "\n", "0", "é", "select", "\\", "[1", "2023", "1x", "../x"])
+    )
+    path.write_text('"'.join(words), encoding="utf-8")
+    with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
+        store.register_jobs(path)
+
+
+# Parsers alone are quick; where a store is opened for each text there are fewer.
+TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
+    "sql": (fuzz_sql, 650),
+    "bytes of a manifest": (fuzz_manifest_bytes, 500),
+    "expectations": (fuzz_expectations, 250),
+    "statistics": (fuzz_statistics, 250),
+    "states of statistics": (fuzz_statistics_state, 150),
+    "manifests": (fuzz_manifest, 100),
+    "definitions": (fuzz_definition, 25),
+    "commits": (fuzz_commit, 25),
+    "registries": (fuzz_registry, 25),
+    "filters": (fuzz_filters, 20),
+    "job files": (fuzz_job_file, 20),
+}
+SOAK = 50
+
+
+# -- who watches ------------------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Collects what Python does to files outside a folder, and processes that are started."""
+
+    CHANGES = frozenset(
+        {
+            "os.remove",
+            "os.rename",
+            "os.rmdir",
+            "os.mkdir",
+            "os.link",
+            "os.symlink",
+            "os.truncate",
+            "shutil.rmtree",
+        }
+    )
+
+    IN_FOLDER = frozenset({"os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"})
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.forbidden: tuple[str, ...] = ()
+        self.allowed: tuple[str, ...] = ()
+        self.seen: list[str] = []
+        sys.addaudithook(self._hook)
+
+    @contextlib.contextmanager
+    def on(self, folder: Path, outside: Path) -> Iterator[None]:
+        """Watch while the block runs."""
+        self.folder, self.forbidden, self.seen = folder, (str(outside), "/etc/passwd"), []
+        state = os.environ["XDG_STATE_HOME"]
+        self.allowed = (str(folder), state, os.path.abspath(".hypothesis"))
+        try:
+            yield
+        finally:
+            self.folder = None
+        assert self.seen == []
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.folder is None:
+            return
+        if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"):
+            self.seen.append(event)
+        if event in self.CHANGES or event == "open":
+            path = arguments[0]
+            if not isinstance(path, str | bytes | os.PathLike):
+                return
+            folder = arguments[-1] if event in self.IN_FOLDER else -1
+            base = (
+                os.readlink(f"/proc/self/fd/{folder}") if folder not in (-1, None) else os.getcwd()
+            )
+            full = os.path.normpath(os.path.join(base, os.fsdecode(path)))
+            if full.startswith(self.forbidden) or (
+                event in self.CHANGES and not full.startswith((*self.allowed, "/dev/"))
+            ):
+                self.seen.append(f"{event} {full}")
+
+
+@pytest.fixture(scope="module")
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("fuzz"))
+
+
+def fuzz(world: World, watch: Watch, name: str, times: int) -> None:
+    target, examples = TARGETS[name]
+
+    @settings(
+        max_examples=examples * times,
+        database=None,
+        derandomize=times == 1,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            target(world, data)
+
+    with watch.on(world.folder, world.outside):
+        run()
+    assert [each.name for each in world.outside.iterdir()] == ["secret.txt"]
+    shutil.rmtree(world.location, ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_changed_text_is_read_or_refused(world: World, watch: Watch, name: str) -> None:
+    """Two thousand texts."""
+    fuzz(world, watch, name, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", TARGETS)
+def test_very_many_changed_texts_are_read_or_refused(world: World, watch: Watch, name: str) -> None:
+    """A hundred thousand texts."""
+    fuzz(world, watch, name, SOAK)

@@ -50,6 +50,10 @@ def comparison(name: str, value: object, operator: str = "==") -> dict[str, Any]
     }  # fmt: skip
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"items": nested(depth - 1)} if depth else {}
+
+
 def code(marker: Path) -> str:
     return f"__import__('pathlib').Path('{marker}').touch()"
 
@@ -106,6 +110,7 @@ def test_names_in_a_stored_condition_are_names(validator: Validator, tmp_path: P
     [
         ({"max_value": {"$PARAMETER": "2 ^ 99999999"}}, "suite parameter"),
         ({"json_schema": {"items": [{"$ref": "file:///etc/hostname"}]}}, "another document"),
+        ({"json_schema": nested(60)}, "nested more than 50 levels"),
         ({"json_schema": {"$dynamicRef": "https://example.org/s"}}, "another document"),
     ],
 )

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import operator
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -538,8 +539,7 @@ def _comparison_from_json(column: Column, given: Mapping[str, Any]) -> Condition
 
 
 def _unknown(given: object) -> InvalidExpectation:
-    shown = repr(given)
     return InvalidExpectation(
-        f"row_condition={shown[:200]} cannot be read.",
+        f"row_condition={reprlib.repr(given)} cannot be read.",
         hint=_GRAMMAR,
     )

@@ -53,6 +53,7 @@ _NOT_PASSED_ON = (
     "row_condition",
     "windows",
 )
+_DEEPEST = 50
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
 _KEPT = ("meta", "severity", "description", "notes")
@@ -171,15 +172,19 @@ def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of mappings at any depth."""
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, Mapping):
-            yield from each.items()
-            waiting.extend(each.values())
-        elif isinstance(each, list | tuple):
-            waiting.extend(each)
+    """Yield the keys and values of mappings at any depth; what is nested too deeply is refused."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, Mapping):
+                yield from each.items()
+                below.extend(each.values())
+            elif isinstance(each, list | tuple):
+                below.extend(each)
+        level = below
+    if level:
+        raise InvalidExpectation(f"An expectation is nested more than {_DEEPEST} levels deep.")
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.errors import InvalidExpectation
-from featurestore.model.validation import ExpectationResult, ValidationReport
+from featurestore.model.validation import ExpectationResult, ValidationReport, describe
 from featurestore.plugins.validator import CheckOutcome, Measure
 from featurestore_connectors.great_expectations import aggregates
 from featurestore_connectors.great_expectations.conditions import Condition
@@ -141,23 +141,51 @@ def _validate(
 ) -> list[Any]:
     """Return the results of Great Expectations in the order of the expectations."""
     gx = library()
+    results: list[Any] = [None] * len(expectations)
+    objects = []
+    for number, each in enumerate(expectations):
+        expectation = build(each)
+        expectation.id = None
+        expectation.meta = {**(expectation.meta or {}), "number": number}
+        objects.append(expectation)
     with quiet():
         batch = frames().get_batch(batch_parameters={"dataframe": frame})
-        objects = []
-        for number, each in enumerate(expectations):
-            expectation = build(each)
-            expectation.id = None
-            expectation.meta = {**(expectation.meta or {}), "number": number}
-            objects.append(expectation)
-        outcome = batch.validate(
-            gx.ExpectationSuite(name="gate", expectations=objects),
-            result_format=dict(result_format),
-        )
-    results: list[Any] = [None] * len(expectations)
+        suite = gx.ExpectationSuite(name="audit", expectations=objects)
+        try:
+            outcome = batch.validate(suite, result_format=dict(result_format))
+        except _library_errors() as error:
+            if len(expectations) == 1:
+                raise _not_computed(expectations[0], error) from error
+            # Arguments that the library cannot use stop it before it has looked at any expectation.
+            for each in expectations:
+                _validate(frame, [each], result_format)
+            raise
     for each in outcome.results:
         _raise_failure(each)
         results[each.expectation_config.meta["number"]] = each
     return results
+
+
+def _library_errors() -> tuple[type[Exception], ...]:
+    """Return what Great Expectations raises for arguments that it took and cannot use."""
+    from great_expectations.exceptions import GreatExpectationsError
+
+    return (
+        ArithmeticError,
+        AttributeError,
+        GreatExpectationsError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    )
+
+
+def _not_computed(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
+    return InvalidExpectation(
+        f"{describe(expectation)} cannot be computed: {reason}",
+        hint="compare the expectation with the types of the columns",
+    )
 
 
 def _failing_rows(
@@ -215,11 +243,8 @@ def _raise_failure(found: Any) -> None:
         if isinstance(each, Mapping) and each.get("raised_exception"):
             config = found.expectation_config
             kwargs = {key: value for key, value in config.kwargs.items() if key != "batch_id"}
-            raise InvalidExpectation(
-                f"{config.type}({kwargs!r}) cannot be computed: "
-                f"{str(each.get('exception_message')).strip()}",
-                hint="compare the expectation with the types of the columns",
-            )
+            reason = str(each.get("exception_message")).strip()
+            raise _not_computed({"type": config.type, "kwargs": kwargs}, reason)
 
 
 if TYPE_CHECKING:

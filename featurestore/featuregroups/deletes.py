@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from featurestore.delta import commits
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
-from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group, resolve
 from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
-from featurestore.recovery.pins import pinned_by_exports
+from featurestore.recovery.pins import pinned_by, pinned_by_exports
 from featurestore.session import Session
 from featurestore.sql import fix_clock, predicate
 

@@ -10,14 +10,13 @@ from featurestore.delta import commits, deltalog
 from featurestore.delta.compaction import size_to_merge_below
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import WriteConflict
-from featurestore.featuregroups.pins import pinned_by
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.recovery.pins import pinned_by_exports
+from featurestore.recovery.pins import pinned_versions
 from featurestore.session import Session
 from featurestore.storage.publication import after_publication
 
@@ -67,17 +66,7 @@ def vacuum(
     oldest = utc_now() - parse_duration(retain, argument="retain")
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
-        pinned = _pinned_versions(session, spec.name, spec.version)
+        pinned = pinned_versions(session, spec.name, spec.version)
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
         advance(session, spec, deltalog.latest_version(group.path), run=run)
     return removed
-
-
-def _pinned_versions(session: Session, name: str, version: int) -> list[int]:
-    """Return the Delta versions that training datasets pin.
-
-    Those being exported first, since they become finished.
-    """
-    pinned = pinned_by_exports(session, name, version)
-    pinned.update(each.delta_version for each in pinned_by(session, name, version))
-    return sorted(pinned)

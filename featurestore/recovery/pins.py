@@ -1,37 +1,49 @@
-"""Pins of running exports.
+"""Pins: the Delta versions that training datasets were made from, or are being made from.
 
-Which Delta versions they read, said before they read them, so that no vacuum takes their files.
-
-A finished dataset pins by its manifest and by the registry; an export in flight by a file in its
-stage.
+No vacuum takes the files of a pinned version. A finished dataset pins by its manifest and by the
+registry; an export in flight by a file in its stage, written before it reads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from featurestore.delta import deltalog
-from featurestore.model.paths import StorePaths
+from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetNotFound
+from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.plan import Source
 from featurestore.recovery.in_flight import InFlight
 from featurestore.recovery.owners import Store
-from featurestore.registry import intents
+from featurestore.registry import intents, training_datasets
 from featurestore.storage import files
+from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 _FILE = "sources.json"
 
 
+@dataclass(frozen=True, order=True)
+class PinnedVersion:
+    """A training dataset that was made from a Delta version of a group."""
+
+    dataset: str
+    dataset_version: int
+    delta_version: int
+
+
 def pin(write: InFlight, sources: Iterable[Source]) -> None:
     """Pin the Delta versions that an export is about to read, until it ends."""
-    pinned = [
-        {
-            "featuregroup": source.spec.name,
-            "version": source.spec.version,
-            "delta_version": source.delta_version,
-        }
-        for source in sources
-    ]
+    pinned = []
+    for source in sources:
+        pinned.append(
+            {
+                "featuregroup": source.spec.name,
+                "version": source.spec.version,
+                "delta_version": source.delta_version,
+            }
+        )
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
 
 
@@ -45,6 +57,14 @@ def check_pinned(sources: Iterable[Source]) -> None:
         deltalog.check_files(deltalog.table_state(source.path, source.delta_version).files)
 
 
+def pinned_versions(store: Store, name: str, version: int) -> list[int]:
+    """Return the Delta versions of a group that training datasets pin, finished or in flight."""
+    # Those in flight first: one that ends meanwhile is among the finished ones.
+    pinned = pinned_by_exports(store, name, version)
+    pinned.update(each.delta_version for each in pinned_by(store, name, version))
+    return sorted(pinned)
+
+
 def pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
     """Return the Delta versions of a group that exports in flight read."""
     with store.registry.reading() as connection:
@@ -52,10 +72,72 @@ def pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
     paths = StorePaths(store.location)
     pinned = set()
     for export in exports:
-        file = os.path.join(paths.stage(export.run_id), _FILE)
-        if not files.exists(file):
-            continue
-        for source in files.read_json(file)["sources"]:
+        for source in _sources_in_flight(os.path.join(paths.stage(export.run_id), _FILE)):
             if (source["featuregroup"], source["version"]) == (name, version):
-                pinned.add(int(source["delta_version"]))
+                pinned.add(source["delta_version"])
     return pinned
+
+
+def _sources_in_flight(file: str) -> list[dict[str, Any]]:
+    """Return what an export said that it reads.
+
+    Nothing when it has just ended, or not begun to read.
+    """
+    try:
+        sources = files.read_json(file)["sources"]
+        return [dict(each) for each in sources]
+    except StorageError:
+        if files.exists(file):
+            raise
+        return []
+    except (KeyError, TypeError) as error:
+        raise StorageError(
+            f"The file {file!r} is not what an export writes.",
+            hint="wait for the export, or remove it",
+        ) from error
+
+
+def pinned_by(store: Store, name: str, version: int) -> list[PinnedVersion]:
+    """Return what pins a group.
+
+    By the registry, and by the manifests that the registry does not know yet.
+
+    Raises:
+        DatasetDamaged: A manifest that the registry does not know names the group and cannot be
+            read.
+    """
+    with store.registry.reading() as connection:
+        registered = {(each.name, each.version) for each in training_datasets.every(connection)}
+        pinned = {
+            PinnedVersion(*each) for each in training_datasets.pinning(connection, name, version)
+        }
+    for dataset, number in _finished(store):
+        if (dataset, number) not in registered:
+            directory = StorePaths(store.location).training_dataset(dataset, number)
+            pinned |= _in_manifest(directory, name, version)
+    return sorted(pinned)
+
+
+def _finished(store: Store) -> Iterator[tuple[str, int]]:
+    """Yield name and version of every dataset that has a manifest."""
+    root = StorePaths(store.location).training_datasets
+    for name in files.list_directory(root):
+        for entry in files.list_directory(os.path.join(root, name)):
+            version = version_of(entry)
+            if version is not None and is_finished(os.path.join(root, name, entry)):
+                yield name, version
+
+
+def _in_manifest(directory: str, name: str, version: int) -> set[PinnedVersion]:
+    try:
+        manifest = read_manifest(directory)
+    except (DatasetDamaged, TrainingDatasetNotFound):
+        # What a damaged manifest pins is not known; groups that it does not name are none of it.
+        if f'"{name}"'.encode() in files.read_bytes(manifest_path(directory)):
+            raise
+        return set()
+    return {
+        PinnedVersion(manifest.name, manifest.version, source["delta_version"])
+        for source in manifest.sources
+        if (source["featuregroup"], source["version"]) == (name, version)
+    }

@@ -52,7 +52,13 @@ class FeatureDrift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """The drift of every feature that both tables have, the largest first."""
+    """The drift of every feature that both tables have, the largest first.
+
+    >>> statistics = store.get_featuregroup_statistics("weather")
+    >>> print(featurestore.compare_statistics(statistics, statistics))
+    weather@v1 #1 (4 rows) -> weather@v1 #1 (4 rows)
+    0 of 2 features drifted
+    """
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
@@ -71,11 +77,22 @@ class DriftReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no feature drifted and the columns are the same."""
+        """Whether no feature drifted and the columns are the same.
+
+        >>> statistics = store.get_featuregroup_statistics("weather")
+        >>> featurestore.compare_statistics(statistics, statistics).ok
+        True
+        """
         return not (self.drifted or self.added or self.removed or self.retyped)
 
     def feature(self, name: str) -> FeatureDrift:
-        """Return the drift of one feature."""
+        """Return the drift of one feature.
+
+        >>> statistics = store.get_featuregroup_statistics("weather")
+        >>> report = featurestore.compare_statistics(statistics, statistics)
+        >>> (report.feature("temp").psi, report.feature("temp").drifted)
+        (0.0, False)
+        """
         return next(each for each in self.features if each.name == name)
 
     def __str__(self) -> str:
@@ -111,7 +128,13 @@ class DriftReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DriftReport:
-        """Return the report that ``to_json`` wrote."""
+        """Return the report that ``to_json`` wrote.
+
+        >>> statistics = store.get_featuregroup_statistics("weather")
+        >>> report = featurestore.compare_statistics(statistics, statistics)
+        >>> DriftReport.from_json(report.to_json()) == report
+        True
+        """
         return cls(
             before=data["before"],
             after=data["after"],

@@ -54,7 +54,12 @@ class FeatureGroupSpec:
 
     @property
     def upsert_key(self) -> tuple[str, ...]:
-        """Primary key, event time and created time, as far as they are declared."""
+        """Primary key, event time and created time, as far as they are declared.
+
+        >>> schema = pa.schema([("origin", pa.string()), ("day", pa.date32())])
+        >>> FeatureGroupSpec("weather", 1, schema, ("origin",), event_time="day").upsert_key
+        ('origin', 'day')
+        """
         times = tuple(name for name in (self.event_time, self.created_time) if name is not None)
         return (*self.primary_key, *times)
 
@@ -105,7 +110,12 @@ class FeatureGroupSpec:
         )
 
     def with_columns(self, added: Sequence[pa.Field]) -> FeatureGroupSpec:
-        """Return the spec with nullable columns added at the end."""
+        """Return the spec with nullable columns added at the end.
+
+        >>> spec = FeatureGroupSpec("weather", 1, pa.schema([("origin", pa.string())]), ("origin",))
+        >>> spec.with_columns([pa.field("temp", pa.float64())]).features
+        ('temp',)
+        """
         schema = self.schema
         for each in added:
             schema = schema.append(each)

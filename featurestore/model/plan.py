@@ -142,7 +142,12 @@ class FeaturePlan:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Every group that the plan reads, the left side first."""
+        """Every group that the plan reads, the left side first.
+
+        >>> plan = store.get_features(["weather.temp"], labels="questions").plan
+        >>> [source.spec.name for source in plan.sources]
+        ['questions', 'weather']
+        """
         sources = []
         if self.left_source is not None:
             sources.append(self.left_source)
@@ -169,6 +174,9 @@ class FeaturePlan:
         """Columns of the result that identify its rows.
 
         The left group's primary key, or what was joined on.
+
+        >>> store.get_features(["weather.temp"], labels="questions").plan.keys
+        ('tailnum', 'origin')
         """
         if self.left_source is not None and self.left_source.spec.primary_key:
             return self._named(self.left_source.spec.primary_key)
@@ -181,7 +189,11 @@ class FeaturePlan:
 
     @property
     def time(self) -> str | None:
-        """The column of the result that holds the time of each row, if there is one."""
+        """The column of the result that holds the time of each row, if there is one.
+
+        >>> store.get_features(["weather.temp"], labels="questions").plan.time
+        'asked_at'
+        """
         if self.left_time is None:
             return None
         names = self._named((self.left_time,))
@@ -189,7 +201,11 @@ class FeaturePlan:
 
     @property
     def rows(self) -> int | None:
-        """How many rows the result has, where planning can know it."""
+        """How many rows the result has, where planning can know it.
+
+        >>> store.get_features(["weather.temp"], labels="questions").plan.rows
+        4
+        """
         if self.how != "left" or self.filters:
             return None
         return self.left_rows
@@ -202,6 +218,10 @@ class FeaturePlan:
         """Return the plan of some of the columns.
 
         Joins that nothing asks for any more are not run.
+
+        >>> plan = store.get_features(["weather.temp"], labels="questions").plan
+        >>> plan.select(["temp"]).columns
+        ('temp',)
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
         if self.filters:  # a filter may look at any column

@@ -87,7 +87,11 @@ class ColumnStatistics:
         return self.nulls + self.nan
 
     def quantile(self, probability: float) -> float | str | None:
-        """Return the kept quantile nearest to a probability, None when there are no values."""
+        """Return the kept quantile nearest to a probability, None when there are no values.
+
+        >>> store.get_featuregroup_statistics("weather").column("temp").quantile(0.5)
+        37.75
+        """
         if not self.quantiles:
             return None
         return self.quantiles[round(probability * (len(self.quantiles) - 1))]
@@ -105,11 +109,21 @@ class Correlations:
     matrix: tuple[tuple[float | None, ...], ...] = field(repr=False)
 
     def value(self, left: str, right: str) -> float | None:
-        """Return the correlation of two columns."""
+        """Return the correlation of two columns.
+
+        >>> two = Correlations("pearson", ("a", "b"), ((1.0, 0.5), (0.5, 1.0)))
+        >>> two.value("a", "b")
+        0.5
+        """
         return self.matrix[self.columns.index(left)][self.columns.index(right)]
 
     def top_pairs(self, limit: int = 20) -> list[tuple[str, str, float]]:
-        """Return the pairs of the largest absolute correlation, the strongest first."""
+        """Return the pairs of the largest absolute correlation, the strongest first.
+
+        >>> two = Correlations("pearson", ("a", "b"), ((1.0, 0.5), (0.5, 1.0)))
+        >>> two.top_pairs()
+        [('a', 'b', 0.5)]
+        """
         pairs = []
         for row, left in enumerate(self.columns):
             for column in range(row + 1, len(self.columns)):
@@ -131,6 +145,10 @@ class Statistics:
     distinct rows: a fraction p of rows is off by about ``error`` = 1 / sqrt(sample_distinct) at
     most (two standard errors at p = 1/2). ``source`` says what was counted, for titles:
     featuregroup, version, delta_version, split.
+
+    >>> statistics = store.get_featuregroup_statistics("weather")
+    >>> (statistics.rows, statistics.exact, [each.name for each in statistics.columns])
+    (4, True, ['origin', 'measured_at', 'temp', 'wind'])
     """
 
     rows: int
@@ -144,7 +162,12 @@ class Statistics:
     source: Mapping[str, Any] = field(default_factory=dict)
 
     def column(self, name: str) -> ColumnStatistics:
-        """Return the statistics of one column; FeatureNotFound lists those that exist."""
+        """Return the statistics of one column; FeatureNotFound lists those that exist.
+
+        >>> temp = store.get_featuregroup_statistics("weather").column("temp")
+        >>> (temp.minimum, temp.mean, temp.maximum, temp.missing)
+        (36.0, 37.625, 39.0, 0)
+        """
         for each in self.columns:
             if each.name == name:
                 return each
@@ -153,7 +176,11 @@ class Statistics:
 
     @property
     def error(self) -> float:
-        """Two standard errors of a fraction of rows at 1/2; 0 when the sample is the table."""
+        """Two standard errors of a fraction of rows at 1/2; 0 when the sample is the table.
+
+        >>> store.get_featuregroup_statistics("weather").error
+        0.0
+        """
         if self.exact:
             return 0.0
         return float(self.sample_distinct**-0.5)
@@ -162,6 +189,9 @@ class Statistics:
         """Return a JSON object that ``from_json`` reads back equal.
 
         See ``statistics.schema.json``.
+
+        >>> store.get_featuregroup_statistics("weather").to_json()["rows"]
+        4
         """
         return {
             "format": STATISTICS_FORMAT,
@@ -184,6 +214,10 @@ class Statistics:
 
         Raises:
             MalformedJson: They are not what it writes.
+
+        >>> statistics = store.get_featuregroup_statistics("weather")
+        >>> Statistics.from_json(statistics.to_json()) == statistics
+        True
         """
         with parsing("statistics"):
             return cls(

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingDataset:
-    """One version of a training dataset: immutable files and their manifest."""
+    """One version of a training dataset: immutable files and their manifest.
+
+    >>> dataset = store.get_training_dataset("late_flights")
+    >>> (dataset.name, dataset.version, dataset.splits)
+    ('late_flights', 1, ('train',))
+    """
 
     path: str
     manifest: Manifest = field(repr=False)
@@ -41,6 +46,10 @@ class TrainingDataset:
 
         Raises:
             TrainingDatasetNotFound: There is no manifest, so no finished dataset.
+
+        >>> path = store.get_training_dataset("late_flights").path
+        >>> TrainingDataset.open(path).num_rows("train")
+        4
         """
         directory = files.local_directory(path)
         return cls(directory, read_manifest(directory))
@@ -57,7 +66,11 @@ class TrainingDataset:
 
     @property
     def schema(self) -> pa.Schema:
-        """The feature types of the columns."""
+        """The feature types of the columns.
+
+        >>> store.get_training_dataset("late_flights").schema.field("seats").type
+        DataType(int64)
+        """
         from featurestore.training.reading import dataset_schema
 
         return dataset_schema(self.manifest)
@@ -68,7 +81,11 @@ class TrainingDataset:
         return tuple(split.name for split in self.manifest.splits)
 
     def num_rows(self, split: str) -> int:
-        """Return the number of rows of a split."""
+        """Return the number of rows of a split.
+
+        >>> store.get_training_dataset("late_flights").num_rows("train")
+        4
+        """
         return self.manifest.split(split).rows
 
     @property
@@ -76,13 +93,20 @@ class TrainingDataset:
         """The share of each value of each label, per split.
 
         ``{split: {label: {value: share}}}``.
+
+        >>> store.get_training_dataset("late_flights").label_proportions
+        {'train': {'late': {'false': 0.5, 'true': 0.5}}}
         """
         from featurestore.training.verification.label_shares import label_proportions
 
         return label_proportions(self.manifest)
 
     def read(self, split: str) -> FeatureFrame:
-        """Return the rows of a split, every column, in canonical order."""
+        """Return the rows of a split, every column, in canonical order.
+
+        >>> store.get_training_dataset("late_flights").read("train").select(["late", "temp"]).columns
+        ['late', 'temp']
+        """
         from featurestore.training.reading import split_frame
 
         return split_frame(self, split)
@@ -92,6 +116,9 @@ class TrainingDataset:
 
         Args:
             recompute: Also run the plan again at the pinned Delta versions and compare every byte.
+
+        >>> print(store.get_training_dataset("late_flights").verify(recompute=True))
+        late_flights version 1: ok, 4 rows, 2 files
         """
         from featurestore.training.verification.verify import verify
 
@@ -101,6 +128,11 @@ class TrainingDataset:
         """Return what changed from this dataset to another.
 
         Columns, sources, rows per split, statistics.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> print(dataset.diff(dataset))
+        late_flights version 1 -> late_flights version 1: the same rows
+          train: +0 -0 ~0 =4 rows
         """
         from featurestore.training.verification.diff import diff, drift_between
 
@@ -109,11 +141,19 @@ class TrainingDataset:
         )
 
     def tf_feature_spec(self) -> dict[str, Any]:
-        """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``."""
+        """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
+
+        >>> sorted(store.get_training_dataset("late_flights").tf_feature_spec())
+        ['asked_at', 'late', 'origin', 'seats', 'tailnum', 'temp']
+        """
         return find_format(self.manifest.data_format).feature_spec(self.manifest)
 
     def statistics(self, split: str) -> Statistics:
-        """Return the statistics of a split, made at export."""
+        """Return the statistics of a split, made at export.
+
+        >>> store.get_training_dataset("late_flights").statistics("train").column("seats").mean
+        150.0
+        """
         from featurestore.statistics import Statistics
 
         entry = self.manifest.statistics.get(self.manifest.split(split).name)
@@ -146,6 +186,10 @@ class TrainingDataset:
         """Return the reader of a split.
 
         Equal steps, exactly once, any worker count (see docs/training.md).
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> dataset.reader("train", global_batch_size=2).steps_per_epoch
+        2
         """
         from featurestore.readers import open_reader
 
@@ -167,6 +211,12 @@ class TrainingDataset:
         """Return (reader, epoch, step) of a state that ``reader.state`` gave.
 
         Another manifest is refused.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> state = dataset.reader("train", global_batch_size=2).state(epoch=0, step=1)
+        >>> reader, epoch, step = dataset.resume(state)
+        >>> (epoch, step)
+        (0, 1)
         """
         from featurestore.readers import resume
 
@@ -182,6 +232,11 @@ class TrainingDataset:
             worker: Number of this worker, from 0.
             workers: Number of workers; divides the row groups.
             options: Those of ``petastorm.make_batch_reader``.
+
+        >>> frame = store.get_featuregroup("weather")
+        >>> dataset = store.create_training_dataset(frame, "weather_rows", data_format="petastorm")
+        >>> with dataset.petastorm_reader("train", num_epochs=1) as reader:  # doctest: +SKIP
+        ...     rows = sum(len(batch.temp) for batch in reader)
         """
         chosen = find_format(self.manifest.data_format)
         if not isinstance(chosen, NativeReading):

@@ -12,6 +12,9 @@ import pytest
 
 import featurestore
 from featurestore.featuregroups import FeatureGroup
+from featurestore.model.drift import DriftReport
+from featurestore.model.statistics import Statistics
+from featurestore.training import TrainingDataset
 from tests.docstrings import weather
 
 ROOT = Path(__file__).parents[2]
@@ -94,3 +97,14 @@ def test_every_method_of_a_feature_group_has_an_example() -> None:
     methods = inspect.getmembers(FeatureGroup, inspect.isfunction)
     public = {name: method.__doc__ for name, method in methods if not name.startswith("_")}
     assert [name for name, text in public.items() if ">>> " not in (text or "")] == []
+
+
+@pytest.mark.parametrize("owner", [TrainingDataset, Statistics, DriftReport])
+def test_every_method_of_a_result_has_an_example(owner: type) -> None:
+    methods = inspect.getmembers(owner, inspect.isroutine)
+    missing = []
+    for name, method in methods:
+        is_own = name in vars(owner) and not name.startswith("_")
+        if is_own and name != "to_json" and ">>> " not in (method.__doc__ or ""):
+            missing.append(name)
+    assert missing == []

@@ -86,6 +86,10 @@ def make_rule(
     Raises:
         InvalidSplit: Arguments that exclude one another, or wrong fractions.
         InvalidArgument: Columns that do not exist or are no times.
+
+    >>> schema = pa.schema([("user", pa.int64())])
+    >>> make_rule({"train": 0.8, "test": 0.2}, split_by="user", stratify=None, schema=schema).names
+    ('train', 'test')
     """
     by, classes = as_columns(split_by), as_columns(stratify)
     if by and classes:
@@ -162,6 +166,9 @@ def thresholds(rule: FractionSplit) -> UInt64s:
     """Return the hashes at which the second and later splits begin.
 
     The fractions before them, of 2**64.
+
+    >>> thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
+    True
     """
     starts = [min(round(end * 2**64), 2**64 - 1) for end in _ends(rule)]
     return np.array(starts, dtype=np.uint64)

@@ -2,7 +2,8 @@
 
 {"store": path, "write": name, "at": n, "action": a, "stays": bool}
     -> {"status": exit status, "error": text, "calls": calls that changed files}
-``at`` = 0 counts only; ``action`` is a signal, or the negative of an errno.
+``at`` = 0 counts only; ``action`` is a signal, or the negative of an errno. A write that was stopped is answered by
+{"stopped": true}, and goes on at the next line, whatever that says.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
+import tempfile
 import traceback
 import warnings
 from typing import Any
@@ -46,22 +49,31 @@ def _import(names: list[str]) -> None:
 
 def trial(asked: dict[str, Any]) -> dict[str, Any]:
     """Do one write in a process of its own and say how that ended."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _child(asked, writer)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        told = stream.read()
-    _, status = os.waitpid(child, 0)
-    answer: dict[str, Any] = {"error": "", "calls": 0, "modules": []}
-    if told:
-        answer.update(json.loads(told))
+    with tempfile.NamedTemporaryFile("r") as told:
+        child = os.fork()
+        if child == 0:
+            _child(asked, told.name)
+        status = _wait(child)
+        answer: dict[str, Any] = {"error": "", "calls": 0, "modules": []}
+        text = told.read()
+    if text:
+        answer.update(json.loads(text))
     return {**answer, "status": os.waitstatus_to_exitcode(status)}
 
 
-def _child(asked: dict[str, Any], writer: int) -> None:
+def _wait(child: int) -> int:
+    """Wait for the end of a process; one that was stopped is told of, and goes on at the next line."""
+    while True:
+        _, status = os.waitpid(child, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            return status
+        sys.stdout.write(json.dumps({"stopped": True}) + "\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+        os.kill(child, signal.SIGCONT)
+
+
+def _child(asked: dict[str, Any], told: str) -> None:
     import featurestore
 
     faults = ctypes.CDLL(None)
@@ -82,7 +94,7 @@ def _child(asked: dict[str, Any], writer: int) -> None:
         answer = {"calls": faults.fault_count(), "error": traceback.format_exc()}
     finally:
         answer["modules"] = sorted(set(sys.modules) - known)
-        with os.fdopen(writer, "w") as stream:
+        with open(told, "w", encoding="utf-8") as stream:
             json.dump(answer, stream)
         os._exit(0)
 

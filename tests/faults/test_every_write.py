@@ -7,6 +7,7 @@ calls of a write is a case; a run takes some of them by a fixed seed, and the lo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -25,12 +26,14 @@ from typing import Any
 import pytest
 
 import featurestore
+from featurestore.errors import RegistryError
 
 HERE = Path(__file__).parent
 SEED = 20_261_122
 KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
 FULL, BROKEN = -errno.ENOSPC, -errno.EIO
 ACTIONS = {
+    "stopped": 0,
     "killed": KILL,
     "interrupted": INTERRUPT,
     "on a full disk": FULL,
@@ -88,6 +91,13 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         answer: dict[str, Any] = json.loads(stdout.readline())
         return answer
 
+    def go_on() -> dict[str, Any]:
+        stdin.write("go on\n")
+        stdin.flush()
+        answer: dict[str, Any] = json.loads(stdout.readline())
+        return answer
+
+    call.go_on = go_on  # type: ignore[attr-defined]
     with server:
         yield call
         stdin.close()
@@ -159,6 +169,30 @@ def test_a_write_that_meets_a_fault_leaves_the_old_or_the_new_state(
     for action in (KILL, INTERRUPT, FULL):
         at = chosen.randint(1, outcome.calls)
         trial(ask, template, tmp_path / "trial", write, outcome, at=at, action=action)
+
+
+def stopped(
+    ask: Any, template: Path, folder: Path, write: str, outcome: Outcome, *, at: int
+) -> None:
+    """Stop a write, look at the store beside it, and let it go on: it ends as if nothing had been."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(template, folder)
+    told = ask(folder / "store", write, at=at, action=int(signal.SIGSTOP))
+    if told.get("stopped"):
+        with contextlib.suppress(RegistryError):  # stopped in a transaction, it holds the registry
+            assert writes.visible(folder / "store", at_work=True) in (outcome.old, outcome.new)
+        told = ask.go_on()
+    assert (told["status"], told["error"]) == (0, "")
+    assert writes.visible(folder / "store") == outcome.new
+
+
+@pytest.mark.parametrize("write", ["append", "upsert", "export to parquet"])
+def test_a_write_that_is_stopped_for_a_while_harms_nothing(
+    ask: Ask, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
+) -> None:
+    outcome = unharmed(write)
+    at = random.Random(f"{SEED}/stopped/{write}").randint(1, outcome.calls)
+    stopped(ask, template, tmp_path / "trial", write, outcome, at=at)
 
 
 @pytest.mark.soak

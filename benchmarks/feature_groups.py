@@ -111,11 +111,11 @@ def read(folder: Path, rows: int) -> None:
     import duckdb
 
     import featurestore
-    from featurestore.delta import deltalog
+    from featurestore.delta.snapshot import read_snapshot
 
     store = featurestore.connect(folder / "store")
     group = store.create_featuregroup(table(rows), "g", validation="off", statistics=False)
-    files = [each.path for each in deltalog.table_state(group.path).files]
+    files = [each.path for each in read_snapshot(group.path).files]
 
     def ours() -> None:
         assert store.get_featuregroup("g", dataframe_type="arrow").num_rows == rows

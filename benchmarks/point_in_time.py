@@ -201,11 +201,10 @@ def ours(shape: Shape, place: Path, *, engine: str = "duckdb") -> Callable[[], p
 
 
 def files_of(place: Path, group: Group) -> list[str]:
-    from featurestore.delta import deltalog
+    from featurestore.delta.snapshot import read_snapshot
 
     return [
-        each.path
-        for each in deltalog.table_state(str(place / "featuregroups" / group.name / "v1")).files
+        each.path for each in read_snapshot(str(place / "featuregroups" / group.name / "v1")).files
     ]
 
 

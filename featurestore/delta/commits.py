@@ -21,8 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.delta import log
-from featurestore.delta.history import LogCommit, commit_at, commit_time
-from featurestore.delta.history import history as log_history
+from featurestore.delta.history import LogCommit, commit_at, commit_time, read_history
 from featurestore.delta.log import Actions
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import TableDamaged
@@ -96,7 +95,7 @@ def history(path: str, *, limit: int | None = None, before: int | None = None) -
 
     Commit 0 (the empty table) is left out; ``None`` means all.
     """
-    found = log_history(path, limit=limit, before=before)
+    found = read_history(path, limit=limit, before=before)
     return [_commit(path, each) for each in found if each.version > 0]
 
 

@@ -6,13 +6,13 @@ from featurestore.delta.history import (
     LogCommit,
     added_files,
     commit_time,
-    history,
+    read_history,
     version_at,
 )
 from featurestore.delta.log import (
     LOG_FOLDER,
     commit_path,
-    exists,
+    is_delta_table,
     latest_version,
     read_commit,
 )
@@ -27,6 +27,8 @@ from featurestore.delta.snapshot import (
 
 TableState = Snapshot
 table_state = read_snapshot
+history = read_history
+exists = is_delta_table
 
 __all__ = ["LOG_FOLDER", "DataFile", "LogCommit", "Snapshot", "TableState", "added_files", "check_files",
            "commit_path", "commit_time", "exists", "file_path", "history", "latest_version", "read_commit",

@@ -48,7 +48,7 @@ class LogCommit:
         return from_micros(self.timestamp * 1000)
 
 
-def history(
+def read_history(
     path: str, *, limit: int | None = None, before: int | None = None
 ) -> tuple[LogCommit, ...]:
     """Return commits of a table, newest first: the last ``limit`` before version ``before`` (None: all).
@@ -76,7 +76,7 @@ def history(
 
 def commit_at(path: str, version: int) -> LogCommit:
     """Return one commit."""
-    found = history(path, limit=1, before=version + 1)
+    found = read_history(path, limit=1, before=version + 1)
     if not found or found[0].version != version:
         raise VersionNotFound(
             f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
@@ -236,7 +236,7 @@ def iterate_back(path: str, *, page: int = 100) -> Iterator[LogCommit]:
     """Yield all commits, newest first, reading a page at a time."""
     before: int | None = None
     while True:
-        found = history(path, limit=page, before=before)
+        found = read_history(path, limit=page, before=before)
         yield from found
         if len(found) < page:
             return

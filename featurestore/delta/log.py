@@ -76,7 +76,7 @@ class LogFiles:
         return min(self.checkpoints, default=self.latest)
 
 
-def exists(path: str) -> bool:
+def is_delta_table(path: str) -> bool:
     """Tell whether there is a Delta table at ``path``."""
     if files.exists(commit_path(path, 0)):
         return True

@@ -119,7 +119,7 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
         UnsupportedTable: The table uses features that the store would read wrongly; names them.
     """
     path = os.path.abspath(path)
-    if not log.exists(path):
+    if not log.is_delta_table(path):
         raise TableDamaged(
             f"There is no Delta log at {Path(path) / log.LOG_FOLDER}.",
             hint="featurestore registry rebuild",

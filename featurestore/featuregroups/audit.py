@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import is_delta_table
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups.definition import Declaration, plain_expectations
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -114,7 +115,7 @@ def quarantine(
     if audited.quarantined is None:
         return
     path = session.quarantine_path(spec.name, spec.version)
-    if not deltalog.exists(path):
+    if not is_delta_table(path):
         session.engine.create_table(
             path,
             schema=quarantine_schema(spec.schema),
@@ -122,7 +123,7 @@ def quarantine(
             properties={"featurestore.quarantine": f"{spec.name}@v{spec.version}"},
             note={"operation": "create"},
         )
-    stored = set(deltalog.table_state(path).schema.names)
+    stored = set(read_snapshot(path).schema.names)
     new = pa.schema([field for field in audited.quarantined.schema if field.name not in stored])
     note = {"operation": "quarantine", "run": how.note["run"]}
     landing = TableWrite(

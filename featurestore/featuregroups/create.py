@@ -10,7 +10,9 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.log import latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupExists, InvalidArgument
 from featurestore.featuregroups import keys
 from featurestore.featuregroups.audit import LandedRows, quarantine, transaction_of
@@ -160,7 +162,7 @@ def _create(
         properties=commits.properties(spec, meta),
         note={"operation": "define", "run": run.run_id},
     )
-    group = OpenGroup(spec, path, deltalog.table_state(path))
+    group = OpenGroup(spec, path, read_snapshot(path))
     claim = keys.claim(
         session.engine, audited.relation, group, "append", unique_batch=audited.unique
     )
@@ -172,6 +174,6 @@ def _create(
     quarantine(session, audited, spec, how)
     run.check_held()
     written = write_rows(session, group, audited.relation, how, run)
-    delta_version = deltalog.latest_version(path) if written is None else written
+    delta_version = latest_version(path) if written is None else written
     landed = LandedRows(group, spec, delta_version, "create", audited, declared)
     return register(session, landed, run=run)

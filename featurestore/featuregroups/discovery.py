@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_tags
 from featurestore.featuregroups.registration import advance
@@ -162,4 +163,4 @@ def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -
     meta = commits.Meta(commits.meta_of(group.state).description, values)
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         session.engine.set_properties(group.path, {commits.META: meta.to_text()})
-        advance(session, spec, deltalog.latest_version(group.path), run=run, tags=values)
+        advance(session, spec, latest_version(group.path), run=run, tags=values)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
 from featurestore.delta.compaction import size_to_merge_below
+from featurestore.delta.log import latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import WriteConflict
 from featurestore.featuregroups.registration import advance
@@ -68,5 +69,5 @@ def vacuum(
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         pinned = pinned_versions(session, spec.name, spec.version)
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
-        advance(session, spec, deltalog.latest_version(group.path), run=run)
+        advance(session, spec, latest_version(group.path), run=run)
     return removed

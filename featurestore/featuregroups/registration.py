@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from sqlalchemy.engine import Connection
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups.audit import LandedRows
 from featurestore.featuregroups.definition import Declaration
@@ -95,7 +96,7 @@ def _register(session: Session, landed: LandedRows, commit: Commit) -> None:
     if spec.schema.names != landed.group.spec.schema.names:
         # Others may have added columns at the same time: what the table has now is what is
         # registered.
-        state = deltalog.table_state(landed.group.path)
+        state = read_snapshot(landed.group.path)
         latest, gained = state.version, commits.spec_of(state)
     with session.registry.transaction() as connection:
         if landed.declared is None:

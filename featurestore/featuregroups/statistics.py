@@ -6,7 +6,9 @@ The files are those of ``featurestore.statistics.storage``.
 
 from __future__ import annotations
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.history import added_files
+from featurestore.delta.log import latest_version
 from featurestore.featuregroups.audit import LandedRows
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -112,7 +114,7 @@ def _count(session: Session, group: OpenGroup, counted: int) -> StatisticsState:
         group.path, version=group.delta_version, schema=group.spec.schema
     )
     state = count_statistics(session.engine, rows, group.spec, rows=group.state.rows)
-    if counted == commits.latest_data_version(group.path, deltalog.latest_version(group.path)):
+    if counted == commits.latest_data_version(group.path, latest_version(group.path)):
         _files(session, group.spec).write(counted, state)
     return state
 
@@ -134,7 +136,7 @@ def _written(session: Session, landed: LandedRows) -> Relation | None:
         return engine.read_table(path, version=landed.delta_version, schema=spec.schema)
     if spec.partition_by:
         return None  # partition values are not in the files
-    added = deltalog.added_files(path, landed.delta_version)
+    added = added_files(path, landed.delta_version)
     if not added:
         return None
     return engine.read_files(added, schema=spec.schema)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.history import version_at
+from featurestore.delta.log import is_delta_table
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, TableDamaged, VersionNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
@@ -24,7 +27,7 @@ class OpenGroup:
 
     spec: FeatureGroupSpec
     path: str
-    state: deltalog.TableState
+    state: Snapshot
 
     @property
     def delta_version(self) -> int:
@@ -44,13 +47,13 @@ def open_group(
     """
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
-    if not deltalog.exists(path):
+    if not is_delta_table(path):
         raise TableDamaged(
             f"Feature group {name!r} version {version} is registered, "
             f"but there is no Delta table at {path}.",
             hint="restore the folder, or run 'featurestore registry rebuild' to forget it",
         )
-    state = deltalog.table_state(path, None if as_of is None else delta_version(path, as_of))
+    state = read_snapshot(path, None if as_of is None else delta_version(path, as_of))
     return OpenGroup(commits.spec_of(state), path, state)
 
 
@@ -83,7 +86,7 @@ def delta_version(path: str, as_of: TableVersion) -> int:
         found, asked = as_of, f"as_of={as_of}"
     else:
         instant = parse_moment(as_of, argument="as_of")
-        found, asked = deltalog.version_at(path, instant), f"as_of={instant.isoformat()}"
+        found, asked = version_at(path, instant), f"as_of={instant.isoformat()}"
     if found < 1:
         raise VersionNotFound(
             f"{asked}: the group held no data yet.", hint="its first Delta version is 1"

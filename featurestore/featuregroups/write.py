@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -122,7 +123,7 @@ def commit(
     quarantine(session, audited, conformed.spec, how)
     written = write_rows(session, group, audited.relation, how, run)
     if written is None:
-        state = deltalog.table_state(group.path)
+        state = read_snapshot(group.path)
         return replace(commits.commit_of(group.path, state.version), applied=False)
     landed = LandedRows(group, conformed.spec, written, write.mode, audited)
     committed = register(session, landed, run=run)
@@ -218,7 +219,7 @@ def _check_transaction(transaction: object) -> None:
 
 
 def _is_repeat(path: str, transaction: tuple[str, int]) -> bool:
-    last = deltalog.transaction_version(path, transaction[0])
+    last = transaction_version(path, transaction[0])
     return last is not None and transaction[1] <= last
 
 
@@ -231,7 +232,7 @@ def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) 
     name, version = group.spec.name, group.spec.version
     with session.registry.transaction() as connection:
         groups.lock(connection, name, version)
-        stored = commits.announced_spec(deltalog.table_state(group.path))
+        stored = commits.announced_spec(read_snapshot(group.path))
         new = _not_announced(conformed.added, stored)
         if new:
             properties = commits.properties(stored.with_columns(new), commits.Meta())

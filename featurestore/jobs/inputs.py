@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -115,8 +115,8 @@ def _pin_group(session: Session, name: str, reference: str, time_column: str | N
 
 def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:
     path = os.path.abspath(os.path.expanduser(source))
-    if deltalog.exists(path):
-        version = deltalog.latest_version(path)
+    if is_delta_table(path):
+        version = latest_version(path)
         return PinnedInput(name, "delta", path, path, time_column, delta_version=version)
     found = list(parquet_files(path))
     if not found:

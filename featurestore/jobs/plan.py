@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from featurestore.delta import deltalog
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, volume
 from featurestore.jobs.service import complete_between, due_of, get_job
 from featurestore.model.job import JobSpec
@@ -124,7 +124,7 @@ def _files(given: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | Non
         for path in parquet_files(given.path):
             yield volume(path, given.time)
         return
-    state = deltalog.table_state(given.path, given.delta_version)
+    state = read_snapshot(given.path, given.delta_version)
     times = None
     if given.time is not None:
         times = state.times(given.time)

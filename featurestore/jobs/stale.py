@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path, read_commit
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.jobs.inputs import PinnedInput, fingerprint, parquet_files, pin, time_bounds
 from featurestore.jobs.target import windows_of_note
 from featurestore.model.job import JobSpec
@@ -94,11 +95,11 @@ def _changes_of_table(given: PinnedInput, before: int, now: int) -> Iterator[Cha
     """Yield the ranges that the commits after one version, up to another, changed."""
     ranges: dict[str, Change] | None = None
     for version in range(before + 1, now + 1):
-        file = deltalog.commit_path(given.path, version)
+        file = commit_path(given.path, version)
         if not files.exists(file):
             yield EVERYTHING
             return
-        actions = deltalog.read_commit(file)
+        actions = read_commit(file)
         changed_files = _changed_files(actions)
         if not changed_files:
             continue
@@ -148,13 +149,13 @@ def _stated_range(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> C
 
 def _ranges_of_files(given: PinnedInput, before: int, now: int) -> dict[str, Change]:
     """Return the range of every file that the table had at a version or got since, by its path."""
-    state = deltalog.table_state(given.path, before)
+    state = read_snapshot(given.path, before)
     column = str(given.time)
     ranges = {}
     for file, times in zip(state.files, state.times(column) or [], strict=False):
         ranges[file.log_path] = _as_change(times)
     for version in range(before + 1, now + 1):
-        for action in deltalog.read_commit(deltalog.commit_path(given.path, version)):
+        for action in read_commit(commit_path(given.path, version)):
             added = action.get("add")
             if added is not None:
                 ranges[added["path"]] = _as_change(state.times_of_added(added, column))

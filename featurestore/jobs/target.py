@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from featurestore.delta import deltalog
-from featurestore.delta.deltalog import LogCommit
+from featurestore.delta.history import LogCommit, read_history
+from featurestore.delta.snapshot import transaction_version
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.model.job import JobSpec
@@ -77,7 +77,7 @@ def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
     if spec.mode == "append" or group is None:
         return app, 0
-    last = deltalog.transaction_version(group.path, app)
+    last = transaction_version(group.path, app)
     return app, 0 if last is None else last + 1
 
 
@@ -127,7 +127,7 @@ def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
     if not files.is_directory(path):
         return []
     found = []
-    for commit in deltalog.history(path):
+    for commit in read_history(path):
         told = windows_of_note(commit.note)
         if told is not None and job in (None, told[0]):
             found.append(JobCommit(*told, commit))

@@ -7,7 +7,9 @@ import os
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.log import LOG_FOLDER, is_delta_table, latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
@@ -18,7 +20,7 @@ from featurestore.storage import files
 
 def is_group(path: str) -> bool:
     """Tell whether a directory holds a feature group: a Delta table with a commit of data."""
-    return deltalog.exists(path) and deltalog.latest_version(path) >= 1
+    return is_delta_table(path) and latest_version(path) >= 1
 
 
 def register(connection: Connection, path: str, name: str, version: int) -> FeatureGroupSpec:
@@ -27,7 +29,7 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
     Raises:
         TableDamaged: The table cannot be read, or says that it is another group.
     """
-    state = deltalog.table_state(path)
+    state = read_snapshot(path)
     spec, meta = commits.spec_of(state), commits.meta_of(state)
     if (spec.name, spec.version) != (name, version):
         raise TableDamaged(
@@ -86,7 +88,7 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
     Without its log a directory is no table any more, whatever happens next.
     """
     path = paths.featuregroup(name, version)
-    files.remove(os.path.join(path, deltalog.LOG_FOLDER), below=paths.location)
+    files.remove(os.path.join(path, LOG_FOLDER), below=paths.location)
     for directory in (path, paths.quarantine(name, version), paths.statistics(name, version)):
         files.remove(directory, below=paths.location)
 
@@ -106,7 +108,7 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
     busy = version in versions_in_flight(connection, location, "create", name)
     if not taken and not busy:
         if not is_group(path):
-            if deltalog.exists(path):
+            if is_delta_table(path):
                 remove_files(paths, name, version)
             return version
         register(connection, path, name, version)

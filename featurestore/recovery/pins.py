@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.delta import deltalog
+from featurestore.delta.snapshot import check_files, read_snapshot
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetNotFound
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.plan import Source
@@ -54,7 +54,7 @@ def check_pinned(sources: Iterable[Source]) -> None:
         TableDamaged: A vacuum that began before the export has removed one; nothing was published.
     """
     for source in sources:
-        deltalog.check_files(deltalog.table_state(source.path, source.delta_version).files)
+        check_files(read_snapshot(source.path, source.delta_version).files)
 
 
 def pinned_versions(store: Store, name: str, version: int) -> list[int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.history import version_at
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument, VersionNotFound, listing
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
@@ -123,12 +125,12 @@ class Pins:
                 wanted = self._by_group[key]
                 if isinstance(wanted, int):
                     return wanted
-                return deltalog.version_at(path, parse_moment(wanted, argument=f"as_of[{key!r}]"))
-        return None if self._moment is None else deltalog.version_at(path, self._moment)
+                return version_at(path, parse_moment(wanted, argument=f"as_of[{key!r}]"))
+        return None if self._moment is None else version_at(path, self._moment)
 
     def _version_at(self, name: str, version: int) -> int | None:
         try:
-            found = deltalog.version_at(
+            found = version_at(
                 self._session.featuregroup_path(name, version), self._moment_or_raise()
             )
         except VersionNotFound:
@@ -143,7 +145,7 @@ class Pins:
 
 def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
     """Return the group at a Delta table, at a version (the latest when None), with what its log says about it."""
-    state = deltalog.table_state(path, delta_version)
+    state = read_snapshot(path, delta_version)
     return Source(
         spec=commits.spec_of(state),
         path=path,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import read_history
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
 from featurestore.hashing import tie_hash
 from featurestore.model.durations import format_duration
@@ -198,7 +198,7 @@ class _Origin:
         self._source = source
         self._key = key
         self._hashes: dict[int, frozenset[str] | None] = {}
-        commits = deltalog.history(source.path, before=source.delta_version + 1)
+        commits = read_history(source.path, before=source.delta_version + 1)
         self._versions = [each.version for each in reversed(commits) if each.rows_in]
 
     def dated(self, row: ExplainedRow) -> ExplainedRow:

@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import read_history
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.testing.relation_conformance import RelationConformance, rows
 from featurestore.testing.table_conformance import TableConformance, new_table, write
@@ -91,7 +91,7 @@ class CrossEngineConformance:
         ]
         for reader in (engine, other):
             assert rows(reader, reader.read_table(path, schema=wide), by="id") == expected
-        assert [commit.note.get("by") for commit in deltalog.history(path)[1::-1]] == names
+        assert [commit.note.get("by") for commit in read_history(path)[1::-1]] == names
 
 
 def _every_type() -> pa.Table:

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import added_files, read_history
+from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import FeatureStoreError, TableDamaged, VersionNotFound
 from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
 from featurestore.testing.relation_conformance import NOON, numbered, rows
@@ -65,7 +66,7 @@ class TableConformance:
         self, engine: Engine, tmp_path: Path
     ) -> None:
         path = new_table(engine, tmp_path)
-        state = deltalog.table_state(path)
+        state = read_snapshot(path)
         assert (state.version, state.rows, state.files) == (0, 0, ())
         assert state.properties == {"featurestore.spec": "{}", **TABLE_PROPERTIES}
         assert ids(engine, path) == []
@@ -74,7 +75,7 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         with pytest.raises(FileExistsError):
             new_table(engine, tmp_path)
-        assert deltalog.table_state(path).version == 0
+        assert read_snapshot(path).version == 0
 
     def test_of_concurrent_creators_one_wins(self, engine: Engine, tmp_path: Path) -> None:
         outcomes: list[str] = []
@@ -98,7 +99,7 @@ class TableConformance:
         write(engine, path, numbered(3))
         write(engine, path, some(1, value=9.0), TableWrite("upsert", key=("id",)))
         engine.delete(path, "id = 2", note={})
-        protocol = deltalog.table_state(path).protocol
+        protocol = read_snapshot(path).protocol
         assert (protocol.reader, protocol.writer) == (1, 2)
 
     def test_appends_add_up_and_old_versions_stay(self, engine: Engine, tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ class TableConformance:
         assert engine.delete(path, "zone <> 'a' and value < 4", note={"run": "r"}) == 2
         assert ids(engine, path) == [0, 4, 5, 8, 9]
         assert engine.delete(path, "id > 100", note={}) is None
-        assert deltalog.table_state(path).version == 2
+        assert read_snapshot(path).version == 2
 
     def test_delete_of_a_whole_partition_or_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path, partition_by=("zone",))
@@ -273,12 +274,12 @@ class TableConformance:
             app = f"app/{mode}"
             how = TableWrite(mode, key=key, transaction=(app, 3))  # type: ignore[arg-type]
             assert write(engine, path, some(1), how) is not None
-            before = deltalog.table_state(path).version
+            before = read_snapshot(path).version
             assert write(engine, path, some(1), how) is None
             lower = TableWrite(mode, key=key, transaction=(app, 2))  # type: ignore[arg-type]
             assert write(engine, path, some(1), lower) is None
-            assert deltalog.table_state(path).version == before
-            assert deltalog.transaction_version(path, app) == 3
+            assert read_snapshot(path).version == before
+            assert transaction_version(path, app) == 3
         assert (
             write(engine, path, some(2), TableWrite("append", transaction=("app/append", 4)))
             is not None
@@ -296,7 +297,7 @@ class TableConformance:
         write(engine, path, some(3, 4, value=1.0), TableWrite("upsert", key=("id",), note=note))
         engine.delete(path, "id = 0", note={"operation": "delete"})
         write(engine, path, some(9), TableWrite("overwrite", note={"operation": "overwrite"}))
-        found = deltalog.history(path)[-2::-1]
+        found = read_history(path)[-2::-1]
         assert [(each.operation, each.rows_in, each.rows_out, each.rows) for each in found] == [
             ("append", 4, 0, 4),
             ("upsert", 2, 1, 5),
@@ -310,13 +311,13 @@ class TableConformance:
     def test_the_log_counts_rows_and_bytes(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         version = write(engine, path, numbered(4))
-        state = deltalog.table_state(path)
+        state = read_snapshot(path)
         assert version is not None
         assert (state.rows, state.bytes) == (
             4,
             sum(Path(file.path).stat().st_size for file in state.files),
         )
-        assert set(deltalog.added_files(path, version)) == {file.path for file in state.files}
+        assert set(added_files(path, version)) == {file.path for file in state.files}
 
     def test_properties_change_in_a_commit_of_their_own(
         self, engine: Engine, tmp_path: Path
@@ -324,7 +325,7 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
         engine.set_properties(path, {"featurestore.meta": '{"tags": {"a": "ü"}}'})
-        state = deltalog.table_state(path)
+        state = read_snapshot(path)
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'
         assert state.properties["featurestore.spec"] == "{}"
         assert ids(engine, path) == [1]
@@ -335,8 +336,8 @@ class TableConformance:
             write(engine, path, some(each))
         assert engine.compact(path) is not None
         assert ids(engine, path) == [0, 1, 2, 3, 4]
-        assert len(deltalog.table_state(path).files) == 1
-        last = deltalog.history(path)[0]
+        assert len(read_snapshot(path).files) == 1
+        last = read_history(path)[0]
         assert (last.rows_in, last.rows_out, last.rows) == (0, 0, 5)
         assert engine.compact(path) is None
 
@@ -352,7 +353,7 @@ class TableConformance:
         assert ids(engine, path, version=2) == [1]
         with pytest.raises(TableDamaged):
             ids(engine, path, version=1)
-        assert len(deltalog.history(path)) == 5
+        assert len(read_history(path)) == 5
 
     def test_vacuum_keeps_what_versions_since_the_moment_need(
         self, engine: Engine, tmp_path: Path
@@ -371,7 +372,7 @@ class TableConformance:
     def test_a_missing_data_file_is_named(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1))
-        (file,) = deltalog.table_state(path).files
+        (file,) = read_snapshot(path).files
         Path(file.path).unlink()
         with pytest.raises(TableDamaged, match=Path(file.path).name):
             ids(engine, path)
@@ -403,7 +404,7 @@ class TableConformance:
             write(engine, path, some(each))
         assert ids(engine, path) == list(range(23))
         assert ids(engine, path, version=11) == list(range(11))
-        assert len(deltalog.history(path)) == 24
+        assert len(read_history(path)) == 24
 
     def test_rows_come_from_a_stage_into_a_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)

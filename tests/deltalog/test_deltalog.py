@@ -12,7 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import added_files, read_history, version_at
+from featurestore.delta.log import commit_path, is_delta_table
+from featurestore.delta.snapshot import check_files, read_snapshot, transaction_version
 from featurestore.errors import TableDamaged, VersionNotFound
 
 
@@ -30,7 +32,7 @@ def table_at(path: Path, *, commits: int = 3) -> str:
 def set_times(path: str, *millis: int) -> None:
     """Give the commits other times."""
     for version, moment in enumerate(millis):
-        file = Path(deltalog.commit_path(path, version))
+        file = Path(commit_path(path, version))
         actions = [json.loads(line) for line in file.read_text().splitlines()]
         for action in actions:
             if "commitInfo" in action:
@@ -44,7 +46,7 @@ def at(millis: int) -> datetime:
 
 def test_a_state_tells_what_a_version_is(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
-    state = deltalog.table_state(path, 1)
+    state = read_snapshot(path, 1)
     assert (state.version, state.rows, state.partition_by) == (1, 2, ("zone",))
     assert state.schema == pa.schema([("id", pa.int64()), ("zone", pa.string())])
     assert [file.partition for file in state.files] == [{"zone": "z0"}, {"zone": "z1"}]
@@ -53,9 +55,7 @@ def test_a_state_tells_what_a_version_is(tmp_path: Path) -> None:
     assert bounds is not None
     assert bounds.pairs() == [(0, 0), (1, 1)]
     assert state.bounds("zone") is None
-    assert (
-        state.table_id == deltalog.table_state(path).table_id == str(DeltaTable(path).metadata().id)
-    )
+    assert state.table_id == read_snapshot(path).table_id == str(DeltaTable(path).metadata().id)
 
 
 def test_a_relative_path_gives_absolute_files(
@@ -63,15 +63,15 @@ def test_a_relative_path_gives_absolute_files(
 ) -> None:
     table_at(tmp_path / "table")
     monkeypatch.chdir(tmp_path)
-    state = deltalog.table_state("table")
+    state = read_snapshot("table")
     assert all(os.path.isabs(file.path) and os.path.exists(file.path) for file in state.files)
 
 
 def test_exists_tells_tables_from_folders(tmp_path: Path) -> None:
-    assert not deltalog.exists(str(tmp_path / "nothing"))
+    assert not is_delta_table(str(tmp_path / "nothing"))
     (tmp_path / "_delta_log").mkdir()
-    assert not deltalog.exists(str(tmp_path))
-    assert deltalog.exists(table_at(tmp_path / "table"))
+    assert not is_delta_table(str(tmp_path))
+    assert is_delta_table(table_at(tmp_path / "table"))
 
 
 def test_history_counts_rows_by_the_actions_themselves(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_history_counts_rows_by_the_actions_themselves(tmp_path: Path) -> None:
     DeltaTable(path).delete("id = 0")
     DeltaTable(path).optimize.compact()
     write_deltalake(path, new.slice(0, 1), mode="overwrite")
-    found = deltalog.history(path)[::-1]
+    found = read_history(path)[::-1]
     assert [(each.version, each.rows_in, each.rows_out, each.rows) for each in found][:5] == [
         (0, 1, 0, 1),
         (1, 1, 0, 2),
@@ -104,40 +104,40 @@ def test_history_counts_rows_by_the_actions_themselves(tmp_path: Path) -> None:
 def test_history_counts_rows_of_files_without_statistics(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=2)
     for version in range(2):
-        file = Path(deltalog.commit_path(path, version))
+        file = Path(commit_path(path, version))
         actions = [json.loads(line) for line in file.read_text().splitlines()]
         for action in actions:
             action.get("add", {}).pop("stats", None)
         file.write_text("\n".join(map(json.dumps, actions)))
-    assert [each.rows for each in deltalog.history(path)] == [2, 1]
-    assert deltalog.table_state(path).rows == 2
+    assert [each.rows for each in read_history(path)] == [2, 1]
+    assert read_snapshot(path).rows == 2
 
 
 def test_a_note_that_is_no_json_is_none(tmp_path: Path) -> None:
     note = CommitProperties(custom_metadata={"userMetadata": "written by hand"})
     write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}), commit_properties=note)
-    assert deltalog.history(str(tmp_path / "t"))[0].note == {}
+    assert read_history(str(tmp_path / "t"))[0].note == {}
 
 
 def test_a_moment_gives_the_last_version_at_or_before_it(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=5)
     set_times(path, 1000, 1500, 1500, 1500, 3000)
-    assert deltalog.version_at(path, at(1000)) == 0
-    assert deltalog.version_at(path, at(1499)) == 0
-    assert deltalog.version_at(path, at(1500)) == 3
-    assert deltalog.version_at(path, at(2999)) == 3
-    assert deltalog.version_at(path, at(3000)) == 4
-    assert deltalog.version_at(path, at(10**12)) == 4
+    assert version_at(path, at(1000)) == 0
+    assert version_at(path, at(1499)) == 0
+    assert version_at(path, at(1500)) == 3
+    assert version_at(path, at(2999)) == 3
+    assert version_at(path, at(3000)) == 4
+    assert version_at(path, at(10**12)) == 4
     with pytest.raises(VersionNotFound, match="first commit"):
-        deltalog.version_at(path, at(999))
+        version_at(path, at(999))
 
 
 def test_a_clock_that_went_back_does_not_reorder_commits(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=4)
     set_times(path, 1000, 5000, 2000, 6000)
-    assert [each.timestamp for each in deltalog.history(path)] == [6000, 5000, 5000, 1000]
-    assert deltalog.version_at(path, at(2000)) == 0
-    assert deltalog.version_at(path, at(5000)) == 2
+    assert [each.timestamp for each in read_history(path)] == [6000, 5000, 5000, 1000]
+    assert version_at(path, at(2000)) == 0
+    assert version_at(path, at(5000)) == 2
 
 
 def test_transactions_are_remembered_by_application(tmp_path: Path) -> None:
@@ -145,68 +145,68 @@ def test_transactions_are_remembered_by_application(tmp_path: Path) -> None:
     rows = pa.table({"id": pa.array([9], pa.int64()), "zone": ["z0"]})
     done = CommitProperties(app_transactions=[Transaction("job/a", 7)])
     write_deltalake(path, rows, mode="append", commit_properties=done)
-    assert deltalog.transaction_version(path, "job/a") == 7
-    assert deltalog.transaction_version(path, "job/b") is None
+    assert transaction_version(path, "job/a") == 7
+    assert transaction_version(path, "job/b") is None
 
 
 def test_added_files_are_those_of_one_commit(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     for version in range(3):
-        (file,) = deltalog.added_files(path, version)
+        (file,) = added_files(path, version)
         assert os.path.exists(file)
     with pytest.raises(VersionNotFound, match="the last one is 2"):
-        deltalog.added_files(path, 3)
+        added_files(path, 3)
 
 
 def test_a_version_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     with pytest.raises(VersionNotFound, match="0 to 2"):
-        deltalog.table_state(path, 3)
+        read_snapshot(path, 3)
 
 
 def test_a_missing_log_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableDamaged, match="_delta_log"):
-        deltalog.table_state(str(tmp_path / "nothing"))
+        read_snapshot(str(tmp_path / "nothing"))
     with pytest.raises(TableDamaged, match="_delta_log"):
-        deltalog.history(str(tmp_path / "nothing"))
+        read_history(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"add": 1'])
 def test_a_damaged_commit_is_named(tmp_path: Path, content: str) -> None:
     path = table_at(tmp_path / "table")
-    commit = Path(deltalog.commit_path(path, 1))
+    commit = Path(commit_path(path, 1))
     commit.write_text(content)
     with pytest.raises(TableDamaged, match=commit.name):
-        deltalog.table_state(path)
+        read_snapshot(path)
     with pytest.raises(TableDamaged, match=commit.name):
-        deltalog.history(path)
+        read_history(path)
 
 
 def test_what_was_read_once_is_read_anew_when_the_log_is_another(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
-    before = deltalog.table_state(path)
-    assert deltalog.table_state(path) is before
+    before = read_snapshot(path)
+    assert read_snapshot(path) is before
     write_deltalake(path, pa.table({"id": [7], "zone": ["z7"]}), mode="append")
-    assert deltalog.table_state(path).rows == before.rows + 1
-    assert deltalog.table_state(path, before.version).rows == before.rows
-    Path(deltalog.commit_path(path, 1)).write_text("{")
+    assert read_snapshot(path).rows == before.rows + 1
+    assert read_snapshot(path, before.version).rows == before.rows
+    Path(commit_path(path, 1)).write_text("{")
     for version in (None, 2):
         with pytest.raises(TableDamaged):
-            deltalog.table_state(path, version)
+            read_snapshot(path, version)
     shutil.rmtree(path)
     table_at(tmp_path / "table", commits=1)
-    assert deltalog.table_state(path).rows == 1
-    assert deltalog.table_state(path).table_id != before.table_id
+    assert read_snapshot(path).rows == 1
+    assert read_snapshot(path).table_id != before.table_id
 
 
 def test_a_missing_commit_is_named(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
-    commit = Path(deltalog.commit_path(path, 1))
+    commit = Path(commit_path(path, 1))
     commit.unlink()
     with pytest.raises(TableDamaged, match=commit.name):
-        deltalog.table_state(path)
+        read_snapshot(path)
     with pytest.raises(TableDamaged, match=commit.name):
-        deltalog.history(path)
+        read_history(path)
 
 
 def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
@@ -215,16 +215,16 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet")
     checkpoint.write_bytes(b"nonsense")
     with pytest.raises(TableDamaged, match="checkpoint"):
-        deltalog.table_state(path)
+        read_snapshot(path)
 
 
 def test_missing_and_cut_data_files_are_named(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
-    state = deltalog.table_state(path)
-    deltalog.check_files(state.files)
+    state = read_snapshot(path)
+    check_files(state.files)
     os.truncate(state.files[0].path, 10)
     with pytest.raises(TableDamaged, match="has 10 bytes"):
-        deltalog.check_files(state.files)
+        check_files(state.files)
     os.unlink(state.files[0].path)
     with pytest.raises(TableDamaged, match=os.path.basename(state.files[0].path)):
-        deltalog.check_files(state.files)
+        check_files(state.files)

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import read_history
+from featurestore.delta.log import commit_path, is_delta_table, latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import TableDamaged, UnsupportedTable, UnsupportedType, VersionNotFound
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import TableWrite
@@ -175,7 +177,7 @@ def test_separators_in_texts_of_other_writers_are_part_of_the_text(
 ) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(1))
-    file = Path(deltalog.commit_path(path, 1))
+    file = Path(commit_path(path, 1))
     actions = [json.loads(line) for line in file.read_text().split("\n") if line]
     for action in actions:
         if "add" in action:
@@ -186,7 +188,7 @@ def test_separators_in_texts_of_other_writers_are_part_of_the_text(
     file.write_text("\n".join(lines), encoding="utf-8")
     assert write(engine, path, some(2)) == 2
     assert write(engine, path, some(2, value=5.0), TableWrite("upsert", key=("id",))) == 3
-    assert deltalog.table_state(path).rows == 2
+    assert read_snapshot(path).rows == 2
 
 
 def test_a_log_that_begins_with_a_checkpoint_is_a_table(
@@ -197,25 +199,25 @@ def test_a_log_that_begins_with_a_checkpoint_is_a_table(
         write(engine, path, some(number))
     log = Path(path) / "_delta_log"
     for version in range(11):
-        Path(deltalog.commit_path(path, version)).unlink()
-    assert deltalog.exists(path)
-    assert deltalog.latest_version(path) == 10
-    assert deltalog.table_state(path).rows == 10
+        Path(commit_path(path, version)).unlink()
+    assert is_delta_table(path)
+    assert latest_version(path) == 10
+    assert read_snapshot(path).rows == 10
     assert sorted(read(engine, Path(path))["id"]) == list(range(10))
-    assert deltalog.history(path) == ()
+    assert read_history(path) == ()
     assert write(engine, path, some(99)) == 11
-    assert [each.rows for each in deltalog.history(path)] == [11]
+    assert [each.rows for each in read_history(path)] == [11]
     with pytest.raises(VersionNotFound, match="10 to 11"):
-        deltalog.table_state(path, 4)
+        read_snapshot(path, 4)
     (log / "_last_checkpoint").unlink()
-    assert deltalog.table_state(path, 10).rows == 10
+    assert read_snapshot(path, 10).rows == 10
 
 
 def test_checkpoints_in_parts_and_with_sidecars_are_read(
     engine: DuckDBEngine, tmp_path: Path
 ) -> None:
     path = simple(tmp_path / "t", "v2Checkpoint")
-    before = deltalog.table_state(str(path))
+    before = read_snapshot(str(path))
     log = path / "_delta_log"
     file = before.files[0]
     added = {
@@ -235,14 +237,14 @@ def test_checkpoints_in_parts_and_with_sidecars_are_read(
     name = f"{1:020d}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
     (log / name).write_text("\n".join(map(json.dumps, top)))
     for version in (0, 1):
-        Path(deltalog.commit_path(str(path), version)).unlink()
-    found = deltalog.table_state(str(path))
+        Path(commit_path(str(path), version)).unlink()
+    found = read_snapshot(str(path))
     assert (found.version, found.schema, found.rows) == (1, before.schema, 3)
     assert read(engine, path) == {"id": [1, 2, 3]}
     other = shutil.copytree(path, tmp_path / "other")
     (other / "_delta_log" / "_sidecars" / "one.parquet").unlink()
     with pytest.raises(TableDamaged, match=r"one\.parquet"):
-        deltalog.table_state(str(other))
+        read_snapshot(str(other))
 
 
 def test_partition_values_come_from_the_log_and_not_from_the_path(
@@ -294,7 +296,7 @@ def test_times_that_other_writers_cut_to_milliseconds_leave_no_file_out(
         "maxValues": {"at": "2024-05-01T12:00:00.123Z"},
     }
     commit(path, 1, add(path, "part-0.parquet", rows, stats=cut))
-    bounds = deltalog.table_state(str(path)).bounds("at")
+    bounds = read_snapshot(str(path)).bounds("at")
     assert bounds is not None
     greatest = bounds.greatest()
     assert greatest is not None
@@ -343,4 +345,4 @@ def test_a_commit_that_makes_no_sense_is_damage(tmp_path: Path, text: str) -> No
     path = simple(tmp_path / "t")
     (path / "_delta_log" / f"{2:020d}.json").write_text(text)
     with pytest.raises(TableDamaged):
-        deltalog.table_state(str(path))
+        read_snapshot(str(path))

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import featurestore
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path
+from featurestore.delta.snapshot import check_files, read_snapshot
 from featurestore.errors import InvalidArgument, PublicationWarning
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage.publication import Publication
@@ -80,14 +81,14 @@ def test_an_interrupt_at_any_step_after_the_commit_removes_nothing(
         path = new_table(engine, folder)
         write(engine, path, some(0, 1))
         write(engine, path, some(2))
-        commit = deltalog.commit_path(path, 3)
+        commit = commit_path(path, 3)
         hit = interrupted(
             lambda path=path: WRITES[name](engine, path),
             after=lambda commit=commit: os.path.exists(commit),
             step=step,
         )
-        deltalog.check_files(deltalog.table_state(path).files)
-        assert deltalog.table_state(path).version == 3
+        check_files(read_snapshot(path).files)
+        assert read_snapshot(path).version == 3
         assert ids(engine, path)
         if not hit:
             break
@@ -159,13 +160,13 @@ def test_files_and_folders_are_on_disk_before_the_commit_names_them(
     monkeypatch.setattr(os, "link", linked)
     path = new_table(engine, tmp_path, partition_by=("zone",))
     write(engine, path, some(0, 1))
-    files = [file.path for file in deltalog.table_state(path).files]
-    commit = events.index(f"link {deltalog.commit_path(path, 1)}")
+    files = [file.path for file in read_snapshot(path).files]
+    commit = events.index(f"link {commit_path(path, 1)}")
     for file in files:
         assert file in events[:commit]
         assert os.path.dirname(file) in events[:commit]
     assert path in events[:commit]
-    assert os.path.dirname(deltalog.commit_path(path, 1)) in events[commit:]
+    assert os.path.dirname(commit_path(path, 1)) in events[commit:]
 
 
 def test_fast_durability_leaves_syncing_to_the_system(
@@ -188,7 +189,7 @@ def test_a_directory_that_cannot_be_synced_after_the_commit_is_a_warning(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_table(engine, tmp_path)
-    commit = deltalog.commit_path(path, 1)
+    commit = commit_path(path, 1)
     sync = os.fsync
 
     def failing(handle: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import deltalog
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     ConfigurationError,
     EngineError,
@@ -259,7 +259,7 @@ def test_columns_and_filters_reach_the_files(engine: DuckDBEngine, tmp_path: Pat
 def test_filters_on_partitions_leave_files_out(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = table_of(engine, tmp_path / "table", numbered(10), partition_by=("zone",))
     relation = engine.filter(engine.read_table(path), "zone = 'a'")
-    for file in deltalog.table_state(path).files:
+    for file in read_snapshot(path).files:
         if file.partition["zone"] != "a":
             Path(file.path).write_bytes(b"")
     assert read(engine, relation)["id"].to_pylist() == [0, 5]

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -76,7 +77,7 @@ def test_statistics_let_plain_delta_leave_files_out(engine: DuckDBEngine, tmp_pa
     path = new_table(engine, tmp_path)
     write(engine, path, some(0, 1))
     write(engine, path, some(8, 9))
-    state = deltalog.table_state(path)
+    state = read_snapshot(path)
     bounds = state.bounds("id")
     assert bounds is not None
     assert bounds.pairs() == [(0, 1), (8, 9)]
@@ -106,7 +107,7 @@ def test_partitions_outside_folders_of_their_name_are_read(
     write(engine, path, numbered(10))
     for number, file in enumerate(sorted(data_files(path))):
         os.rename(file, Path(path) / f"moved-{number}.parquet")
-    commit = Path(deltalog.commit_path(path, 1))
+    commit = Path(commit_path(path, 1))
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     adds = sorted(
         (action["add"] for action in actions if "add" in action), key=lambda add: add["path"]
@@ -225,9 +226,9 @@ def test_an_upsert_touches_only_files_that_hold_its_keys(
     path = new_table(engine, tmp_path)
     write(engine, path, some(0, 1))
     write(engine, path, some(8, 9))
-    before = {file.path for file in deltalog.table_state(path).files}
+    before = {file.path for file in read_snapshot(path).files}
     write(engine, path, some(8, value=-1.0), TableWrite("upsert", key=("id",)))
-    kept = before & {file.path for file in deltalog.table_state(path).files}
+    kept = before & {file.path for file in read_snapshot(path).files}
     assert len(kept) == 1
 
 
@@ -237,11 +238,11 @@ def test_a_replaced_range_touches_only_files_that_hold_it(
     path = new_table(engine, tmp_path)
     for each in (0, 5, 9):
         write(engine, path, some(each))
-    other = deltalog.table_state(path).files[0].path
+    other = read_snapshot(path).files[0].path
     Path(other).write_bytes(b"unreadable, and not to be read")
     window = TimeRange("hour", NOON + timedelta(hours=5), NOON + timedelta(hours=9), "right")
     write(engine, path, numbered(0), TableWrite("replace", replace=window))
-    assert [file.rows for file in deltalog.table_state(path).files] == [1, 1]
+    assert [file.rows for file in read_snapshot(path).files] == [1, 1]
 
 
 def test_folders_with_glob_characters_take_every_write(
@@ -315,7 +316,7 @@ def test_eight_processes_append_and_upsert_without_loss(
     appended = [1000 + me * 100 + turn for me in range(8) for turn in range(4)]
     assert [row["id"] for row in found] == [*range(8), 50, *appended]
     assert all(row["n"] == 3 for row in found[:9])
-    assert deltalog.table_state(path).version == 64
+    assert read_snapshot(path).version == 64
 
 
 def test_a_writer_that_keeps_losing_gives_up(
@@ -324,28 +325,28 @@ def test_a_writer_that_keeps_losing_gives_up(
     path = new_table(engine, tmp_path)
     write(engine, path, some(1))
     rival = DuckDBEngine()
-    state_of = deltalog.table_state
+    state_of = read_snapshot
 
-    def slow(path: str, version: int | None = None) -> deltalog.TableState:
+    def slow(path: str, version: int | None = None) -> Snapshot:
         state = state_of(path, version)
-        monkeypatch.setattr(deltalog, "table_state", state_of)
+        monkeypatch.setattr(commits, "read_snapshot", state_of)
         write(rival, path, some(5))
-        monkeypatch.setattr(deltalog, "table_state", slow)
+        monkeypatch.setattr(commits, "read_snapshot", slow)
         return state
 
     monkeypatch.setattr(commits, "ATTEMPTS", 3)
-    monkeypatch.setattr(deltalog, "table_state", slow)
+    monkeypatch.setattr(commits, "read_snapshot", slow)
     with pytest.raises(WriteConflict, match="3 times"):
         engine.delete(path, "id = 1", note={})
     monkeypatch.undo()
     assert 1 in ids(engine, path)
-    assert len(data_files(path)) == len(deltalog.table_state(path).files)
+    assert len(data_files(path)) == len(read_snapshot(path).files)
     rival.close()
 
 
 def test_an_append_does_not_mind_other_appends(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    stale = deltalog.table_state(path)
+    stale = read_snapshot(path)
     write(engine, path, some(1))
     assert commits.commit(stale, Change("WRITE"), Publication()) == 2
 
@@ -354,7 +355,7 @@ def test_a_transaction_that_raced_with_itself_lands_once(
     engine: DuckDBEngine, tmp_path: Path
 ) -> None:
     path = new_table(engine, tmp_path)
-    stale = deltalog.table_state(path)
+    stale = read_snapshot(path)
     write(engine, path, some(1), TableWrite("append", transaction=("app", 1)))
     with pytest.raises(commits.RepeatedError):
         commits.commit(stale, Change("WRITE", transaction=("app", 1)), Publication())
@@ -474,11 +475,11 @@ def test_rows_that_only_move_land_beside_new_ones_and_give_way_to_changes(
 ) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, some(1))
-    stale = deltalog.table_state(path)
+    stale = read_snapshot(path)
     write(engine, path, some(2))
     moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     assert commits.commit(stale, moving, Publication()) == 3
-    stale = deltalog.table_state(path)
+    stale = read_snapshot(path)
     engine.delete(path, "id = 2", note={})
     moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     with pytest.raises(commits.LostRaceError):

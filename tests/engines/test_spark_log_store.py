@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import latest_version
 from featurestore.errors import ConfigurationError, EngineError, PublicationWarning
 from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
@@ -144,7 +144,7 @@ def test_appends_of_both_engines_at_once_all_land(engine: SparkEngine, path: str
     rows = embedded.stream(embedded.read_table(path)).read_all()
     embedded.close()
     assert Counter(rows["by"].to_pylist()) == landed
-    assert deltalog.latest_version(path) == sum(landed.values())
+    assert latest_version(path) == sum(landed.values())
 
 
 def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
@@ -177,7 +177,7 @@ def test_an_error_before_the_commit_is_a_failed_write(
     rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
     with pytest.raises(EngineError, match="the answer was lost"):
         engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
-    assert deltalog.latest_version(path) == 0
+    assert latest_version(path) == 0
 
 
 @pytest.mark.parametrize(

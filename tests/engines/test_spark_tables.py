@@ -16,7 +16,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import read_history
+from featurestore.delta.log import commit_path, latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     InvalidSql,
     RowsOutsideWindow,
@@ -79,7 +81,7 @@ def test_delta_stops_a_repeat_that_the_first_look_missed(
     )
     assert engine.write(path, given(engine, []), replace) is None
     assert content(engine, path) == [row(1)]
-    assert deltalog.latest_version(path) == 1
+    assert latest_version(path) == 1
 
 
 def test_rows_outside_the_replaced_range_are_refused(engine: SparkEngine, path: str) -> None:
@@ -128,7 +130,7 @@ def test_parallel_upserts_of_one_row_all_land(engine: SparkEngine, path: str) ->
         thread.join()
     assert failures == []
     assert [each["k"] for each in content(engine, path)] == [0, 1, 2, 3]
-    assert sorted(commit.note["run"] for commit in deltalog.history(path)[:-2]) == ["1", "2", "3"]
+    assert sorted(commit.note["run"] for commit in read_history(path)[:-2]) == ["1", "2", "3"]
 
 
 def test_a_writer_that_keeps_losing_says_so(
@@ -157,7 +159,7 @@ def test_times_are_stored_with_statistics_and_the_users_settings_stay(
     engine.write(
         path, given(engine, [row(1)]), TableWrite("append", note={"run": "a"}, transaction=("a", 1))
     )
-    (file,) = deltalog.table_state(path).files
+    (file,) = read_snapshot(path).files
     assert str(parquet.ParquetFile(file.path).schema.column(1).physical_type) == "INT64"
     assert engine.session.conf.get(setting) == before
     settings = engine.session.conf.getAll
@@ -172,7 +174,7 @@ def test_a_missing_commit_is_named(engine: SparkEngine, path: str) -> None:
     for number in (1, 2):
         engine.write(path, given(engine, [row(number)]), TableWrite("append"))
     engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    os.remove(deltalog.commit_path(path, 1))
+    os.remove(commit_path(path, 1))
     with pytest.raises(TableDamaged, match="00000000000000000001"):
         content(engine, path)
 
@@ -181,7 +183,7 @@ def test_a_missing_commit_is_named(engine: SparkEngine, path: str) -> None:
 def test_a_damaged_commit_is_named(engine: SparkEngine, path: str, damage: str) -> None:
     engine.write(path, given(engine, [row(1)]), TableWrite("append"))
     engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    commit = Path(deltalog.commit_path(path, 1))
+    commit = Path(commit_path(path, 1))
     commit.write_bytes(commit.read_bytes()[:50] if damage == "cut" else b"\x00garbage")
     with pytest.raises(TableDamaged, match=commit.name):
         content(engine, path)
@@ -190,7 +192,7 @@ def test_a_damaged_commit_is_named(engine: SparkEngine, path: str, damage: str) 
 @pytest.mark.parametrize("damage", ["cut", "scrambled", "emptied"])
 def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: str) -> None:
     engine.write(path, given(engine, [row(number) for number in range(100)]), TableWrite("append"))
-    found, *_ = deltalog.table_state(path).files
+    found, *_ = read_snapshot(path).files
     file = Path(found.path)
     data = file.read_bytes()
     file.write_bytes(
@@ -238,8 +240,6 @@ def test_driver_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> No
         time.sleep(0.1)
     go.touch()
     assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
-    assert deltalog.latest_version(path) == 30
-    assert (
-        sorted(commit.note["by"] for commit in deltalog.history(path)[:-1]) == [1] * 15 + [2] * 15
-    )
-    assert deltalog.table_state(path).rows == 30
+    assert latest_version(path) == 30
+    assert sorted(commit.note["by"] for commit in read_history(path)[:-1]) == [1] * 15 + [2] * 15
+    assert read_snapshot(path).rows == 30

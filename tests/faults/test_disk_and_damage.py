@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError, StorageError, TableDamaged
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def read(group: FeatureGroup) -> int:
 
 
 def test_a_missing_data_file_is_named(group: FeatureGroup) -> None:
-    file = deltalog.table_state(group.path).files[0].path
+    file = read_snapshot(group.path).files[0].path
     os.remove(file)
     with pytest.raises(TableDamaged, match=os.path.basename(file)):
         read(group)
@@ -96,7 +97,7 @@ def test_a_missing_data_file_is_named(group: FeatureGroup) -> None:
 
 @pytest.mark.parametrize("how", ["cut", "scrambled", "emptied"])
 def test_a_damaged_data_file_is_named(group: FeatureGroup, how: str) -> None:
-    file = deltalog.table_state(group.path).files[0].path
+    file = read_snapshot(group.path).files[0].path
     data = bytearray(Path(file).read_bytes())
     if how == "scrambled":  # the size stays
         data[-200:] = os.urandom(200)
@@ -108,7 +109,7 @@ def test_a_damaged_data_file_is_named(group: FeatureGroup, how: str) -> None:
 @pytest.mark.parametrize("damage", ["removed", "cut", "garbage"])
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_damaged_log_is_named(group: FeatureGroup, damage: str, version: int) -> None:
-    commit = Path(deltalog.commit_path(group.path, version))
+    commit = Path(commit_path(group.path, version))
     if damage == "removed":
         commit.unlink()
     else:

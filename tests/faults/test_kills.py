@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import featurestore
-from featurestore.delta import deltalog
+from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import featuregroups, intents
 
@@ -82,7 +82,7 @@ def check(location: Path, write: str) -> str:
             assert intents.every(connection) == []
             for group in featuregroups.every(connection):
                 path = store.session.featuregroup_path(group.name, group.version)
-                assert group.delta_version == deltalog.latest_version(path)
+                assert group.delta_version == latest_version(path)
         staging = location / "_staging"
         assert not staging.exists() or not list(staging.iterdir())
         # Everything goes on as if nothing had happened.

@@ -24,11 +24,10 @@ def test_tags_live_in_the_table_and_in_the_registry(store: FeatureStore) -> None
     store.remove_featuregroup_tag("g", "pii")
     assert store.get_featuregroup_tags("g") == {"team": "roads"}
 
-    from featurestore.delta import commits, deltalog
+    from featurestore.delta import commits
+    from featurestore.delta.snapshot import read_snapshot
 
-    assert commits.meta_of(deltalog.table_state(store.featuregroup("g").path)).tags == {
-        "team": "roads"
-    }
+    assert commits.meta_of(read_snapshot(store.featuregroup("g").path)).tags == {"team": "roads"}
     with pytest.raises(InvalidArgument, match="no tag 'pii'; it has 'team'"):
         store.remove_featuregroup_tag("g", "pii")
     with pytest.raises(InvalidArgument, match="no pair of texts"):

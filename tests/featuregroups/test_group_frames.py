@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.delta import deltalog
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_rows_that_a_condition_rules_out_are_not_read(store: FeatureStore) -> No
         rows(100, 50, "b"), "g", primary_key="id", partition_by="place"
     )
     group.insert(rows(0, 50, "a"))
-    for file in deltalog.table_state(group.path).files:
+    for file in read_snapshot(group.path).files:
         if "place=a" in file.path:
             content = Path(
                 file.path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import deltalog
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset
 from featurestore.registry import manifests, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
@@ -42,7 +42,7 @@ def test_compaction_leaves_the_rows_as_they_are(store: FeatureStore) -> None:
     commit = store.compact_featuregroup("g")
     assert commit.rows == 3
     assert values(store) == [0, 1, 2]
-    assert len(deltalog.table_state(group.path).files) == 1
+    assert len(read_snapshot(group.path).files) == 1
     assert store.compact_featuregroup("g").delta_version == group.delta_version
 
 
@@ -79,7 +79,7 @@ def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(
 def test_the_log_is_never_cleaned_by_itself(store: FeatureStore) -> None:
     """Checkpoints are where Delta's writers remove old commits, which here are older than any retention."""
     group = store.create_featuregroup(pa.table({"n": [0]}), "g", validation="off", statistics=False)
-    assert deltalog.table_state(group.path).properties["delta.enableExpiredLogCleanup"] == "false"
+    assert read_snapshot(group.path).properties["delta.enableExpiredLogCleanup"] == "false"
     for number in range(1, 12):
         for commit in Path(group.path, "_delta_log").glob("*.json"):
             os.utime(commit, (0, 0))
@@ -129,7 +129,7 @@ def test_a_group_that_compacts_by_itself_keeps_few_files(duckdb_store: FeatureSt
     for number in range(1, 30):
         commit = group.insert(pa.table({"n": [number]}))
         assert commit.rows == number + 1
-        state = deltalog.table_state(group.path)
+        state = read_snapshot(group.path)
         most = max(most, len(state.files))
     assert most < 9
     assert state.rows == 30

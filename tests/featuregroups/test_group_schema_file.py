@@ -11,7 +11,8 @@ import jsonschema
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import commits, deltalog
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def test_the_definition_in_the_table_follows_the_schema(duckdb_store: FeatureSto
         ttl="36h",
         partition_by="day",
     )
-    stored = json.loads(deltalog.table_state(group.path).properties[commits.SPEC])
+    stored = json.loads(read_snapshot(group.path).properties[commits.SPEC])
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.validate(stored, SCHEMA)
     assert FeatureGroupSpec.from_json(stored) == group.spec

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path
 from featurestore.errors import InvalidArgument, VersionNotFound
 from featurestore.model.times import NaiveTimeWarning
 
@@ -55,11 +55,14 @@ def test_commits_of_one_second_are_told_apart(store: FeatureStore) -> None:
 
 def set_time(path: str, version: int, moment: dt.datetime) -> None:
     """Write another commit time into the log."""
-    commit = Path(deltalog.commit_path(path, version))
+    commit = Path(commit_path(path, version))
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for action in actions:
         if "commitInfo" in action:
             action["commitInfo"]["timestamp"] = round(moment.timestamp() * 1000)
+            note = json.loads(action["commitInfo"].get("userMetadata") or "{}")
+            note.pop("base_time", None)
+            action["commitInfo"]["userMetadata"] = json.dumps(note)
     commit.write_text("\n".join(map(json.dumps, actions)))
     commit.with_name(f".{commit.name}.crc").unlink(
         missing_ok=True

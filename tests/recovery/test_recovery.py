@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path, is_delta_table
 from featurestore.errors import (
     FeatureGroupExists,
     FeatureGroupNotFound,
@@ -134,7 +134,7 @@ def test_the_writes_of_this_process_are_left_alone(duckdb_store: FeatureStore) -
     store = duckdb_store
     path = half_created(store, owner=owners.this_process(store.location))
     featurestore.connect(store.location)
-    assert deltalog.exists(path)
+    assert is_delta_table(path)
     assert left_over(store) == ["run"]
     with pytest.raises(FeatureGroupExists, match="is being created by another process"):
         store.create_featuregroup(TABLE, "g", version=1)
@@ -186,7 +186,7 @@ def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
     now = times.utc_now()
     monkeypatch.setattr(times, "utc_now", lambda: now + dt.timedelta(seconds=59))
     featurestore.connect(store.location)
-    assert deltalog.exists(path)
+    assert is_delta_table(path)
     monkeypatch.setattr(times, "utc_now", lambda: now + dt.timedelta(seconds=61))
     again = featurestore.connect(store.location)
     assert not os.path.exists(path)
@@ -258,7 +258,7 @@ def test_one_write_that_cannot_be_settled_stops_no_other(
     group = store.create_featuregroup(TABLE, "damaged")
     begin(store, "write", "damaged", run_id="one")
     path = half_created(store)
-    Path(deltalog.commit_path(group.path, 1)).write_text("{not json")
+    Path(commit_path(group.path, 1)).write_text("{not json")
     again = featurestore.connect(store.location)
     assert not os.path.exists(path)
     assert left_over(again) == ["one"], "it is tried again at the next connect"

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from featurestore.cli import app
-from featurestore.delta import deltalog
+from featurestore.delta.log import is_delta_table
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -54,7 +54,7 @@ def rows(store: FeatureStore) -> list[dict[str, Any]]:
 
 def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
     path = store.session.quarantine_path("people", 1)
-    if not deltalog.exists(path):
+    if not is_delta_table(path):
         return []
     relation = store.session.engine.read_table(path)
     return store.session.engine.stream(relation).read_all().to_pylist()

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.delta import deltalog
+from featurestore.delta.log import is_delta_table
+from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import FeatureStoreError, JobFailed, ValidationFailed
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def ages(store: FeatureStore) -> dict[int, int]:
 
 def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
     path = store.session.quarantine_path("people", 1)
-    if not deltalog.exists(path):
+    if not is_delta_table(path):
         return []
     return store.session.engine.stream(store.session.engine.read_table(path)).read_all().to_pylist()
 
@@ -131,7 +132,7 @@ def test_the_quarantine_commits_first_and_both_under_one_transaction(
         store.session.quarantine_path("people", 1),
         store.session.featuregroup_path("people", 1),
     ):
-        assert deltalog.transaction_version(path, "nightly") == 7
+        assert transaction_version(path, "nightly") == 7
     assert (ages(store)[1], ages(store)[2]) == (31, 30)
     assert [row["id"] for row in quarantined(store)] == [2]
 
@@ -144,7 +145,7 @@ def test_without_a_transaction_of_the_caller_both_commits_have_one_of_their_own(
     commit = duckdb_store.insert_into_featuregroup(given, "people", validation="quarantine")
     session = duckdb_store.session
     for path in (session.quarantine_path("people", 1), session.featuregroup_path("people", 1)):
-        assert deltalog.transaction_version(path, f"write/{commit.run_id}") == 0
+        assert transaction_version(path, f"write/{commit.run_id}") == 0
 
 
 def test_a_write_that_died_between_its_two_commits_is_finished_by_its_repeat(

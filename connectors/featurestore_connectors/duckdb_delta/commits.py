@@ -20,8 +20,15 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog, log, protocol
-from featurestore.delta.deltalog import DataFile, TableState
+from featurestore.delta import log, protocol
+from featurestore.delta.log import (
+    LOG_FOLDER,
+    commit_path,
+    is_delta_table,
+    latest_version,
+    read_commit,
+)
+from featurestore.delta.snapshot import DataFile, Snapshot, read_snapshot
 from featurestore.errors import StorageError, TableDamaged, WriteConflict, refusal_hint
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
@@ -65,7 +72,7 @@ def create(
     path: str, *, metadata: Mapping[str, Any], note: Mapping[str, Any], durable: bool = True
 ) -> None:
     """Write commit 0; FileExistsError when there is a table already."""
-    log = os.path.join(path, deltalog.LOG_FOLDER)
+    log = os.path.join(path, LOG_FOLDER)
     make_directory(log, durable=durable)
     info = _info(
         "CREATE TABLE",
@@ -78,11 +85,11 @@ def create(
         {"metaData": dict(metadata)},
     ]
     with Publication(durable=durable) as publication:
-        if deltalog.exists(path) or not _put(path, 0, actions, publication):
+        if is_delta_table(path) or not _put(path, 0, actions, publication):
             raise FileExistsError(f"There is a Delta table at {path} already.")
 
 
-def commit(state: TableState, change: Change, publication: Publication) -> int:
+def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     """Write a change of a table that was read as ``state``; return its version.
 
     ``publication`` has the files that the change adds. Once the commit has its name nothing raises
@@ -100,18 +107,18 @@ def commit(state: TableState, change: Change, publication: Publication) -> int:
             with after_publication(f"Delta version {version} of {state.path}"):
                 _checkpoint(state, version)
             return version
-        _check_still_true(change, deltalog.read_commit(deltalog.commit_path(state.path, version)))
+        _check_still_true(change, read_commit(commit_path(state.path, version)))
 
 
 def retried(
-    path: str, attempt: Callable[[TableState], int | None], *, state: TableState | None = None
+    path: str, attempt: Callable[[Snapshot], int | None], *, state: Snapshot | None = None
 ) -> int | None:
     """Call ``attempt`` with the latest state until it wins its race, with growing pauses.
 
     The first call may have a ``state`` that was read a moment ago.
     """
     for number in range(ATTEMPTS):
-        latest = state if state is not None and number == 0 else deltalog.table_state(path)
+        latest = state if state is not None and number == 0 else read_snapshot(path)
         try:
             return attempt(latest)
         except RepeatedError:
@@ -121,7 +128,7 @@ def retried(
         except TableDamaged:
             # A rewrite misses files that a vacuum took meanwhile: then its version is no longer the
             # latest.
-            if deltalog.latest_version(path) == latest.version:
+            if latest_version(path) == latest.version:
                 raise
         time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
     raise WriteConflict(
@@ -148,7 +155,7 @@ def new_metadata(
 
 
 def changed_metadata(
-    state: TableState,
+    state: Snapshot,
     *,
     schema: pa.Schema | None = None,
     properties: Mapping[str, str] | None = None,
@@ -177,7 +184,7 @@ def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
     return pa.schema([*schema, *new])
 
 
-def metadata_with(state: TableState, added: pa.Schema | None) -> dict[str, Any] | None:
+def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | None:
     """Return the metadata that a table needs to hold more columns, None when it has them all."""
     schema = wider_schema(state.schema, added)
     if schema.names == state.schema.names:
@@ -192,12 +199,12 @@ def schema_string(schema: pa.Schema) -> str:
     return str(Schema.from_arrow(schema).to_json())
 
 
-def check_writable(state: TableState) -> None:
+def check_writable(state: Snapshot) -> None:
     """Raise UnsupportedTable when the table asks its writers for unknown features."""
     protocol.check_writable(state.path, state.protocol)
 
 
-def _actions(state: TableState, change: Change) -> Iterator[dict[str, Any]]:
+def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     rows = sum(file.rows for file in change.adds)
     metrics = {
         "numFiles": len(change.adds),
@@ -227,7 +234,7 @@ def _actions(state: TableState, change: Change) -> Iterator[dict[str, Any]]:
         yield {"add": _add(state, new, now=now, data_change=change.data_change)}
 
 
-def _add(state: TableState, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
+def _add(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     return {
         "path": quote(os.path.relpath(file.path, state.path), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
@@ -238,7 +245,7 @@ def _add(state: TableState, file: NewFile, *, now: int, data_change: bool) -> di
     }
 
 
-def _remove(state: TableState, file: DataFile, *, now: int, data_change: bool) -> dict[str, Any]:
+def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> dict[str, Any]:
     return {
         "path": file.log_path,
         "deletionTimestamp": now,
@@ -283,7 +290,7 @@ def _put(
     path: str, version: int, actions: Sequence[Mapping[str, Any]], publication: Publication
 ) -> bool:
     """Link a commit under its name; False when the name is taken."""
-    target = deltalog.commit_path(path, version)
+    target = commit_path(path, version)
     temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
     lines = [json.dumps(action, separators=(",", ":")) for action in actions]
     try:
@@ -334,7 +341,7 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
         raise LostRaceError
 
 
-def _checkpoint(state: TableState, version: int) -> None:
+def _checkpoint(state: Snapshot, version: int) -> None:
     """Write a checkpoint when one is due: the later the more it would list, so that its cost stays small."""
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     listed = len(state.files) + len(state.transactions)

@@ -7,7 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import added_files, version_at
+from featurestore.delta.log import commit_path, latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore.storage import files as storage
@@ -25,9 +27,9 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
     Writers and readers may be at work. Everything is decided for the version that is the latest
     when this begins: what later commits add is not touched.
     """
-    latest = deltalog.latest_version(path)
+    latest = latest_version(path)
     candidates = _unneeded(path, latest, keep_versions=keep_versions, retain=retain)
-    candidates -= _added_between(path, latest + 1, deltalog.latest_version(path))
+    candidates -= _added_between(path, latest + 1, latest_version(path))
     removed = []
     for file in sorted(candidates):
         if storage.remove(file, below=os.path.abspath(path)):  # else another vacuum took it
@@ -55,12 +57,12 @@ def _unneeded(
 def _needed(path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime) -> set[str]:
     """Return the files of every version since ``retain``, and of those that are kept."""
     try:
-        first = deltalog.version_at(path, retain)
+        first = version_at(path, retain)
     except VersionNotFound:
         first = 0
     needed = _added_between(path, first, latest)
     for version in {first, *keep_versions}:
-        needed |= {file.path for file in deltalog.table_state(path, version).files}
+        needed |= {file.path for file in read_snapshot(path, version).files}
     return needed
 
 
@@ -68,8 +70,8 @@ def _added_between(path: str, first: int, last: int) -> set[str]:
     """Return the files that the commits of a range of versions added, as far as they are there."""
     added: set[str] = set()
     for version in range(first, last + 1):
-        if storage.exists(deltalog.commit_path(path, version)):
-            added.update(deltalog.added_files(path, version))
+        if storage.exists(commit_path(path, version)):
+            added.update(added_files(path, version))
     return added
 
 

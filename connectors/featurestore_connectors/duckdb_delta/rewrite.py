@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta import bounds, deltalog
-from featurestore.delta.deltalog import DataFile, TableState
+from featurestore.delta import bounds
+from featurestore.delta.snapshot import DataFile, Snapshot, check_files, read_snapshot
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import TableWrite, TimeRange
@@ -50,14 +50,14 @@ class _Touched:
 
 
 def upsert(
-    database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite
+    database: Database, state: Snapshot, source: Sequence[NewFile], how: TableWrite
 ) -> int | None:
     """Replace the rows whose key occurs in the source, and append the source."""
     if not how.key:
         raise InvalidArgument("An upsert needs the columns of its key.")
     _check_unique(database, _source(state, source, how), how.key)
 
-    def attempt(state: TableState) -> int:
+    def attempt(state: Snapshot) -> int:
         rows = _source(state, source, how)
         outgoing = f"EXISTS (SELECT 1 FROM {rows} AS source WHERE {_same_key(how.key)})"
         candidates = _overlapping(state, _bounds(database, rows, how.key, state))
@@ -68,7 +68,7 @@ def upsert(
 
 
 def replace(
-    database: Database, state: TableState, source: Sequence[NewFile], how: TableWrite
+    database: Database, state: Snapshot, source: Sequence[NewFile], how: TableWrite
 ) -> int | None:
     """Empty a range of times and append the source, in one commit."""
     window = how.replace
@@ -76,7 +76,7 @@ def replace(
         raise InvalidArgument("Mode 'replace' needs the range that it replaces.")
     _check_inside(database, state, source, how, window)
 
-    def attempt(state: TableState) -> int:
+    def attempt(state: Snapshot) -> int:
         rows = _source(state, source, how)
         outgoing = range_condition(window)
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
@@ -93,9 +93,9 @@ def replace(
 
 def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
     """Remove the rows for which the predicate is true; None when there are none."""
-    commits.check_writable(deltalog.table_state(path))
+    commits.check_writable(read_snapshot(path))
 
-    def attempt(state: TableState) -> int | None:
+    def attempt(state: Snapshot) -> int | None:
         touched = _touched(database, state, state.files, f"({predicate})")
         if not touched.files:
             return None
@@ -117,9 +117,9 @@ def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, 
 
 def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
     """Write files of a partition that are smaller than ``below`` as large ones; None when no partition has two."""
-    commits.check_writable(deltalog.table_state(path))
+    commits.check_writable(read_snapshot(path))
 
-    def attempt(state: TableState) -> int | None:
+    def attempt(state: Snapshot) -> int | None:
         small = _smaller_than(_SMALL_BYTES if below is None else below, state)
         if not small:
             return None
@@ -142,7 +142,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
 
 def _replaced(
     database: Database,
-    state: TableState,
+    state: Snapshot,
     touched: _Touched,
     outgoing: str,
     how: TableWrite,
@@ -157,7 +157,7 @@ def _replaced(
 
 
 def _replacement(
-    state: TableState, touched: _Touched, how: TableWrite, new: Sequence[NewFile]
+    state: Snapshot, touched: _Touched, how: TableWrite, new: Sequence[NewFile]
 ) -> Change:
     operation = "WRITE"
     parameters: dict[str, Any] = {"mode": "Overwrite"}
@@ -178,7 +178,7 @@ def _replacement(
 
 def _rewritten(
     database: Database,
-    state: TableState,
+    state: Snapshot,
     touched: _Touched,
     outgoing: str,
     publication: Publication,
@@ -208,10 +208,10 @@ def _rewritten(
 
 
 def _touched(
-    database: Database, state: TableState, candidates: Sequence[DataFile], outgoing: str
+    database: Database, state: Snapshot, candidates: Sequence[DataFile], outgoing: str
 ) -> _Touched:
     """Return which of the files hold rows for which ``outgoing`` is true."""
-    deltalog.check_files(candidates)
+    check_files(candidates)
     if not candidates:
         return _Touched((), 0)
     target = scan.scan_all(state, candidates)
@@ -237,7 +237,7 @@ def _same_key(key: Sequence[str]) -> str:
 
 def _check_inside(
     database: Database,
-    state: TableState,
+    state: Snapshot,
     source: Sequence[NewFile],
     how: TableWrite,
     window: TimeRange,
@@ -294,7 +294,7 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
         )
 
 
-def _source(state: TableState, source: Sequence[NewFile], how: TableWrite) -> str:
+def _source(state: Snapshot, source: Sequence[NewFile], how: TableWrite) -> str:
     """Return a FROM item for the incoming rows with all columns that the table will have."""
     schema = commits.wider_schema(state.schema, how.add_columns)
     if not source:
@@ -303,7 +303,7 @@ def _source(state: TableState, source: Sequence[NewFile], how: TableWrite) -> st
 
 
 def _bounds(
-    database: Database, rows: str, key: Sequence[str], state: TableState
+    database: Database, rows: str, key: Sequence[str], state: Snapshot
 ) -> dict[str, tuple[int, int]]:
     """Return minimum and maximum of the columns of the key that the log bounds, as it counts."""
     expressions: dict[str, str] = {}
@@ -326,7 +326,7 @@ def _ordinal(column: str, kind: pa.DataType) -> str:
     return f"({column} - DATE '1970-01-01')" if pat.is_date(kind) else column
 
 
-def _overlapping(state: TableState, ranges: Mapping[str, tuple[int, int]]) -> tuple[DataFile, ...]:
+def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tuple[DataFile, ...]:
     """Return the files that may hold rows within all ranges, by the statistics in the log."""
     within = np.ones(len(state.files), dtype=np.bool_)
     for column, (least, greatest) in ranges.items():
@@ -336,7 +336,7 @@ def _overlapping(state: TableState, ranges: Mapping[str, tuple[int, int]]) -> tu
     return tuple(state.files[number] for number in np.flatnonzero(within))
 
 
-def _smaller_than(size: int, state: TableState) -> tuple[DataFile, ...]:
+def _smaller_than(size: int, state: Snapshot) -> tuple[DataFile, ...]:
     """Return the files below a size that have another one in their partition."""
     groups: dict[tuple[Any, ...], list[DataFile]] = {}
     for file in state.files:

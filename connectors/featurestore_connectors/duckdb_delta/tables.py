@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta import deltalog
-from featurestore.delta.deltalog import TableState
+from featurestore.delta.snapshot import Snapshot, read_snapshot, transaction_version
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
@@ -54,7 +53,7 @@ def create(
 
 def write(database: Database, path: str, relation: Relation, how: TableWrite) -> int | None:
     """Write one commit; None when its transaction is a repeat."""
-    state = deltalog.table_state(path)
+    state = read_snapshot(path)
     commits.check_writable(state)
     if _is_repeat(path, how):
         return None
@@ -68,18 +67,18 @@ def write(database: Database, path: str, relation: Relation, how: TableWrite) ->
 
 
 def _write_plain(
-    database: Database, state: TableState, relation: Relation, schema: pa.Schema, how: TableWrite
+    database: Database, state: Snapshot, relation: Relation, schema: pa.Schema, how: TableWrite
 ) -> int | None:
     with Publication(durable=database.durable) as publication:
         new = _into_table(database, state, relation, schema, publication)
 
-        def attempt(latest: TableState) -> int:
+        def attempt(latest: Snapshot) -> int:
             return commits.commit(latest, _plain_change(latest, new, how), publication)
 
         return commits.retried(state.path, attempt, state=state)
 
 
-def _plain_change(state: TableState, new: Sequence[NewFile], how: TableWrite) -> Change:
+def _plain_change(state: Snapshot, new: Sequence[NewFile], how: TableWrite) -> Change:
     everything = how.mode == "overwrite"
     mode = "Overwrite" if everything else "Append"
     return Change(
@@ -97,7 +96,7 @@ def _plain_change(state: TableState, new: Sequence[NewFile], how: TableWrite) ->
 def set_properties(database: Database, path: str, properties: Mapping[str, str]) -> None:
     """Set table properties in a commit of their own."""
 
-    def attempt(state: TableState) -> int:
+    def attempt(state: Snapshot) -> int:
         metadata = commits.changed_metadata(state, properties=properties)
         change = Change("SET TBLPROPERTIES", {"properties": dict(properties)}, metadata=metadata)
         with Publication(durable=database.durable) as publication:
@@ -110,11 +109,11 @@ def _is_repeat(path: str, how: TableWrite) -> bool:
     if how.transaction is None:
         return False
     app, number = how.transaction
-    last = deltalog.transaction_version(path, app)
+    last = transaction_version(path, app)
     return last is not None and number <= last
 
 
-def _table_schema(state: TableState, relation: Relation, how: TableWrite) -> pa.Schema:
+def _table_schema(state: Snapshot, relation: Relation, how: TableWrite) -> pa.Schema:
     """Return the storage types of the table with the columns that this write adds."""
     schema = commits.wider_schema(state.schema, how.add_columns)
     present = set(schema.names)
@@ -130,7 +129,7 @@ def _table_schema(state: TableState, relation: Relation, how: TableWrite) -> pa.
 
 def _into_table(
     database: Database,
-    state: TableState,
+    state: Snapshot,
     relation: Relation,
     schema: pa.Schema,
     publication: Publication,
@@ -152,7 +151,7 @@ def _into_table(
 
 @contextmanager
 def _as_source(
-    database: Database, state: TableState, relation: Relation, schema: pa.Schema
+    database: Database, state: Snapshot, relation: Relation, schema: pa.Schema
 ) -> Iterator[list[NewFile]]:
     """Give the rows as files that a rewrite reads: whole rows, since they are written out again."""
     if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
@@ -170,7 +169,7 @@ def _stored_rows(relation: Relation, schema: pa.Schema) -> str:
         return query_of(relation.native.project(stored))
 
 
-def _fits(staged: StagedRelation, schema: pa.Schema, state: TableState) -> bool:
+def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
     """Tell whether the files of a stage can become files of the table.
 
     The same types, no partitions.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path, latest_version, read_commit
 from featurestore.storage.publication import warn_published
 from featurestore_connectors.spark_delta.failures import as_store_error
 from featurestore_connectors.spark_delta.session import check_log_store
@@ -74,7 +74,7 @@ class CommitSession:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        before = deltalog.latest_version(self._path)
+        before = latest_version(self._path)
         try:
             command()
         except (PySparkException, Py4JError) as error:
@@ -90,8 +90,8 @@ class CommitSession:
 
     def _find_own(self, first: int) -> int | None:
         """Return the version of the commit that carries our note, at or after ``first``."""
-        for version in range(first, deltalog.latest_version(self._path) + 1):
-            for action in deltalog.read_commit(deltalog.commit_path(self._path, version)):
+        for version in range(first, latest_version(self._path) + 1):
+            for action in read_commit(commit_path(self._path, version)):
                 info = action.get("commitInfo") or {}
                 if info.get("userMetadata") == self.note:
                     return version

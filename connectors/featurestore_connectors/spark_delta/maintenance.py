@@ -6,7 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from featurestore.delta import deltalog
+from featurestore.delta.history import added_files, version_at
+from featurestore.delta.log import latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.storage import files as storage
 
@@ -30,16 +32,16 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequ
 
 def _needed(path: str, keep_versions: Sequence[int], retain: datetime) -> set[str]:
     try:
-        first = deltalog.version_at(path, retain)
+        first = version_at(path, retain)
     except VersionNotFound:
         first = 0  # every version is younger
     needed = {
         file.path
         for version in {first, *keep_versions}
-        for file in deltalog.table_state(path, version).files
+        for file in read_snapshot(path, version).files
     }
-    for version in range(first + 1, deltalog.latest_version(path) + 1):
-        needed.update(deltalog.added_files(path, version))
+    for version in range(first + 1, latest_version(path) + 1):
+        needed.update(added_files(path, version))
     return needed
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import latest_version
+from featurestore.delta.snapshot import check_files, read_snapshot
 from featurestore.errors import (
     EngineError,
     InvalidSql,
@@ -92,8 +93,8 @@ def read_table(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    pinned = deltalog.latest_version(path) if version is None else version
-    deltalog.check_files(deltalog.table_state(path, pinned).files)
+    pinned = latest_version(path) if version is None else version
+    check_files(read_snapshot(path, pinned).files)
     try:
         frame = session.read.format("delta").option("versionAsOf", pinned).load(path)
     except (PySparkException, Py4JError) as error:

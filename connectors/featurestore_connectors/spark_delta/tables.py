@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.delta import deltalog
+from featurestore.delta.log import commit_path, is_delta_table
+from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import InvalidSql, RowsOutsideWindow, StorageError, WriteConflict
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite, TimeRange
@@ -53,10 +54,10 @@ def create_table(
         FileExistsError: There is a table, or another creator was faster.
         StorageError: The directory cannot be written.
     """
-    if deltalog.exists(path):
+    if is_delta_table(path):
         raise FileExistsError(path)
     commit = _commit_zero(schema, partition_by=partition_by, properties=properties, note=note)
-    target = deltalog.commit_path(path, 0)
+    target = commit_path(path, 0)
     temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
     try:
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -94,7 +95,7 @@ def _commit_zero(
             raise_if_key_not_exists=False,
             commit_properties=CommitProperties(custom_metadata={"userMetadata": text}),
         )
-        return Path(deltalog.commit_path(folder, 0)).read_bytes()
+        return Path(commit_path(folder, 0)).read_bytes()
 
 
 def _summary_of_nothing(commit: bytes) -> bytes:
@@ -263,7 +264,7 @@ def _is_conflict(error: BaseException) -> bool:
 
 def _is_repeat(path: str, transaction: tuple[str, int]) -> bool:
     app, number = transaction
-    last = deltalog.transaction_version(path, app)
+    last = transaction_version(path, app)
     return last is not None and number <= last
 
 

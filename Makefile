@@ -21,7 +21,7 @@ demo: $(STAMP) ## run the main job on real flights (ENGINE=duckdb or spark)
 	$(BIN)/python examples/flights/main.py --engine $(ENGINE) $(ARGS)
 
 test: $(STAMP) ## run every test (WORKERS=1 for one process, ARGS="-k name" to choose)
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times $(ARGS)
 
 check: $(STAMP) ## run the tests of the inner loop: the core on DuckDB, two minutes
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not spark and not soak and not slow and not tensorflow and not petastorm and not postgres' $(ARGS)

@@ -58,6 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run what the installed libraries allow: tests of extras that are not installed are left out",
     )
+    parser.addoption(
+        "--times", action="store_true", help="print the 20 slowest tests and the sum of each folder"
+    )
 
 
 # -- Java ---------------------------------------------------------------------------------------------------------
@@ -169,6 +172,26 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         )
     for name, count in sorted(cases.items()):
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
+    if terminalreporter.config.getoption("--times"):
+        _write_times(terminalreporter)
+
+
+def _write_times(terminalreporter: Any) -> None:
+    """Say where the time went: the slowest tests with their fixtures, and the sum of each folder."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration") and hasattr(report, "nodeid"):
+                seconds[report.nodeid] += report.duration
+    folders: Counter[str] = Counter()
+    for name, duration in seconds.items():
+        folders["/".join(name.split("::")[0].split("/")[:2])] += duration
+    terminalreporter.section("where the time went, seconds")
+    for name, duration in seconds.most_common(20):
+        terminalreporter.write_line(f"{duration:8.1f} {name}")
+    terminalreporter.write_line("")
+    for name, duration in folders.most_common():
+        terminalreporter.write_line(f"{duration:8.1f} {name}")
 
 
 # -- what this machine remembers -----------------------------------------------------------------------------------

@@ -84,23 +84,26 @@ def in_flight(
     """
     # The id of a run may come from a job that writes more than once; the intent has its own.
     own = new_run_id()
-    with owners.heartbeat(store.registry, store.location) as owner:
-        number = _begin(store, own, owner, kind=kind, name=name, version=version)
-        staging = StorePaths(store.location).stage(own)
-        write = InFlight(run_id or own, staging, number, own, store.registry)
-        try:
-            if kind == "export":
-                datasets.make_directory(store.location, name, number)
-            yield write
-        except BaseException as error:
-            if write.landed is not None:
-                error.add_note(
-                    f"The rows of this write had landed as version {write.landed}: do not write them again."
-                )
-            _finish(store, write, unregistered=True)
-            raise
-        # Where the registry has just refused to register what landed, it is not asked again.
-        _finish(store, write, unregistered=write.landed is None)
+    write: InFlight | None = None
+    try:
+        with owners.heartbeat(store.registry, store.location) as owner:
+            number = _begin(store, own, owner, kind=kind, name=name, version=version)
+            staging = StorePaths(store.location).stage(own)
+            write = InFlight(run_id or own, staging, number, own, store.registry)
+            try:
+                yield write
+            except BaseException:
+                _finish(store, write, unregistered=True)
+                raise
+            # Where the registry has just refused to register what landed, it is not asked again.
+            _finish(store, write, unregistered=write.landed is None)
+    except BaseException as error:
+        if write is not None and write.landed is not None:
+            error.add_note(
+                f"The rows of this write had landed as version {write.landed}: "
+                "do not write them again."
+            )
+        raise
 
 
 def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version: int | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -382,3 +384,13 @@ def test_the_last_row_of_a_key_is_the_last_over_many_row_groups(
         "key": sorted(expected),
         "id": [expected[key] for key in sorted(expected)],
     }
+
+
+def test_an_interrupt_of_a_running_query_is_a_keyboard_interrupt(engine: DuckDBEngine) -> None:
+    slow = "SELECT count(*) AS n FROM range(1000000000) AS a(i) WHERE sin(i) > 2"
+    relation = engine.sql(slow, tables={}, parameters={})
+    timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.count(relation)
+    timer.join()

@@ -29,6 +29,7 @@ _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
 _INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
 _DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
+_INTERRUPTED = "Query interrupted"
 _TOO_MANY_FILES = "too many open files"
 _DAMAGED = (
     "no files found",
@@ -76,6 +77,11 @@ def translated() -> Iterator[None]:
         if raised is not None:
             raise raised from None
         raise _translation(error) from error
+    except RuntimeError as error:
+        # Ctrl-C while a query runs is DuckDB's to see, which makes an error of another kind of it.
+        if _INTERRUPTED in str(error):
+            raise KeyboardInterrupt from error
+        raise
 
 
 def error_of_stream(message: str) -> FeatureStoreError:

@@ -342,7 +342,7 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
 
 
 def _checkpoint(state: Snapshot, version: int) -> None:
-    """Write a checkpoint when one is due: the later the more it would list, so that its cost stays small."""
+    """Write a checkpoint when one is due: the later the more it would list, so it stays cheap."""
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     listed = len(state.files) + len(state.transactions)
     every = max(every, 1, listed // _LISTED_A_COMMIT)

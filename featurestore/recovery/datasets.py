@@ -80,8 +80,13 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
 
 
 def make_directory(location: str, name: str, version: int) -> None:
-    """Make the directory of a claimed version; its intent is recorded, so that recovery finds it after a crash."""
-    publication.make_directory(StorePaths(location).training_dataset(name, version))
+    """Make the directory of a claimed version.
+
+    Its intent is recorded by then, so that recovery finds the directory after a crash.
+    """
+    paths = StorePaths(location)
+    publication.make_directory(paths.training_dataset_versions(name))
+    publication.make_directory(paths.training_dataset(name, version))
 
 
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:

@@ -34,8 +34,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the content hash covers: the rules that decide the bytes, and the bytes' own hashes.
 _CONTENT = (
-    "format", "data_format", "seed", "key", "split_rule", "block_rows", "compression", "columns", "layout", "splits",
-    "files", "uncovered_rows",
+    "format", "data_format", "seed", "key", "split_rule", "block_rows", "compression", "columns",
+    "layout", "splits", "files", "uncovered_rows",
 )  # fmt: skip
 
 

@@ -49,8 +49,8 @@ class InFlight:
             held = intents.find(connection, self.intent) is not None
         if not held:
             raise WriteConflict(
-                "Another process took this write for dead and cleaned up after it: no heartbeat came through "
-                f"for {owners.PATIENCE.total_seconds():.0f} seconds.",
+                "Another process took this write for dead and cleaned up after it: "
+                f"no heartbeat came through for {owners.PATIENCE.total_seconds():.0f} seconds.",
                 hint="write again",
             )
 
@@ -91,6 +91,8 @@ def in_flight(
             staging = StorePaths(store.location).stage(own)
             write = InFlight(run_id or own, staging, number, own, store.registry)
             try:
+                if kind == "export":
+                    datasets.make_directory(store.location, name, number)
                 yield write
             except BaseException:
                 _finish(store, write, unregistered=True)

@@ -171,7 +171,8 @@ def _opened(location: str, url: str | None) -> tuple[Registry, str | None]:
     writing = owners.others(location)
     if writing:
         raise RegistryError(
-            f"The registry of {location!r} is damaged, and processes are using it: {', '.join(writing)}.",
+            f"The registry of {location!r} is damaged, and processes are using it: "
+            f"{', '.join(writing)}.",
             hint="end them first: what they register goes into the file that is moved away",
         )
     file = os.path.join(location, REGISTRY_FILE)

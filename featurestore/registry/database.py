@@ -218,7 +218,8 @@ def upgrade(registry: Registry) -> str:
         found = _current(connection)  # another process may have upgraded while this one waited
         if found is not None and found > head:
             raise RegistryTooNew(
-                f"The registry {registry.url} has revision {found}; this release knows revisions up to {head}.",
+                f"The registry {registry.url} has revision {found}; "
+                f"this release knows revisions up to {head}.",
                 hint="pip install --upgrade featurestore",
             )
         if found != head:

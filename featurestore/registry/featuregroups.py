@@ -106,7 +106,8 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     known = versions(connection, name)
     if known:
         raise FeatureGroupNotFound(
-            f"Feature group {name!r} has no version {version}; it has {', '.join(map(str, known))}.",
+            f"Feature group {name!r} has no version {version}; "
+            f"it has {', '.join(map(str, known))}.",
             hint="leave version=None for the latest",
         )
     raise FeatureGroupNotFound(
@@ -165,7 +166,7 @@ def latest_names(connection: Connection, *, containing: str) -> list[tuple[str, 
 
 
 def latest_descriptions(connection: Connection) -> list[tuple[str, int, str]]:
-    """Return name, version and description of the latest version of every group that has one, by name."""
+    """Return name, version and description of the latest versions that have one, by name."""
     columns = featuregroups.c
     query = sa.select(columns.name, columns.version, columns.description).where(
         columns.description != "", is_latest(featuregroups)

@@ -1,4 +1,7 @@
-"""Features in the registry, derived from the definitions of groups: for plain names and for search."""
+"""Features in the registry, derived from the definitions of groups.
+
+For plain names and for search.
+"""
 
 from __future__ import annotations
 

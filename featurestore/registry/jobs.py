@@ -13,8 +13,8 @@ from sqlalchemy.engine import Connection, Row
 from featurestore.errors import JobNotFound, RegistryError, listing
 from featurestore.model import times
 from featurestore.model.job import JobSpec
-from featurestore.model.times import from_micros, to_micros
-from featurestore.registry.rows import readable
+from featurestore.model.times import to_micros
+from featurestore.registry.rows import readable, to_column, to_time
 from featurestore.registry.tables import job_definitions, job_states
 
 
@@ -40,9 +40,8 @@ def register(
     """
     last = _latest(connection, spec.name)
     if last is None:
-        moment = None if watermark is None else to_micros(watermark)
         connection.execute(
-            job_states.insert().values(name=spec.name, paused=False, watermark=moment)
+            job_states.insert().values(name=spec.name, paused=False, watermark=to_column(watermark))
         )
     if last is not None and last.hash == spec.hash:
         same = sa.and_(
@@ -121,14 +120,14 @@ def watermark(connection: Connection, name: str) -> datetime | None:
     found = connection.execute(
         sa.select(job_states.c.watermark).where(job_states.c.name == name)
     ).scalar_one()
-    return None if found is None else from_micros(found)
+    return to_time(found)
 
 
 def held_watermark(connection: Connection, name: str) -> datetime | None:
     """Return the watermark of a job and keep others from moving it until this transaction ends."""
     query = sa.select(job_states.c.watermark).where(job_states.c.name == name).with_for_update()
     found = connection.execute(query).scalar_one()
-    return None if found is None else from_micros(found)
+    return to_time(found)
 
 
 def advance(connection: Connection, name: str, watermark: datetime) -> None:
@@ -136,7 +135,9 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
     moment = to_micros(watermark)
     behind = sa.or_(job_states.c.watermark.is_(None), job_states.c.watermark < moment)
     connection.execute(
-        job_states.update().where(job_states.c.name == name, behind).values(watermark=moment)
+        job_states.update()
+        .where(job_states.c.name == name, behind)
+        .values(watermark=to_column(watermark))
     )
 
 
@@ -182,6 +183,6 @@ def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None
 def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
     state = connection.execute(sa.select(job_states).where(job_states.c.name == row.name)).one()
     with readable(f"job {row.name!r}"):
-        watermark = None if state.watermark is None else from_micros(state.watermark)
+        watermark = to_time(state.watermark)
         spec = JobSpec.from_text(str(row.spec))
     return RegisteredJob(spec, row.version, row.origin, bool(state.paused), watermark)

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import times
-from featurestore.model.times import from_micros, to_micros
+from featurestore.model.times import to_micros
+from featurestore.registry.rows import to_time
 from featurestore.registry.tables import owners
 
 
@@ -23,7 +24,7 @@ def record(connection: Connection, name: str) -> None:
 def seen(connection: Connection, name: str) -> datetime | None:
     """Return when an owner was last heard of; None when it never was."""
     found = connection.execute(sa.select(owners.c.seen).where(owners.c.name == name)).scalar()
-    return None if found is None else from_micros(found)
+    return to_time(found)
 
 
 def every(connection: Connection) -> list[str]:

@@ -1,13 +1,18 @@
-"""What rows of the registry need besides their columns: readable texts, and the store's location."""
+"""What rows of the registry need besides their columns.
+
+Readable texts, and the store's location.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import RegistryError
+from featurestore.model.times import from_micros, to_micros
 
 LOCATION = "featurestore_location"  # the execution option of a connection that holds it
 
@@ -32,3 +37,13 @@ def location_of(connection: Connection) -> str:
     """Return the directory of the store that a connection's registry belongs to."""
     location: str = connection.get_execution_options()[LOCATION]
     return location
+
+
+def to_time(micros: int | None) -> datetime | None:
+    """Return the time that a column holds, None where it holds none."""
+    return None if micros is None else from_micros(micros)
+
+
+def to_column(time: datetime | None) -> int | None:
+    """Return a time as a column holds it."""
+    return None if time is None else to_micros(time)

@@ -16,7 +16,7 @@ from featurestore.model import times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
-from featurestore.registry.rows import location_of, readable
+from featurestore.registry.rows import location_of, readable, to_column, to_time
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
@@ -141,7 +141,7 @@ def restore(connection: Connection, run: Run) -> None:
         is None
     ):
         begin(connection, run)
-        moment = None if run.ended is None else to_micros(run.ended)
+        moment = to_column(run.ended)
         found = {
             "state": run.state,
             "ended": moment,
@@ -299,7 +299,7 @@ def _run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
             inputs=json.loads(row.inputs),
             transaction=transaction,
             started=from_micros(row.started),
-            ended=None if row.ended is None else from_micros(row.ended),
+            ended=to_time(row.ended),
             rows=row.rows,
             delta_version=row.delta_version,
             memory=row.memory,

@@ -28,7 +28,10 @@ def every(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, 
 
 
 def of_latest_groups(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
-    """Return the tags of the latest version of every group: ``{(name, version): {key: value}}``, by name."""
+    """Return the tags of the latest version of every group by name.
+
+    They come as ``{(name, version): {key: value}}``.
+    """
     tagged = sa.and_(tags.c.name == featuregroups.c.name, tags.c.version == featuregroups.c.version)
     query = (
         sa.select(tags)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -63,16 +63,10 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
         )
     )
     key = inserted.inserted_primary_key
-    pins = [
-        {
-            "training_dataset_id": key[0] if key is not None else None,
-            "featuregroup": pin.featuregroup,
-            "version": pin.version,
-            "delta_version": pin.delta_version,
-            "table_id": pin.table_id,
-        }
-        for pin in dict.fromkeys(dataset.pins)
-    ]
+    identifier = None if key is None else key[0]
+    pins = []
+    for pin in dict.fromkeys(dataset.pins):
+        pins.append({"training_dataset_id": identifier, **asdict(pin)})
     if pins:
         connection.execute(training_dataset_pins.insert(), pins)
 
@@ -91,7 +85,8 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     known = versions(connection, name)
     if known:
         raise TrainingDatasetNotFound(
-            f"Training dataset {name!r} has no version {version}; it has {', '.join(map(str, known))}.",
+            f"Training dataset {name!r} has no version {version}; "
+            f"it has {', '.join(map(str, known))}.",
             hint="leave version=None for the latest",
         )
     column = training_datasets.c.name
@@ -149,15 +144,18 @@ def remove(connection: Connection, name: str, version: int) -> None:
 
 def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
     """Return the pins that a manifest's ``sources`` state."""
-    return tuple(
-        Pin(
-            featuregroup=str(each["featuregroup"]),
-            version=int(str(each["version"])),
-            delta_version=int(str(each["delta_version"])),
-            table_id=None if each.get("table_id") is None else str(each["table_id"]),
+    pins = []
+    for each in sources:
+        table_id = each.get("table_id")
+        pins.append(
+            Pin(
+                featuregroup=str(each["featuregroup"]),
+                version=int(str(each["version"])),
+                delta_version=int(str(each["delta_version"])),
+                table_id=None if table_id is None else str(table_id),
+            )
         )
-        for each in sources
-    )
+    return tuple(pins)
 
 
 def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[object, ...]] | None:

@@ -1,4 +1,4 @@
-"""What the system refuses when files are read and written, said with the path, the reason and a hint."""
+"""What the system refuses of files, said with the path, the reason and a hint."""
 
 from __future__ import annotations
 

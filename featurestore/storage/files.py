@@ -43,7 +43,7 @@ def local_directory(location: str | os.PathLike[str]) -> str:
     path = os.path.abspath(os.path.expanduser(text))
     if "\\" in path:
         raise UnsupportedLocation(
-            f"location={text!r} has a backslash, which engines take for a separator of directories.",
+            f"location={text!r} has a backslash, which engines take for a separator.",
             hint="choose a directory without one",
         )
     return path
@@ -220,7 +220,10 @@ def remove(path: str, *, below: str) -> bool:
 
 
 def _names_below(path: str, below: str) -> list[str]:
-    """Return the names that lead from a directory to a path; refused when the path lies elsewhere."""
+    """Return the names that lead from a directory to a path.
+
+    Refused when the path lies elsewhere.
+    """
     root = os.path.join(below, "")
     names = path[len(root) :].split("/") if path.startswith(root) else []
     if not names or any(name in ("", ".", "..") for name in names):
@@ -278,7 +281,10 @@ def _sync_directory(directory: str) -> None:
 
 
 def rename(source: str, target: str) -> None:
-    """Give a file another name in the same file system, atomically; an existing target is replaced."""
+    """Give a file another name in the same file system, atomically.
+
+    An existing target is replaced.
+    """
     os.replace(source, target)
 
 

@@ -37,7 +37,8 @@ def every(session: Session, *, limit: int | None = None, offset: int = 0) -> lis
             opened.append(_open(session, each))
         except FeatureStoreError as error:
             warnings.warn(
-                f"The training dataset {each.name} version {each.version} is left out: {error.message}",
+                f"The training dataset {each.name} version {each.version} is left out: "
+                f"{error.message}",
                 stacklevel=2,
             )
     return opened

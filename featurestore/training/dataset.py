@@ -159,7 +159,8 @@ class TrainingDataset:
         entry = self.manifest.statistics.get(self.manifest.split(split).name)
         if entry is None:
             raise StatisticsNotFound(
-                f"Training dataset {self.name!r} version {self.version} has no statistics of split {split!r}.",
+                f"Training dataset {self.name!r} version {self.version} has no statistics "
+                f"of split {split!r}.",
                 hint="create it with statistics=True",
             )
         path = files.inside(self.path, entry["path"])
@@ -241,8 +242,9 @@ class TrainingDataset:
         chosen = find_format(self.manifest.data_format)
         if not isinstance(chosen, NativeReading):
             raise InvalidArgument(
-                f"Training dataset {self.name!r} version {self.version} is {self.manifest.data_format}, not petastorm.",
-                hint="create it with data_format='petastorm', or use .reader(), which reads every format",
+                f"Training dataset {self.name!r} version {self.version} is "
+                f"{self.manifest.data_format}, not petastorm.",
+                hint="create it with data_format='petastorm', or use .reader(): it reads all formats",
             )
         return chosen.native_reader(
             self.path, self.manifest, split=split, worker=worker, workers=workers, **options

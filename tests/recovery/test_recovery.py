@@ -47,7 +47,7 @@ def begin(
     run_id: str = "run",
     owner: str | None = None,
 ) -> None:
-    """Record an intent, of a process of this machine that has died unless ``owner`` says otherwise."""
+    """Record an intent, of a dead process of this machine unless ``owner`` says otherwise."""
     owner = owner or another_owner(store)
     with store.session.registry.transaction() as connection:
         intents.begin(connection, run_id=run_id, kind=kind, name=name, version=version, owner=owner)

@@ -7,11 +7,13 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+import featurestore
 from featurestore.errors import ConfigurationError, MissingExtra, RegistryError, RegistryTooNew
-from featurestore.registry import open_registry
+from featurestore.registry import intents, open_registry
 from featurestore.registry.database import head_revision, inspect, revision, upgrade
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
@@ -107,6 +109,20 @@ def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old
         assert len(reports.validations(connection, "featuregroup", "speeds", 1)) == 1
         assert intents.every(connection) == []
     registry.close()
+
+
+@pytest.mark.parametrize("old", ["0001", "0002"])
+def test_writes_that_an_old_release_left_are_settled(tmp_path: Path, old: str) -> None:
+    shutil.copy(ASSETS / f"{old}.db", tmp_path / "registry.db")
+    with sqlite3.connect(tmp_path / "registry.db") as connection:
+        connection.execute(
+            "insert into intents values ('r', 'create', 'g', 1, 'anywhere', 'host', 1, 2, 3)"
+        )
+    connection.close()
+    with featurestore.connect(tmp_path) as store:
+        with store.session.registry.reading() as reading:
+            assert intents.every(reading) == []
+        assert store.create_featuregroup(pa.table({"x": [1]}), "g").version == 1
 
 
 def test_a_damaged_registry_says_what_to_do(tmp_path: Path) -> None:

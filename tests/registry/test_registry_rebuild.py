@@ -133,7 +133,7 @@ daily = featurestore.sql_job(
     inputs={"raw": "raw@v1"},
 )
 failing = featurestore.sql_job(
-    "failing", sql="select error('no') as id, $window_end as t from raw", primary_key="id", event_time="t",
+    "failing", sql="select ('no' || id)::int as id, $window_end as t from raw", primary_key="id", event_time="t",
     schedule="0 0 * * *", start="2024-01-01T00:00Z", inputs={"raw": "raw@v1"},
 )
 """

@@ -40,7 +40,7 @@ def recompute_problems(
         return
     if session is None:
         raise InvalidArgument(
-            "verify(recompute=True) needs the store, and this dataset was opened by its path alone.",
+            "verify(recompute=True) needs the store; this dataset was opened by its path alone.",
             hint="featurestore.connect(...).get_training_dataset(name).verify(recompute=True)",
         )
     try:

@@ -42,12 +42,17 @@ def verify(
         from featurestore.training.verification.recompute import recompute_problems
 
         problems += recompute_problems(directory, manifest, session=session)
+    rows, size, count = 0, 0, len(manifest.files)
+    for split in manifest.splits:
+        rows += split.rows
+        size += split.bytes
+        count += len(split.shards)
     return VerifyReport(
         dataset=f"{manifest.name} version {manifest.version}",
         content_hash=manifest.content_hash,
-        rows=sum(split.rows for split in manifest.splits),
-        files=sum(len(split.shards) for split in manifest.splits) + len(manifest.files),
-        bytes=sum(split.bytes for split in manifest.splits),
+        rows=rows,
+        files=count,
+        bytes=size,
         recomputed=recompute,
         problems=tuple(problems),
         notes=tuple(notes),

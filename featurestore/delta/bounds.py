@@ -97,7 +97,9 @@ def bounds_in(
         return None
     low = _ordinal_of_text(least.get(column), kind, slack=-_CUT_MICROS)
     high = _ordinal_of_text(greatest.get(column), kind, slack=_CUT_MICROS)
-    return None if low is None or high is None else (low, high)
+    if low is None or high is None:
+        return None
+    return low, high
 
 
 def bounds_of_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] | None:
@@ -109,7 +111,9 @@ def bounds_of_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] 
         except ValueError:
             return None
     found = _ordinal_of_text(value, kind, slack=0)
-    return None if found is None else (found, found)
+    if found is None:
+        return None
+    return found, found
 
 
 def ordinal(value: Any) -> int | None:
@@ -119,7 +123,9 @@ def ordinal(value: Any) -> int | None:
     1000000
     """
     if isinstance(value, datetime):
-        return to_micros(value if value.tzinfo else value.replace(tzinfo=UTC))
+        if value.tzinfo is None:
+            value = value.replace(tzinfo=UTC)
+        return to_micros(value)
     if isinstance(value, date):
         return value.toordinal() - _FIRST_DAY
     if isinstance(value, int) and not isinstance(value, bool):
@@ -130,8 +136,9 @@ def ordinal(value: Any) -> int | None:
 def _ordinal_of_text(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
     """Return a bound as the log writes it as an ordinal, further out by ``slack`` where it may be cut."""
     if pat.is_integer(kind):
-        fits = isinstance(value, int) and _INT64.min <= value <= _INT64.max
-        return ordinal(value) if fits else None
+        if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
+            return None
+        return ordinal(value)
     if not isinstance(value, str):
         return None
     try:
@@ -139,7 +146,9 @@ def _ordinal_of_text(value: Any, kind: pa.DataType, *, slack: int) -> int | None
             return ordinal(date.fromisoformat(value))
         if pat.is_timestamp(kind):
             found = ordinal(datetime.fromisoformat(value))
-            return found + slack if found is not None and _may_be_cut(value) else found
+            if found is not None and _may_be_cut(value):
+                found += slack
+            return found
     except (ValueError, OverflowError):
         # Years before 1 and after 9999, which other writers have.
         return None

@@ -70,7 +70,9 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
     known = [each for each in spec.schema if each.name in stored]
     ours = set(spec.schema.names)
     foreign = [pa.field(name, _plain(stored[name].type)) for name in stored if name not in ours]
-    created = spec.created_time if spec.created_time in stored else None
+    created = spec.created_time
+    if created not in stored:
+        created = None
     return replace(spec, schema=pa.schema([*known, *foreign]), created_time=created)
 
 
@@ -136,7 +138,7 @@ def unique_at(path: str, version: int) -> bool:
     number = latest_data_version(path, version)
     while number > 0:
         actions = _actions(path, number)
-        note = {} if actions is None else log.note_of(actions)
+        note = log.note_of(actions or [])
         claim, base, known = note.get("unique"), note.get("base"), note.get("base_unique")
         if claim not in ("kept", "kept_after"):
             return claim is True

@@ -25,7 +25,9 @@ def size_to_merge_below(snapshot: Snapshot) -> int | None:
         if tier < len(_TIERS):
             counted[(tuple(file.partition.values()), tier)] += 1
     full = [tier for (_, tier), count in counted.items() if count >= _FILES_IN_A_TIER]
-    return _TIERS[max(full)] if full else None
+    if not full:
+        return None
+    return _TIERS[max(full)]
 
 
 def _tier_of(size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from featurestore.delta.datafile import DataFile, check_files, file_path
 from featurestore.delta.history import (
     LogCommit,
     added_files,
@@ -16,14 +17,7 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
-from featurestore.delta.snapshot import (
-    DataFile,
-    Snapshot,
-    check_files,
-    file_path,
-    read_snapshot,
-    transaction_version,
-)
+from featurestore.delta.snapshot import Snapshot, read_snapshot, transaction_version
 
 TableState = Snapshot
 table_state = read_snapshot

@@ -15,8 +15,9 @@ from datetime import datetime
 from typing import Any
 
 from featurestore.delta import log
+from featurestore.delta.datafile import file_path, rows_in_statistics, rows_of
 from featurestore.delta.log import Actions, FileState
-from featurestore.delta.snapshot import file_path, read_snapshot, rows_in_statistics, rows_of
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import from_micros, to_micros
 from featurestore.storage import files
@@ -59,12 +60,14 @@ def read_history(
         TableDamaged: A commit is missing or unreadable; names the file.
     """
     latest = log.latest_version(path)
-    last = latest if before is None else min(before - 1, latest)
+    last = latest
+    if before is not None:
+        last = min(before - 1, latest)
     if last < 0:
         return ()
     count = last + 1 if limit is None else limit
     found = _commits_back_from(path, last, count)
-    counted = _RowCounts(path, [(version, actions) for version, actions in found])
+    counted = _RowCounts(path, found)
     rows = read_snapshot(path, last).rows
     commits = []
     for version, actions in found:
@@ -189,7 +192,7 @@ def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Acti
 def _was_cleaned(path: str, version: int) -> bool:
     """Tell whether a commit and all before it were removed after a checkpoint, as other writers do."""
     listed = log.list_log(path)
-    first = listed.commits[0] if listed.commits else listed.latest + 1
+    first = min(listed.commits, default=listed.latest + 1)
     return version < first and max(listed.checkpoints, default=-1) >= version
 
 
@@ -197,7 +200,9 @@ def _log_commit(
     path: str, version: int, actions: Actions, rows_in: int, rows_out: int, rows: int
 ) -> LogCommit:
     info, note = log.commit_info(actions), log.note_of(actions)
-    copied = _copied_rows(info) if log.changes_data(actions) else min(rows_in, rows_out)
+    copied = min(rows_in, rows_out)
+    if log.changes_data(actions):
+        copied = _copied_rows(info)
     operation = note.get("operation") or info.get("operation") or "unknown"
     return LogCommit(
         version=version,

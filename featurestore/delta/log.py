@@ -65,8 +65,7 @@ class LogFiles:
     def latest(self) -> int:
         """The last version that there is, -1 when there is none."""
         last_checkpoint = max(self.checkpoints, default=-1)
-        last_commit = self.commits[-1] if self.commits else -1
-        return max(last_commit, last_checkpoint)
+        return max(*self.commits[-1:], last_checkpoint, -1)
 
     @property
     def earliest(self) -> int:
@@ -225,7 +224,9 @@ def note_of(actions: Actions) -> Mapping[str, Any]:
         note = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return note if isinstance(note, dict) else {}
+    if not isinstance(note, dict):
+        return {}
+    return note
 
 
 def changes_data(actions: Actions) -> bool:
@@ -261,8 +262,9 @@ def _stated_checkpoint(path: str) -> int:
         found = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return -1
-    version = found.get("version") if isinstance(found, dict) else None
-    return version if isinstance(version, int) else -1
+    if not isinstance(found, dict) or not isinstance(found.get("version"), int):
+        return -1
+    return int(found["version"])
 
 
 def _commit_version(name: str) -> int | None:

@@ -5,16 +5,13 @@ A snapshot that this process has read is the base of the next one, so that a ver
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -28,35 +25,18 @@ from featurestore.delta.bounds import (
     bounds_of_partition,
     has_bounds,
 )
-from featurestore.delta.checkpoint import read_checkpoint
-from featurestore.delta.log import Actions, FileState, damaged_file, unreadable_file
+from featurestore.delta.datafile import DataFile, order_of_writing, parsed_statistics
+from featurestore.delta.log import FileState
 from featurestore.delta.protocol import Protocol
+from featurestore.delta.replay import Replay
 from featurestore.delta.schema import UnknownTypeError, arrow_schema
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
-_ROWS_FIRST = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 # Snapshots that are remembered, and how far behind one may be to be the base of another.
 _REMEMBERED = 64
 _NEAR = 1000
 # So many commits before a version are looked at again before what was read of it is believed.
 _LOOKED_AT = 16
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """One Parquet file of a table version; ``path`` is absolute, ``log_path`` as the log writes it.
-
-    ``partition`` holds the values of all its rows by column, as texts of the log; ``statistics`` is JSON of the log.
-    """
-
-    path: str
-    log_path: str
-    bytes: int
-    rows: int
-    modified: int = 0
-    partition: Mapping[str, str | None] = field(default_factory=dict)
-    statistics: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -95,8 +75,10 @@ class Snapshot:
         None for a file of which the log does not tell, and as a whole for columns that hold no times.
         """
         bounds = self.bounds(column)
-        kind = None if bounds is None else self.schema.field(column).type
-        if bounds is None or pat.is_integer(kind):
+        if bounds is None:
+            return None
+        kind = self.schema.field(column).type
+        if pat.is_integer(kind):
             return None
         return [_in_micros(pair, kind) for pair in bounds.pairs()]
 
@@ -132,7 +114,10 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
     if not 0 <= wanted <= latest:
         raise _no_version(path, wanted, latest)
     base = _MEMORY.base(path, wanted)
-    read = _replayed(path, wanted) if base is None else _continued(base, wanted)
+    if base is None:
+        read = _replayed(path, wanted)
+    else:
+        read = _continued(base, wanted)
     _MEMORY.keep(read)
     return read.snapshot
 
@@ -140,68 +125,6 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
 def transaction_version(path: str, app: str) -> int | None:
     """Return the last transaction number that an application committed, None when it committed none."""
     return read_snapshot(path).transactions.get(app)
-
-
-def check_files(files: Iterable[DataFile]) -> None:
-    """Raise TableDamaged when a data file is missing or of another size than the log says."""
-    for file in files:
-        try:
-            size = FileState.of(file.path).size
-        except OSError as error:
-            raise unreadable_file(file.path, error) from error
-        if size != file.bytes:
-            raise damaged_file(file.path, f"has {size} bytes where the log says {file.bytes}")
-
-
-def file_path(path: str, log_path: str) -> str:
-    """Return the absolute path of a data file as the log names it: relative or a URL, percent-encoded.
-
-    Raises:
-        UnsupportedTable: The file lies outside the table, as those of a shallow clone do.
-    """
-    path = os.path.abspath(path)
-    if not log_path.startswith("/") and ".." not in log_path and not _SCHEME.match(log_path):
-        return os.path.join(path, unquote(log_path))
-    text = log_path
-    if _SCHEME.match(log_path):
-        url = urlsplit(log_path)
-        if url.scheme != "file":
-            raise protocol.refusal(path, f"files outside its folder ({log_path})")
-        text = url.path
-    found = os.path.normpath(os.path.join(path, unquote(text)))
-    if not found.startswith(os.path.join(path, "")):
-        raise protocol.refusal(path, f"files outside its folder ({log_path})")
-    return found
-
-
-def rows_of(path: str, add: Mapping[str, Any]) -> int:
-    """Return how many rows an added file has: by the log, else by the file itself."""
-    rows = rows_in_statistics(add.get("stats"))
-    return _footer_rows(file_path(path, add["path"])) if rows is None else rows
-
-
-def rows_in_statistics(text: str | None) -> int | None:
-    """Return how many rows the statistics of a file state, None where they do not.
-
-    >>> rows_in_statistics('{"numRecords":3,"minValues":{}}')
-    3
-    """
-    if not isinstance(text, str):
-        return None
-    quick = _ROWS_FIRST.match(text)
-    if quick is not None:
-        return int(quick[1])
-    rows = parsed_statistics(text).get("numRecords")
-    return rows if isinstance(rows, int) else None
-
-
-def parsed_statistics(text: str | None) -> Mapping[str, Any]:
-    """Return the statistics of a file; empty where there are none that can be read."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -228,7 +151,9 @@ class _Memory:
             held = self._held.get((path, version))
             if held is not None:
                 self._held.move_to_end((path, version))
-        return held if held is not None and held.is_current() else None
+        if held is None or not held.is_current():
+            return None
+        return held
 
     def base(self, path: str, version: int) -> _Read | None:
         """Return the nearest snapshot before a version."""
@@ -251,41 +176,9 @@ class _Memory:
 _MEMORY = _Memory()
 
 
-class _Replay:
-    """The state of a table while its log is replayed."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.protocol: Mapping[str, Any] | None = None
-        self.metadata: Mapping[str, Any] | None = None
-        self.transactions: dict[str, int] = {}
-        self.adds: dict[str, Mapping[str, Any]] = {}
-        self.removed: set[str] = set()
-
-    def apply(self, actions: Actions, file: str) -> None:
-        """Take in a commit; TableDamaged names its file when it makes no sense."""
-        for found in log.actions_of(actions, "protocol"):
-            self.protocol = found
-        for found in log.actions_of(actions, "metaData"):
-            self.metadata = found
-        try:
-            for found in log.actions_of(actions, "txn"):
-                self.transactions[str(found["appId"])] = int(found["version"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged_file(file, "holds a transaction without application or number") from error
-        # A commit may name a file twice: with another deletion vector it goes and comes, in any order.
-        for found in log.actions_of(actions, "remove"):
-            self.adds.pop(found["path"], None)
-            self.removed.add(found["path"])
-        for found in log.actions_of(actions, "add"):
-            self.adds[found["path"]] = found
-            # A file that is added again takes the place of the one before it.
-            self.removed.add(found["path"])
-
-
 def _replayed(path: str, version: int) -> _Read:
     """Return a snapshot read from the last checkpoint at or before a version, and the commits after it."""
-    replay = _Replay(path)
+    replay = Replay(path)
     sources: list[FileState] = []
     start, files = log.checkpoint_before(path, version)
     if start < 0 and not log.has_commit(path, 0):
@@ -293,13 +186,8 @@ def _replayed(path: str, version: int) -> _Read:
         if version < listed.earliest:
             raise _no_version(path, version, listed.latest, earliest=listed.earliest)
     if files:
-        sources += _states(files)
-        checkpoint = read_checkpoint(path, files)
-        replay.protocol, replay.metadata = checkpoint.protocol, checkpoint.metadata
-        for found in checkpoint.transactions:
-            replay.transactions[str(found["appId"])] = int(found["version"])
-        replay.adds = {str(add["path"]): add for add in checkpoint.adds}
-    sources += _apply_commits(replay, start + 1, version)
+        sources += replay.apply_checkpoint(files)
+    sources += replay.apply_commits(start + 1, version)
     return _Read(_first_snapshot(replay, version), tuple(sources[-_LOOKED_AT:]))
 
 
@@ -313,10 +201,10 @@ def _no_version(path: str, version: int, latest: int, *, earliest: int = 0) -> V
 def _continued(base: _Read, version: int) -> _Read:
     """Return a snapshot from an earlier one and the commits after it."""
     before = base.snapshot
-    replay = _Replay(before.path)
+    replay = Replay(before.path)
     replay.transactions = dict(before.transactions)
     sources = list(base.sources)
-    sources += _apply_commits(replay, before.version + 1, version)
+    sources += replay.apply_commits(before.version + 1, version)
     if replay.protocol is None and replay.metadata is None:
         snapshot = _next_snapshot(before, replay, version)
     else:
@@ -324,65 +212,47 @@ def _continued(base: _Read, version: int) -> _Read:
     return _Read(snapshot, tuple(sources[-_LOOKED_AT:]))
 
 
-def _apply_commits(replay: _Replay, first: int, last: int) -> list[FileState]:
-    sources = []
-    for number in range(first, last + 1):
-        file = log.commit_path(replay.path, number)
-        source, actions = log.read_commit_file(file)
-        replay.apply(actions, file)
-        sources.append(source)
-    return sources
-
-
-def _states(files: Iterable[str]) -> list[FileState]:
-    try:
-        return [FileState.of(file) for file in files]
-    except OSError as error:
-        raise unreadable_file(str(error.filename), error) from error
-
-
-def _first_snapshot(replay: _Replay, version: int) -> Snapshot:
-    files = sorted(_data_files(replay), key=_order_of_writing)
+def _first_snapshot(replay: Replay, version: int) -> Snapshot:
+    files = replay.data_files()
     return _snapshot(replay, version, tuple(files))
 
 
-def _changed_table(before: Snapshot, replay: _Replay, version: int) -> Snapshot:
+def _changed_table(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     """Return the snapshot after commits that changed what the table is."""
     files = [file for file in before.files if file.log_path not in replay.removed]
-    files = sorted([*files, *_data_files(replay)], key=_order_of_writing)
+    files = sorted([*files, *replay.data_files()], key=order_of_writing)
     replay.metadata = replay.metadata or before.metadata
     if replay.protocol is None:
         return _snapshot(replay, version, tuple(files), asks=before.protocol)
     return _snapshot(replay, version, tuple(files))
 
 
-def _next_snapshot(before: Snapshot, replay: _Replay, version: int) -> Snapshot:
+def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     """Return the snapshot after commits that changed files alone."""
-    new = sorted(_data_files(replay), key=_order_of_writing)
-    files = before.files
-    stays = np.ones(len(files), dtype=np.bool_)
+    new = replay.data_files()
+    stays = np.ones(len(before.files), dtype=np.bool_)
     gone = []
     if replay.removed:
-        for position, file in enumerate(files):
+        for position, file in enumerate(before.files):
             if file.log_path in replay.removed:
                 stays[position] = False
                 gone.append(file)
-        files = tuple(file for file in files if file.log_path not in replay.removed)
-    in_order = not files or not new or _order_of_writing(files[-1]) <= _order_of_writing(new[0])
+    files = before.files
+    if gone:
+        files = tuple(before.files[position] for position in np.flatnonzero(stays))
+    in_order = not files or not new or order_of_writing(files[-1]) <= order_of_writing(new[0])
     files = (*files, *new)
-    after = Snapshot(
-        path=before.path,
+    if not in_order:
+        files = tuple(sorted(files, key=order_of_writing))
+    (rows_in, bytes_in), (rows_out, bytes_out) = _sizes(new), _sizes(gone)
+    after = replace(
+        before,
         version=version,
-        table_id=before.table_id,
-        schema=before.schema,
-        properties=before.properties,
-        partition_by=before.partition_by,
-        files=files if in_order else tuple(sorted(files, key=_order_of_writing)),
-        rows=before.rows + sum(file.rows for file in new) - sum(file.rows for file in gone),
-        bytes=before.bytes + sum(file.bytes for file in new) - sum(file.bytes for file in gone),
-        protocol=before.protocol,
-        metadata=before.metadata,
+        files=files,
+        rows=before.rows + rows_in - rows_out,
+        bytes=before.bytes + bytes_in - bytes_out,
         transactions=replay.transactions,
+        _bounds={},
     )
     if in_order:
         for column, bounds in list(before._bounds.items()):
@@ -390,16 +260,28 @@ def _next_snapshot(before: Snapshot, replay: _Replay, version: int) -> Snapshot:
     return after
 
 
+def _sizes(files: Iterable[DataFile]) -> tuple[int, int]:
+    """Return rows and bytes of files."""
+    rows = size = 0
+    for file in files:
+        rows += file.rows
+        size += file.bytes
+    return rows, size
+
+
 def _snapshot(
-    replay: _Replay, version: int, files: tuple[DataFile, ...], *, asks: Protocol | None = None
+    replay: Replay, version: int, files: tuple[DataFile, ...], *, asks: Protocol | None = None
 ) -> Snapshot:
     path, metadata = replay.path, replay.metadata
     try:
         if metadata is None or (replay.protocol is None and asks is None):
             raise ValueError("it states no metadata or no protocol")
-        asked = asks if replay.protocol is None else Protocol.of(replay.protocol)
-        properties = {str(name): str(value) for name, value in _configuration(metadata).items()}
-        protocol.check_readable(path, asked or Protocol(), properties)
+        asked = asks or Protocol()
+        if replay.protocol is not None:
+            asked = Protocol.of(replay.protocol)
+        properties = _configuration(metadata)
+        protocol.check_readable(path, asked, properties)
+        rows, size = _sizes(files)
         return Snapshot(
             path=path,
             version=version,
@@ -408,9 +290,9 @@ def _snapshot(
             properties=properties,
             partition_by=tuple(metadata.get("partitionColumns") or ()),
             files=files,
-            rows=sum(file.rows for file in files),
-            bytes=sum(file.bytes for file in files),
-            protocol=asked or Protocol(),
+            rows=rows,
+            bytes=size,
+            protocol=asked,
             metadata=metadata,
             transactions=replay.transactions,
         )
@@ -425,46 +307,19 @@ def _snapshot(
         ) from error
 
 
-def _configuration(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+def _configuration(metadata: Mapping[str, Any]) -> dict[str, str]:
     found = metadata.get("configuration") or {}
     if not isinstance(found, Mapping):
         raise ValueError("its properties are no object")
-    return found
-
-
-def _data_files(replay: _Replay) -> list[DataFile]:
-    found = []
-    for log_path, add in replay.adds.items():
-        protocol.check_no_vector(replay.path, log_path, add)
-        try:
-            file = DataFile(
-                path=file_path(replay.path, log_path),
-                log_path=log_path,
-                bytes=int(add["size"]),
-                rows=rows_of(replay.path, add),
-                modified=int(add.get("modificationTime") or 0),
-                partition=dict(add.get("partitionValues") or {}),
-                statistics=add.get("stats"),
-            )
-        except (KeyError, TypeError) as error:
-            raise TableDamaged(
-                f"The Delta log of {replay.path} tells too little of the file {log_path}.",
-                hint="restore the folder from a copy",
-            ) from error
-        found.append(file)
-    return found
-
-
-def _order_of_writing(file: DataFile) -> tuple[int, str]:
-    # Files of one commit share their time, and writers number them.
-    return file.modified, file.log_path
+    return {str(name): str(value) for name, value in found.items()}
 
 
 def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:
     if pair is None or pat.is_integer(kind):
         return None
-    scale = 1 if pat.is_timestamp(kind) else MICROS_OF_DAY
-    return pair[0] * scale, pair[1] * scale
+    if pat.is_timestamp(kind):
+        return pair
+    return pair[0] * MICROS_OF_DAY, pair[1] * MICROS_OF_DAY
 
 
 def _bounds_of(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:
@@ -476,12 +331,3 @@ def _bounds_of(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> Co
         else:
             found.append(bounds_in(parsed_statistics(file.statistics), column, kind))
     return ColumnBounds.of(found)
-
-
-def _footer_rows(file: str) -> int:
-    from pyarrow import parquet
-
-    try:
-        return int(parquet.read_metadata(file).num_rows)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise damaged_file(file, "is missing or no Parquet file") from error

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.delta.snapshot import check_files, read_snapshot
+from featurestore.delta.datafile import check_files
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetNotFound
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.plan import Source

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from featurestore.delta.datafile import check_files
 from featurestore.delta.history import added_files, read_history, version_at
 from featurestore.delta.log import commit_path, is_delta_table
-from featurestore.delta.snapshot import check_files, read_snapshot, transaction_version
+from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import TableDamaged, VersionNotFound
 
 

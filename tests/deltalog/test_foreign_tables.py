@@ -111,7 +111,14 @@ def test_types_that_nobody_here_knows_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "elsewhere", ["file:///etc/data.parquet", "/etc/data.parquet", "../x.parquet", "s3://b/x"]
+    "elsewhere",
+    [
+        "file:///etc/data.parquet",
+        "/etc/data.parquet",
+        "../x.parquet",
+        "%2E%2E/x.parquet",
+        "s3://b/x",
+    ],
 )
 def test_files_outside_the_table_are_refused(
     engine: DuckDBEngine, tmp_path: Path, elsewhere: str

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import featurestore
+from featurestore.delta.datafile import check_files
 from featurestore.delta.log import commit_path
-from featurestore.delta.snapshot import check_files, read_snapshot
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, PublicationWarning
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage.publication import Publication

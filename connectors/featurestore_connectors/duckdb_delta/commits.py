@@ -21,6 +21,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from featurestore.delta import log, protocol
+from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
     LOG_FOLDER,
     commit_path,
@@ -28,7 +29,7 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
-from featurestore.delta.snapshot import DataFile, Snapshot, read_snapshot
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import StorageError, TableDamaged, WriteConflict, refusal_hint
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.delta import bounds
-from featurestore.delta.snapshot import DataFile, Snapshot, check_files, read_snapshot
+from featurestore.delta.datafile import DataFile, check_files
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import TableWrite, TimeRange

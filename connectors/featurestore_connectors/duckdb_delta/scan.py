@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta.snapshot import DataFile, Snapshot, check_files, read_snapshot
+from featurestore.delta.datafile import DataFile, check_files
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, listing
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema

@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.delta.datafile import check_files
 from featurestore.delta.log import latest_version
-from featurestore.delta.snapshot import check_files, read_snapshot
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     EngineError,
     InvalidSql,

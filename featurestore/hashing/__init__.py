@@ -76,7 +76,9 @@ def tie_hash(
         for array, salt in zip(piece.columns, salts, strict=True):
             words = fold(hash_array(array, exact=True), salt)
             valid = _valid(array)
-            total += words if valid is None else np.where(valid, words, np.uint64(0))
+            if valid is not None:
+                words = np.where(valid, words, np.uint64(0))
+            total += words
         parts.append(mix_all(total))
     return _joined(parts)
 
@@ -105,16 +107,20 @@ def canonical_bytes(
     parts = [canonical_array(piece.columns, rows=piece.num_rows) for piece in _pieces(batch, names)]
     if len(parts) == 1:
         return parts[0]
-    return pa.concat_arrays(parts) if parts else pa.array([], pa.large_binary())
+    if not parts:
+        return pa.array([], pa.large_binary())
+    return pa.concat_arrays(parts)
 
 
 def _columns(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) -> list[str]:
     names = list(batch.schema.names if columns is None else columns)
     absent = [name for name in names if batch.schema.get_field_index(name) < 0]
+    reason = "none was given"
+    if absent:
+        reason = f"no column {listing(absent)}"
     if absent or not names:
         raise InvalidArgument(
-            f"columns={names} cannot be hashed: {f'no column {listing(absent)}' if absent else 'none was given'}. "
-            f"There are {listing(batch.schema.names)}.",
+            f"columns={names} cannot be hashed: {reason}. There are {listing(batch.schema.names)}.",
             hint="column names are case-sensitive",
         )
     check_types(batch.schema, names)
@@ -123,7 +129,9 @@ def _columns(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) ->
 
 def _pieces(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[pa.RecordBatch]:
     chosen = batch.select(list(names))
-    return list(chosen.to_batches()) if isinstance(chosen, pa.Table) else [chosen]
+    if isinstance(chosen, pa.Table):
+        return list(chosen.to_batches())
+    return [chosen]
 
 
 def _valid(array: Any) -> npt.NDArray[np.bool_] | None:
@@ -140,4 +148,6 @@ def _valid(array: Any) -> npt.NDArray[np.bool_] | None:
 def _joined(parts: Sequence[Words]) -> Words:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+    if not parts:
+        return np.empty(0, dtype=np.uint64)
+    return np.concatenate(parts)

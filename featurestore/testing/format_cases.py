@@ -28,9 +28,18 @@ from featurestore.training.export.profiles import ProfileAccumulator
 
 TIME = pa.timestamp("us", tz="UTC")
 NUMBERS = (
-    pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
-    pa.float32(), pa.float64(),
-)  # fmt: skip
+    pa.bool_(),
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+    pa.float32(),
+    pa.float64(),
+)
 DECIMALS = (pa.decimal128(12, 3), pa.decimal128(38, 10), pa.decimal128(20, 0), pa.decimal128(2, 2))
 SCALARS = (*NUMBERS, *DECIMALS, pa.string(), pa.binary(), pa.date32(), TIME)
 LISTS = (*(pa.list_(kind) for kind in SCALARS), pa.list_(pa.list_(pa.int64())))
@@ -76,9 +85,8 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_list(kind):
         return st.lists(values(kind.value_type), max_size=4)
     if pat.is_struct(kind):
-        return st.fixed_dictionaries(
-            {kind.field(i).name: values(kind.field(i).type) for i in range(kind.num_fields)}
-        )
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return st.fixed_dictionaries({field.name: values(field.type) for field in fields})
     return _scalars(kind)
 
 
@@ -102,7 +110,9 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
         return st.dates()
     if pat.is_timestamp(kind):
         return st.datetimes(timezones=st.just(dt.UTC))
-    return st.binary(max_size=12) if pat.is_binary(kind) else st.text(max_size=12)
+    if pat.is_binary(kind):
+        return st.binary(max_size=12)
+    return st.text(max_size=12)
 
 
 def _context(precision: int) -> Any:
@@ -118,7 +128,9 @@ def tables(draw: st.DrawFn, kinds: Sequence[pa.DataType], *, max_rows: int = 12)
     rows = draw(st.integers(0, max_rows))
     columns = {}
     for index, kind in enumerate(chosen):
-        cell = st.one_of(st.none(), values(kind)) if draw(st.booleans()) else values(kind)
+        cell = values(kind)
+        if draw(st.booleans()):
+            cell = st.one_of(st.none(), cell)
         cells = draw(st.lists(cell, min_size=rows, max_size=rows))
         columns[f"c{index}"] = pa.array(cells, kind)
     return pa.table(columns)
@@ -126,16 +138,17 @@ def tables(draw: st.DrawFn, kinds: Sequence[pa.DataType], *, max_rows: int = 12)
 
 def example_table(kinds: Sequence[pa.DataType], *, rows: int = 300) -> pa.Table:
     """Return a table with one column for each type, some of its rows null, the same each time."""
-    return pa.table(
-        {
-            f"c{at}": pa.array([_example(kind, row, at) for row in range(rows)], kind)
-            for at, kind in enumerate(kinds)
-        }
-    )
+    columns = {}
+    for number, kind in enumerate(kinds):
+        cells = [_example(kind, row, number) for row in range(rows)]
+        columns[f"c{number}"] = pa.array(cells, kind)
+    return pa.table(columns)
 
 
 def _example(kind: pa.DataType, row: int, column: int) -> Any:
-    return None if (row + column) % 7 == 3 else _value(kind, row * 31 + column)
+    if (row + column) % 7 == 3:
+        return None
+    return _value(kind, row * 31 + column)
 
 
 def _value(kind: pa.DataType, seed: int) -> Any:
@@ -144,14 +157,14 @@ def _value(kind: pa.DataType, seed: int) -> Any:
     if pat.is_list(kind):
         return [_value(kind.value_type, seed + item) for item in range(seed % 4)]
     if pat.is_struct(kind):
-        return {
-            kind.field(i).name: _value(kind.field(i).type, seed + i) for i in range(kind.num_fields)
-        }
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        return {each.name: _value(each.type, seed + index) for index, each in enumerate(fields)}
     if pat.is_boolean(kind):
         return seed % 3 == 0
     if pat.is_integer(kind):
         span = 2 ** (kind.bit_width - 1)
-        return seed * 7919 % span - (0 if pat.is_unsigned_integer(kind) else span // 2)
+        lowest = 0 if pat.is_unsigned_integer(kind) else -(span // 2)
+        return seed * 7919 % span + lowest
     if pat.is_floating(kind):
         return (seed - 4000) / 64
     if pat.is_decimal(kind):
@@ -161,7 +174,9 @@ def _value(kind: pa.DataType, seed: int) -> Any:
     if pat.is_timestamp(kind):
         return dt.datetime(1960, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=seed, microseconds=seed)
     text = f'{"é" * (seed % 3)}"{seed}",\r\n'[: 2 + seed % 9]
-    return text if pat.is_string(kind) else text.encode() + bytes([0, 255])
+    if pat.is_string(kind):
+        return text
+    return text.encode() + bytes([0, 255])
 
 
 def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:
@@ -189,7 +204,9 @@ def _narrowed(array: pa.Array) -> pa.Array:
         return array.cast(pa.float32(), safe=False).cast(pa.float64())
     if pat.is_fixed_size_list(array.type):
         return _narrowed(array.cast(pa.list_(array.type.value_type))).cast(array.type)
-    absent = array.is_null() if array.null_count else None
+    absent = None
+    if array.null_count:
+        absent = array.is_null()
     return pa.ListArray.from_arrays(array.offsets, _narrowed(array.values), mask=absent)
 
 

@@ -56,8 +56,10 @@ def bits(table: pa.Table) -> list[tuple[Any, ...]]:
 
     NaN is itself, 0.0 is not -0.0, null not NaN.
     """
-    columns = [[_bits(value) for value in column.to_pylist()] for column in table.columns]
-    return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
+    columns = [list(map(_bits, column.to_pylist())) for column in table.columns]
+    if not columns:
+        return [()] * table.num_rows
+    return list(zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -88,28 +90,32 @@ def _winners(
     won: list[int | None] = []
     for label, moment in zip(labels, moments, strict=True):
         key = tuple(label[left] for left, _ in join.on)
-        eligible = [
-            row for row in rows if row.key == key and _is_eligible(join, row, moment, waits=waits)
-        ]
-        best = max(eligible, key=lambda row: row.rank, default=None)
-        won.append(
-            None if best is None or None in key or _is_stale(join, best, moment) else best.index
-        )
+        best: _Row | None = None
+        for row in rows:
+            if row.key != key or None in key or not _is_eligible(join, row, moment, waits=waits):
+                continue
+            if best is None or row.rank > best.rank:
+                best = row
+        if best is None or _is_stale(join, best, moment):
+            won.append(None)
+        else:
+            won.append(best.index)
     return won
 
 
 def _rows(join: Join, table: pa.Table) -> list[_Row]:
-    hashes = tie_hash(table).tolist() if table.num_rows else []
-    return [
-        _Row(
-            index=index,
-            key=tuple(row[key] for _, key in join.on),
-            event=_moment(row[join.event_time]) if join.event_time else None,
-            created=_moment(row[join.created_time]) if join.created_time else None,
-            tie=int(tie),
-        )
-        for index, (row, tie) in enumerate(zip(table.to_pylist(), hashes, strict=True))
-    ]
+    rows: list[_Row] = []
+    if not table.num_rows:
+        return rows
+    for index, (row, tie) in enumerate(zip(table.to_pylist(), tie_hash(table), strict=True)):
+        event = created = None
+        if join.event_time is not None:
+            event = _moment(row[join.event_time])
+        if join.created_time is not None:
+            created = _moment(row[join.created_time])
+        key = tuple(row[name] for _, name in join.on)
+        rows.append(_Row(index, key, event, created, int(tie)))
+    return rows
 
 
 def _is_eligible(join: Join, row: _Row, moment: datetime | None, *, waits: bool) -> bool:
@@ -131,7 +137,9 @@ def _is_stale(join: Join, row: _Row, moment: datetime | None) -> bool:
 def _label_moment(plan: FeaturePlan, label: Mapping[str, Any]) -> datetime | None:
     if plan.fixed_time is not None:
         return plan.fixed_time
-    return None if plan.left_time is None else _moment(label[plan.left_time])
+    if plan.left_time is None:
+        return None
+    return _moment(label[plan.left_time])
 
 
 def _moment(value: datetime | date | None) -> datetime | None:
@@ -140,16 +148,10 @@ def _moment(value: datetime | date | None) -> datetime | None:
     return datetime.combine(value, time(), tzinfo=UTC)
 
 
-def _taken(column: pa.ChunkedArray, indices: list[int | None]) -> pa.ChunkedArray:
-    return (
-        column.combine_chunks().take(pa.array(indices, pa.int64()))
-        if len(column)
-        else _nulls(column, indices)
-    )
-
-
-def _nulls(column: pa.ChunkedArray, indices: list[int | None]) -> pa.Array:
-    return pa.nulls(len(indices), column.type)
+def _taken(column: pa.ChunkedArray, indices: list[int | None]) -> Any:
+    if not len(column):
+        return pa.nulls(len(indices), column.type)
+    return column.combine_chunks().take(pa.array(indices, pa.int64()))
 
 
 def _bits(value: Any) -> Any:

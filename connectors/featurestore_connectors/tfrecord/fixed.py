@@ -103,9 +103,10 @@ def write_keys(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None
             raise not_as_counted(slot.field.column, "there are nulls where none were counted")
         return
     first = slot.field.column.key[0]
-    records[:, slot.key_offset] = (
-        first if valid is None else np.where(valid, first, wire.MASKED).astype(np.uint8)
-    )
+    if valid is None:
+        records[:, slot.key_offset] = first
+    else:
+        records[:, slot.key_offset] = np.where(valid, first, wire.MASKED).astype(np.uint8)
 
 
 Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
@@ -116,12 +117,10 @@ def _fill_constant_bytes(
 ) -> None:
     offsets, data = parts
     width = slot.field.width
-    expected = width * (len(records) if valid is None else int(valid.sum()))
     lengths = np.diff(offsets)
-    if (
-        len(data) != expected
-        or (lengths[valid] if valid is not None else lengths).max(initial=0) > width
-    ):
+    if valid is not None:
+        lengths = lengths[valid]
+    if len(data) != width * len(lengths) or lengths.max(initial=0) > width:
         raise not_as_counted(slot.field.column, f"texts differ from the {width} bytes that all had")
     if width == 0:
         return
@@ -172,7 +171,9 @@ def not_as_counted(column: WireColumn, what: str) -> DatasetDamaged:
 
 def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:
     """Return which rows have a value, None for columns without nulls."""
-    return records[:, slot.key_offset] != wire.MASKED if slot.field.nullable else None
+    if not slot.field.nullable:
+        return None
+    return records[:, slot.key_offset] != wire.MASKED
 
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
@@ -205,15 +206,17 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
     width, rows = slot.field.width, len(records)
     if slot.entry is None:
         data, valid = _constant_bytes(records, slot), read_present(records, slot)
-        lengths = np.full(rows, width) if valid is None else np.where(valid, width, 0)
-        return _binary(lengths, data if valid is None else data[valid])
+        if valid is None:
+            return _binary(np.full(rows, width), data)
+        return _binary(np.where(valid, width, 0), data[valid])
     lengths = _lengths(records, slot)
-    step, pieces = max(1, BYTES_AT_ONCE // max(width, 1)), []
+    step = max(1, BYTES_AT_ONCE // max(width, 1))
+    pieces = [np.zeros(0, np.uint8)]
     for first in range(0, rows, step):
         part = lengths[first : first + step]
         region = records[first : first + step, slot.offset : slot.offset + width]
         pieces.append(region[np.arange(width) < part[:, None]])
-    return _binary(lengths, np.concatenate(pieces) if pieces else np.zeros(0, np.uint8))
+    return _binary(lengths, np.concatenate(pieces))
 
 
 def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
@@ -229,12 +232,16 @@ def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
     data = _constant_bytes(records, slot)
     if slot.entry is None:
         valid = read_present(records, slot)
-        lost = data[:, -1] == 0 if valid is None else (data[:, -1] == 0) & valid
+        lost = data[:, -1] == 0
+        if valid is not None:
+            lost &= valid
     else:
         lengths = _lengths(records, slot)
         data[np.arange(width) >= lengths[:, None]] = 0
         lost = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
-    return None if lost.any() else data.view(f"S{width}")[:, 0]
+    if lost.any():
+        return None
+    return data.view(f"S{width}")[:, 0]
 
 
 def _constant_bytes(records: Records, slot: Slot) -> Records:

@@ -103,11 +103,15 @@ class TFRecordFormat:
                 refused, hint="tf.data.TFRecordDataset(path, compression_type='GZIP')"
             )
         ready = read_layout(layout)
-        return FixedShard(path, ready) if ready.fixed else VariableShard(path, ready)
+        if ready.fixed:
+            return FixedShard(path, ready)
+        return VariableShard(path, ready)
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
         ready = read_layout(layout)
-        return FixedAccess(ready) if ready.fixed and ready.compression is None else None
+        if not ready.fixed or ready.compression is not None:
+            return None
+        return FixedAccess(ready)
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         return verify_shard(path, read_layout(layout), rows=rows)
@@ -119,8 +123,9 @@ class TFRecordFormat:
         if layout["compression"] is None:
             return None
         return (
-            f"The shards are compressed with {layout['compression']}, so no row can be found without unpacking all "
-            "before it. Read them with tf.data.TFRecordDataset(paths, compression_type='GZIP') and tf_feature_spec(), "
+            f"The shards are compressed with {layout['compression']}, so no row can be found "
+            "without unpacking all before it. Read them with "
+            "tf.data.TFRecordDataset(paths, compression_type='GZIP') and tf_feature_spec(), "
             "or create the dataset again with compression=None."
         )
 
@@ -129,14 +134,23 @@ def _write_records(
     file: ShardFile, batches: Iterator[pa.RecordBatch], layout: RecordLayout
 ) -> tuple[int, list[npt.NDArray[np.int64]]]:
     """Write the records of all batches; return how many, and their lengths."""
-    # wbits=31 makes the gzip header without a time, so that equal rows give equal bytes.
-    pack = zlib.compressobj(GZIP_LEVEL, wbits=31) if layout.compression == "GZIP" else None
+    encoder: Encoder | VariableEncoder
+    if layout.fixed:
+        encoder = Encoder(layout.template)
+    else:
+        encoder = VariableEncoder(layout)
+    pack = None
+    if layout.compression == "GZIP":
+        # wbits=31 makes the gzip header without a time, so that equal rows give equal bytes.
+        pack = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
-    encoder = Encoder(layout.template) if layout.fixed else VariableEncoder(layout)
     for batch in rebatch(batches, rows=encoder.block_rows):
         rows += batch.num_rows
         for data, sizes in encoder.framed(batch):
-            file.write(data if pack is None else pack.compress(data.data))
+            if pack is None:
+                file.write(data)
+            else:
+                file.write(pack.compress(data.data))
             lengths.append(sizes)
     if pack is not None:
         file.write(pack.flush())

@@ -42,6 +42,7 @@ VERSION = 1
 MOST_PADDING = 0.25
 MOST_BYTES = 2**31 - 1  # protobuf holds no longer message
 INDEX_ENTRY = 8
+_FLOAT_BYTES = 4
 STRING_GUESS = 16
 COMPRESSIONS = (None, "GZIP")
 
@@ -82,7 +83,8 @@ def check_compression(compression: str | None) -> None:
     """Raise InvalidArgument for a compression that is not offered."""
     if compression not in COMPRESSIONS:
         raise InvalidArgument(
-            f"compression={compression!r} is not known for tfrecord; there are {listing(COMPRESSIONS)}.",
+            f"compression={compression!r} is not known for tfrecord; "
+            f"there are {listing(COMPRESSIONS)}.",
             hint="compression=None keeps random access",
         )
 
@@ -100,9 +102,10 @@ def choose_layout(
     _check_values(pairs)
     fields = [_field(column, profile) for column, profile in pairs]
     reason = _why_variable(fields, found)
+    kind = "fixed" if reason is None else "variable"
     layout: dict[str, Any] = {
         "version": VERSION,
-        "kind": "fixed" if reason is None else "variable",
+        "kind": kind,
         "reason": reason,
         "compression": compression,
         "schema": schema_to_json(schema),
@@ -124,7 +127,8 @@ def read_layout(layout: Layout) -> RecordLayout:
             return ready
     if layout["version"] != VERSION:
         raise InvalidArgument(
-            f"The shards have TFRecord layout version {layout['version']}; this release reads {VERSION}.",
+            f"The shards have TFRecord layout version {layout['version']}; "
+            f"this release reads {VERSION}.",
             hint="upgrade featurestore",
         )
     ready = _read(layout)
@@ -140,17 +144,17 @@ _READY: list[tuple[Layout, RecordLayout]] = []
 
 def _read(layout: Layout) -> RecordLayout:
     schema, fixed = schema_from_json(layout["schema"]), layout["kind"] == "fixed"
-    fields = tuple(
-        Field(column, given["width"], given["nullable"], given["constant"], given["longest"])
-        for column, given in zip(wire_columns(schema), layout["fields"], strict=True)
-    )
+    fields = []
+    for column, given in zip(wire_columns(schema), layout["fields"], strict=True):
+        decided = (given["width"], given["nullable"], given["constant"], given["longest"])
+        fields.append(Field(column, *decided))
+    tails: tuple[Tail, ...] = ()
     if fixed:
-        return RecordLayout(
-            schema, fields, framed_template(fields), (), fixed, layout["compression"]
-        )
-    head = bare_template([field for field in fields if field.constant])
-    tails = tuple(_tail(field) for field in fields if not field.constant)
-    return RecordLayout(schema, fields, head, tails, fixed, layout["compression"])
+        template = framed_template(fields)
+    else:
+        template = bare_template([field for field in fields if field.constant])
+        tails = tuple(_tail(field) for field in fields if not field.constant)
+    return RecordLayout(schema, tuple(fields), template, tails, fixed, layout["compression"])
 
 
 def _tail(field: Field) -> Tail:
@@ -168,15 +172,16 @@ def _tail(field: Field) -> Tail:
 def _field(column: WireColumn, profile: ColumnProfile) -> Field:
     nullable, values = profile.nulls > 0, profile.rows - profile.nulls
     if column.wire != BYTES:
-        width = 4 if column.wire == FLOAT else _varint_width(column, profile)
+        width = _FLOAT_BYTES
+        if column.wire != FLOAT:
+            width = _varint_width(column, profile)
         return Field(column, width, nullable, column.shape is not None, profile.longest)
     if column.shape != ():
         return Field(column, wire.varint_width(0, MOST_BYTES), nullable, False, profile.longest)
     if pat.is_decimal(column.leaf):
         return Field(column, decimal_text_length(column.leaf), nullable, False)
-    return Field(
-        column, profile.longest, nullable, profile.total_length == profile.longest * values
-    )
+    constant = profile.total_length == profile.longest * values
+    return Field(column, profile.longest, nullable, constant)
 
 
 def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
@@ -191,22 +196,21 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
 
 def _why_variable(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
     """Return why records cannot have one width, None when they can."""
-    lists = [
-        field.column.name for field in fields if not field.constant and field.column.shape != ()
-    ]
+    varying = [field for field in fields if not field.constant]
+    lists = [field.column.name for field in varying if field.column.shape != ()]
     if lists:
         return f"lists of different lengths or of strings: {listing(lists)}"
-    padding = {
-        field.column.name: field.width - _mean_length(field, profiles)
-        for field in fields
-        if not field.constant
-    }
+    padding = {}
+    for field in varying:
+        padding[field.column.name] = field.width - _mean_length(field, profiles)
     record = len(framed_template(fields).data)
-    cost = sum(padding.values()) / max(record - sum(padding.values()), 1)
+    total = sum(padding.values())
+    cost = total / max(record - total, 1)
     if cost <= MOST_PADDING:
         return None
-    worst = sorted(padding, key=lambda name: -padding[name])
-    return f"one width for all records would add {cost:.0%} of filling, most for {listing(worst, limit=3)}"
+    names = sorted(padding, key=lambda name: -padding[name])
+    worst = listing(names, limit=3)
+    return f"one width for all records would add {cost:.0%} of filling, most for {worst}"
 
 
 def _mean_length(field: Field, profiles: Mapping[str, ColumnProfile]) -> float:
@@ -223,17 +227,15 @@ def _mean_bytes(ready: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> f
     size = float(len(ready.template.data) + framing.FRAMING + INDEX_ENTRY)
     for tail in ready.tails:
         profile = profiles[tail.field.column.name]
-        items = (
-            profile.total_length / max(profile.rows, 1) if tail.field.column.shape != () else 1.0
-        )
-        each = (
-            _mean_length(tail.field, profiles)
-            if tail.field.column.shape == ()
-            else tail.field.width
-        )
-        # The bytes of strings in lists are not counted by the profile: a guess, used for the number
-        # of shards alone.
-        each += STRING_GUESS if tail.item_head else 0
+        items = 1.0
+        each = _mean_length(tail.field, profiles)
+        if tail.field.column.shape != ():
+            items = profile.total_length / max(profile.rows, 1)
+            each = tail.field.width
+        if tail.item_head:
+            # The bytes of strings in lists are not counted by the profile: a guess, used for the
+            # number of shards alone.
+            each += STRING_GUESS
         size += len(tail.entry.head) + items * each
     return size
 
@@ -242,9 +244,8 @@ def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
     refused = []
     for column, profile in pairs:
         if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
-            refused.append(
-                f"{column.name}: {profile.maximum} is above 2**63-1 (store it as a text or a float64)"
-            )
+            way_out = "store it as a text or a float64"
+            refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 ({way_out})")
         if profile.inner_nulls:
             refused.append(f"{column.name}: {profile.inner_nulls:,} nulls inside lists (fill them)")
     if refused:

@@ -26,6 +26,8 @@ from featurestore_connectors.tfrecord.template import Slot, Template
 # call; more of them leave the caches between two moves.
 BLOCK_BYTES = 1 << 24
 MOST_ROWS, FEWEST_ROWS = 16_384, 2048
+# Seven bits of each byte of a word.
+_GROUPS = 0x7F7F7F7F7F7F7F7F
 
 Records = npt.NDArray[np.uint8]
 
@@ -38,7 +40,9 @@ def is_number(slot: Slot) -> bool:
 def number_type(slot: Slot) -> np.dtype[Any]:
     """Return the numpy type of a column of numbers; dates and times are int64."""
     leaf = slot.field.column.leaf
-    return np.dtype(np.int64) if pat.is_date(leaf) or pat.is_timestamp(leaf) else numpy_type(leaf)
+    if pat.is_date(leaf) or pat.is_timestamp(leaf):
+        return np.dtype(np.int64)
+    return numpy_type(leaf)
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,9 @@ class _Fields:
     def index(self) -> Any:
         """The rows, as numpy likes them best."""
         first, last = self.rows[0], self.rows[-1]
-        return (
-            slice(first, last + 1)
-            if self.rows == tuple(range(first, last + 1))
-            else np.array(self.rows)
-        )
+        if self.rows == tuple(range(first, last + 1)):
+            return slice(first, last + 1)
+        return np.array(self.rows)
 
     def move(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
         """Copy the values into ``target[rows, start : start + n]``; ``target`` is contiguous."""
@@ -80,7 +82,8 @@ class _Fields:
 def _structure(kind: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
     item = np.dtype(kind)
     names = [f"f{number}" for number in range(len(offsets))]
-    size = max(offsets) + item.itemsize if size is None else size
+    if size is None:
+        size = max(offsets) + item.itemsize
     return np.dtype(
         {
             "names": names,
@@ -123,10 +126,8 @@ class _Varints:
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         words = self.fields.take(records)
-        masks = np.array(
-            [0x7F7F7F7F7F7F7F7F >> 8 * (8 - width) for width in self.widths], np.uint64
-        )
-        words &= masks.astype(words.dtype)[:, None]
+        masks = [_GROUPS >> 8 * (8 - width) for width in self.widths]
+        words &= np.array(masks, np.uint64).astype(words.dtype)[:, None]
         wire.join(words, width=max(self.widths))
         for row, offset, place in self.beyond:
             bits = records[:, offset + place] & np.uint8(0x7F if place == 8 else 1)
@@ -134,8 +135,11 @@ class _Varints:
         found = target[:, start : start + len(records)]
         if target.dtype == np.bool_:
             found[self.fields.index] = words != 0
-        else:  # from unsigned to signed of one size numpy converts one by one, and slowly
-            found[self.fields.index] = words.view(np.int64) if words.dtype == np.uint64 else words
+            return
+        if words.dtype == np.uint64:
+            # From unsigned to signed of one size numpy converts one by one, and slowly.
+            words = words.view(np.int64)
+        found[self.fields.index] = words
 
 
 @dataclass(frozen=True)
@@ -164,16 +168,13 @@ class FixedPlaneReader:
     """Writes numbers of records into arrays (the interface ``PlaneReader``)."""
 
     def __init__(self, template: Template, groups: Sequence[Sequence[Plane | None]]) -> None:
-        self._parts = [
-            _parts(
-                [
-                    (row, template.slot(plane.column), plane.presence)
-                    for row, plane in enumerate(planes)
-                    if plane
-                ]
-            )
-            for planes in groups
-        ]
+        self._parts = []
+        for planes in groups:
+            wanted = []
+            for row, plane in enumerate(planes):
+                if plane:
+                    wanted.append((row, template.slot(plane.column), plane.presence))
+            self._parts.append(_parts(wanted))
 
     def __call__(
         self, records: Records, arrays: Sequence[npt.NDArray[Any]], start: int = 0
@@ -183,16 +184,20 @@ class FixedPlaneReader:
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
     """Return columns of numbers, each of shape (records,)."""
-    kinds = [number_type(slot) for slot in slots]
-    places: dict[np.dtype[Any], list[int]] = {}
-    for at, kind in enumerate(kinds):
-        places.setdefault(kind, []).append(at)
-    arrays = {kind: np.empty((len(mine), len(records)), kind) for kind, mine in places.items()}
-    parts = [
-        _parts([(row, slots[at], False) for row, at in enumerate(mine)]) for mine in places.values()
-    ]
-    _write(records, list(zip(arrays.values(), parts, strict=True)))
-    return [arrays[kind][places[kind].index(at)] for at, kind in enumerate(kinds)]
+    columns: dict[np.dtype[Any], list[int]] = {}
+    for number, slot in enumerate(slots):
+        columns.setdefault(number_type(slot), []).append(number)
+    targets = []
+    found = {}
+    for kind, numbers in columns.items():
+        array = np.empty((len(numbers), len(records)), kind)
+        wanted = []
+        for row, number in enumerate(numbers):
+            wanted.append((row, slots[number], False))
+            found[number] = array[row]
+        targets.append((array, _parts(wanted)))
+    _write(records, targets)
+    return [found[number] for number in range(len(slots))]
 
 
 def _write(
@@ -208,44 +213,49 @@ def _write(
 
 def _parts(wanted: Sequence[tuple[int, Slot, bool]]) -> list[_Part]:
     """Return what writes (row, column, whether its presence is meant)."""
-    result: list[_Part] = []
-    keys = [
-        (row, slot.key_offset) for row, slot, presence in wanted if presence and slot.field.nullable
-    ]
+    keys, floats = [], []
+    everywhere = []
+    integers: dict[int, list[tuple[int, Slot]]] = {}
+    for row, slot, presence in wanted:
+        if presence and slot.field.nullable:
+            keys.append((row, slot.key_offset))
+        elif presence:
+            everywhere.append(row)
+        elif slot.field.column.wire == FLOAT:
+            floats.append((row, slot.offset))
+        else:
+            integers.setdefault(_word_bytes(slot.field.width), []).append((row, slot))
+    parts: list[_Part] = []
     if keys:
-        result.append(_Presence(_fields("u1", keys)))
-    always = tuple(row for row, slot, presence in wanted if presence and not slot.field.nullable)
-    if always:
-        result.append(_Everywhere(always))
-    values = [(row, slot) for row, slot, presence in wanted if not presence]
-    floats = [(row, slot.offset) for row, slot in values if slot.field.column.wire == FLOAT]
+        parts.append(_Presence(_fields("u1", keys)))
+    if everywhere:
+        parts.append(_Everywhere(tuple(everywhere)))
     if floats:
-        result.append(_Floats(_fields("<f4", floats)))
-    integers = [(row, slot) for row, slot in values if slot.field.column.wire != FLOAT]
-    for size in (
-        1,
-        2,
-        4,
-        8,
-    ):  # behind the last varint of a record there are as many bytes as the largest word needs
-        mine = [
-            (row, slot) for row, slot in integers if size // 2 < min(slot.field.width, 8) <= size
-        ]
-        if mine:
-            result.append(_varints(size, mine))
-    return result
+        parts.append(_Floats(_fields("<f4", floats)))
+    for size in sorted(integers):
+        parts.append(_varints(size, integers[size]))
+    return parts
+
+
+def _word_bytes(width: int) -> int:
+    """Return the bytes of the smallest word that holds a varint, or the first eight bytes of it.
+
+    Behind the last varint of a record there are as many bytes as the largest word needs.
+    """
+    for size in (1, 2, 4):
+        if width <= size:
+            return size
+    return 8
 
 
 def _varints(size: int, columns: Sequence[tuple[int, Slot]]) -> _Varints:
-    beyond = tuple(
-        (number, slot.offset, place)
-        for number, (_, slot) in enumerate(columns)
-        for place in range(8, slot.field.width)
-    )
-    widths = tuple(min(slot.field.width, size) for _, slot in columns)
-    return _Varints(
-        _fields(f"<u{size}", [(row, slot.offset) for row, slot in columns]), widths, beyond
-    )
+    places, widths, beyond = [], [], []
+    for number, (row, slot) in enumerate(columns):
+        places.append((row, slot.offset))
+        widths.append(min(slot.field.width, size))
+        for place in range(8, slot.field.width):
+            beyond.append((number, slot.offset, place))
+    return _Varints(_fields(f"<u{size}", places), tuple(widths), tuple(beyond))
 
 
 def _fields(kind: str, places: Sequence[tuple[int, int]]) -> _Fields:

@@ -43,28 +43,35 @@ def feature_spec(manifest: Manifest) -> dict[str, Any]:
 
 def columns_with_nulls(manifest: Manifest) -> set[str]:
     """Return the columns that have nulls in any split."""
-    return {name for split in manifest.splits for name in split.nulls}
+    names: set[str] = set()
+    for split in manifest.splits:
+        names.update(split.nulls)
+    return names
 
 
 def schema_text(manifest: Manifest) -> str:
     """Return the schema as protobuf text."""
     nullable = columns_with_nulls(manifest)
-    return "".join(
-        _feature_text(column, nullable=column.name in nullable) for column in manifest.columns
-    )
+    texts = []
+    for column in manifest.columns:
+        texts.append(_feature_text(column, nullable=column.name in nullable))
+    return "".join(texts)
 
 
 def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:
-    fraction = "" if nullable else "    min_fraction: 1.0\n"
     lines = [
         "feature {\n",
         f"  name: {json.dumps(column.name)}\n",
         f"  type: {_TYPES[column.tf_type]}\n",
-        f"  presence {{\n{fraction}    min_count: 1\n  }}\n",
+        "  presence {\n",
     ]
+    if not nullable:
+        lines.append("    min_fraction: 1.0\n")
+    lines.append("    min_count: 1\n  }\n")
     if column.shape is None:
         lines.append("  value_count {\n    min: 0\n  }\n")
     else:
-        dims = "".join(f"    dim {{\n      size: {size}\n    }}\n" for size in column.shape)
-        lines.append(f"  shape {{\n{dims}  }}\n")
+        lines.append("  shape {\n")
+        lines += [f"    dim {{\n      size: {size}\n    }}\n" for size in column.shape]
+        lines.append("  }\n")
     return "".join([*lines, "}\n"])

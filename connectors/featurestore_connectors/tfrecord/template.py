@@ -65,12 +65,16 @@ class Slot:
     def values_bytes(self) -> int:
         """Bytes from ``offset`` on that belong to the values, filler included."""
         size = self.field.width * self.field.column.items
-        return size if self.entry is None else size + 1 + self.filler_width
+        if self.entry is None:
+            return size
+        return size + 1 + self.filler_width
 
     @property
     def entry_offset(self) -> int:
         """Where the column's ``features`` field begins (columns whose length varies)."""
-        return self.offset - (0 if self.entry is None else len(self.entry.head))
+        if self.entry is None:
+            return self.offset
+        return self.offset - len(self.entry.head)
 
 
 @dataclass(frozen=True)

@@ -260,8 +260,7 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_fixed_size_list(kind) or pat.is_list(kind):
         return pa.list_(pa.field("element", parquet_type(kind.value_type)))
     if pat.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([(field.name, parquet_type(field.type)) for field in fields])
+        return pa.struct([(field.name, parquet_type(field.type)) for field in kind])
     return kind
 
 

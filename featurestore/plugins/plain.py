@@ -195,6 +195,5 @@ def _value_bytes(kind: pa.DataType, profile: ColumnProfile) -> float:
     if pat.is_string(kind) or pat.is_binary(kind):
         return mean + 4
     if pat.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return float(sum(_value_bytes(field.type, profile) for field in fields))
+        return float(sum(_value_bytes(field.type, profile) for field in kind))
     return float(max(1, kind.bit_width // 8))

@@ -136,9 +136,12 @@ def value_form(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
-    ragged = [column.name for column in columns if -1 in column.shape]
+    ragged: list[str] = []
+    others: list[str] = []
+    for column in columns:
+        names = ragged if -1 in column.shape else others
+        names.append(column.name)
     if ragged:
-        others = [column.name for column in columns if -1 not in column.shape]
         raise UnsupportedType(
             "These columns have no fixed shape and cannot be put into batches: "
             f"{listing(ragged, limit=50)}.",

@@ -263,9 +263,19 @@ def _refuse(
             refused.append(each)
     if not refused:
         return
-    message, hint = _message(report, refused), _hint(report, refused)
+    message = _message(report, refused)
     if all(_is(each, DUPLICATE_KEYS) for each in refused):
+        hint = "remove the copies, or keep the last of each key with on_duplicates='last'"
         raise DuplicateKeys(message, report=report, hint=hint)
+    hint = (
+        "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "
+        "their reasons"
+    )
+    if report.policy == "quarantine":
+        hint = (
+            "an expectation about the whole table cannot be met by leaving rows out; "
+            "validation='warn' lands them all"
+        )
     raise ValidationFailed(message, report=report, hint=hint)
 
 
@@ -281,14 +291,6 @@ def _message(report: ValidationReport, refused: Sequence[ExpectationResult]) -> 
         for sample in result.samples[:_SHOWN_SAMPLES]:
             lines.append(f"    {plain_json(sample)}")
     return "\n".join(lines)
-
-
-def _hint(report: ValidationReport, refused: Sequence[ExpectationResult]) -> str:
-    if all(_is(each, DUPLICATE_KEYS) for each in refused):
-        return "remove the copies, or keep the last of each key with on_duplicates='last'"
-    if report.policy == "quarantine":
-        return "an expectation about the whole table cannot be met by leaving rows out; validation='warn' lands them all"
-    return "fix the rows, or validation='quarantine' lands the good ones and keeps the others with their reasons"
 
 
 def _failure(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:

@@ -45,13 +45,15 @@ def described_schema(manifest: Manifest, split: ManifestSplit) -> pa.Schema:
     """Return the schema of a split's files with petastorm's own metadata, made of the manifest alone."""
     _, dataset_metadata = petastorm()
     schema = schema_from_json(manifest.layout["schema"])
-    nullable = frozenset(name for each in manifest.splits for name in each.nulls)
+    nullable: set[str] = set()
+    for each in manifest.splits:
+        nullable.update(each.nulls)
     most = manifest.layout["parquet"]["row_groups"]
     groups = {os.path.basename(shard.path): min(most, shard.rows) for shard in split.shards}
     return stored_schema(schema).with_metadata(
         {
             dataset_metadata.UNISCHEMA_KEY: pickle.dumps(
-                unischema_of(schema, nullable=nullable), protocol=4
+                unischema_of(schema, nullable=frozenset(nullable)), protocol=4
             ),
             dataset_metadata.ROW_GROUPS_PER_FILE_KEY: json.dumps(groups).encode(),
         }

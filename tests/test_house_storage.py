@@ -58,7 +58,6 @@ def calls_on_files(tree: ast.Module) -> Iterator[str]:
                 "files",
                 "storage",
                 "log",
-                "deltalog",
                 "self",
             )
             if by_os or by_path or by_method or owner == "shutil":

@@ -6,6 +6,7 @@ Of Parquet files the footers tell rows and times, which is faster than any query
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,16 +14,20 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
 from featurestore.delta.log import is_delta_table, latest_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.references import parse_group_reference
 from featurestore.model.times import to_micros
+from featurestore.model.types import feature_type
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
 from featurestore.storage import files
+
+_log = logging.getLogger("featurestore.jobs")
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,12 @@ def read(session: Session, given: PinnedInput, window: Window, *, lookback: time
     engine = session.engine
     if given.kind == "parquet":
         relation = engine.read_files([given.path])
-    else:
-        schema = None if given.spec is None else given.spec.schema
+    elif given.spec is not None:
+        schema = given.spec.schema
         relation = engine.read_table(given.path, version=given.delta_version, schema=schema)
+    else:
+        columns = _readable_columns(given)
+        relation = engine.read_table(given.path, version=given.delta_version, columns=columns)
     return cut(session, relation, given.time, window, lookback=lookback)
 
 
@@ -87,6 +95,22 @@ def cut(
         return relation
     visible = TimeRange(time_column, window.start - lookback, window.end)
     return session.engine.within(relation, visible)
+
+
+def _readable_columns(given: PinnedInput) -> list[str]:
+    """Return the columns of a Delta table of another program that have feature types; maps have none.
+
+    The others are left out, so that a job which does not ask for them can read the table.
+    """
+    readable, others = [], []
+    for column in read_snapshot(given.path, given.delta_version).schema:
+        if feature_type(column.type) is None:
+            others.append(f"{column.name!r} ({column.type})")
+        else:
+            readable.append(column.name)
+    if others:
+        _log.warning("input %r has no columns %s: they have no feature type", given.name, others)
+    return readable
 
 
 def fingerprint(paths: Iterable[str]) -> str:

@@ -24,12 +24,13 @@ from featurestore.errors import (
     TableDamaged,
 )
 
-_KEPT: dict[int, Exception] = {}
+_KEPT: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
 _INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
 _DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
-_INTERRUPTED = "Query interrupted"
+# How Ctrl-C shows: seen by DuckDB itself, or raised in Python code below a query.
+_INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
 _TOO_MANY_FILES = "too many open files"
 _DAMAGED = (
     "no files found",
@@ -50,19 +51,21 @@ def guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     try:
         yield from batches
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         # Whatever it is: it is raised again, unchanged, where the query was started.
         number = next(_NUMBERS)
         _KEPT[number] = error
         raise RuntimeError(f"{error} [raised in Python #{number}]") from error
 
 
-def recall(message: str) -> Exception | None:
-    """Return the error whose number a message carries."""
+def recall(message: str) -> BaseException | None:
+    """Return the error whose number a message carries, or the interrupt that it tells of."""
     mark = _MARK.search(message)
-    if mark is None:
-        return None
-    return _KEPT.pop(int(mark[1]), None)
+    if mark is not None:
+        return _KEPT.pop(int(mark[1]), None)
+    if _INTERRUPTED.search(message):
+        return KeyboardInterrupt()
+    return None
 
 
 @contextmanager
@@ -70,17 +73,14 @@ def translated() -> Iterator[None]:
     """Raise DuckDB's errors as errors of the feature store."""
     try:
         yield
-    except duckdb.Error as error:
+    except (duckdb.Error, RuntimeError) as error:
         # What a Python function or stream below the query raised is the error, not DuckDB's account
         # of it.
         raised = recall(str(error))
         if raised is not None:
             raise raised from None
-        raise _translation(error) from error
-    except RuntimeError as error:
-        # Ctrl-C while a query runs is DuckDB's to see, which makes an error of another kind of it.
-        if _INTERRUPTED in str(error):
-            raise KeyboardInterrupt from error
+        if isinstance(error, duckdb.Error):
+            raise _translation(error) from error
         raise
 
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import SchemaMismatch, listing
+from featurestore.model.times import NaiveTimeWarning
+from featurestore.model.types import feature_schema
 
 _PRIMITIVES = {
     "string": pa.string(),
@@ -50,6 +56,47 @@ def arrow_schema(text: str) -> pa.Schema:
         return pa.schema([_field(each, each["name"]) for each in json.loads(text)["fields"]])
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
+
+
+def requested_schema(
+    path: str, stored: pa.Schema, schema: pa.Schema | None, columns: Sequence[str] | None
+) -> pa.Schema:
+    """Return the feature types that a read of a table gives.
+
+    Only columns that are read have to have some.
+
+    ``stored`` is the table's schema at the version, ``schema`` are feature types to restore,
+    ``columns`` selects. Warns of times without a zone, which are taken as UTC.
+
+    Raises:
+        SchemaMismatch: A column is asked for that is not there.
+        UnsupportedType: Lists the columns that a feature group cannot hold.
+    """
+    given = stored if schema is None else schema
+    if columns is not None:
+        absent = [column for column in columns if column not in given.names]
+        if absent:
+            raise SchemaMismatch(
+                f"{path} has no columns {listing(absent)}; it has {listing(given.names, limit=50)}."
+            )
+        given = pa.schema([given.field(column) for column in columns])
+    wanted = feature_schema(given) if schema is None else given
+    _warn_of_naive_times(path, stored, wanted)
+    return wanted
+
+
+def _warn_of_naive_times(path: str, stored: pa.Schema, wanted: pa.Schema) -> None:
+    naive = []
+    for field in stored:
+        is_naive = pat.is_timestamp(field.type) and field.type.tz is None
+        if is_naive and field.name in wanted.names:
+            naive.append(field.name)
+    if naive:
+        warnings.warn(
+            f"Column{'s' if len(naive) > 1 else ''} {listing(naive)} of {path} have no time zone and are taken as UTC",
+            NaiveTimeWarning,
+            stacklevel=5,
+        )
 
 
 def _field(given: Mapping[str, Any], column: str) -> pa.Field:

@@ -6,17 +6,14 @@ nothing about its rows.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.delta.datafile import DataFile, check_files
+from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
-from featurestore.errors import SchemaMismatch, listing
-from featurestore.model.times import NaiveTimeWarning
-from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.relations import relation
@@ -40,8 +37,7 @@ def read_table(
     """Return a version of a table in feature types; columns that it did not have yet are null."""
     snapshot = read_snapshot(path, version)
     check_files(snapshot.files)
-    wanted = _wanted(snapshot, schema, columns)
-    _warn_of_naive_times(snapshot, wanted)
+    wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     return relation(database.bind(select(snapshot, snapshot.files, wanted)), wanted)
 
 
@@ -75,37 +71,6 @@ def scan_all(snapshot: Snapshot, files: Sequence[DataFile]) -> str:
 def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
     """Return a FROM item for the columns of a schema from Parquet files, and ``FILE``."""
     return _read_parquet({field.name: field.name for field in schema}, schema, paths)
-
-
-def _wanted(
-    snapshot: Snapshot, schema: pa.Schema | None, columns: Sequence[str] | None
-) -> pa.Schema:
-    """Return the feature types that a read gives; only columns that are read have to have some."""
-    given = snapshot.schema if schema is None else schema
-    if columns is not None:
-        present = set(given.names)
-        absent = [column for column in columns if column not in present]
-        if absent:
-            raise SchemaMismatch(
-                f"{snapshot.path} has no columns {listing(absent)}; it has {listing(given.names, limit=50)}."
-            )
-        given = pa.schema([given.field(column) for column in columns])
-    return feature_schema(given) if schema is None else given
-
-
-def _warn_of_naive_times(snapshot: Snapshot, wanted: pa.Schema) -> None:
-    naive = []
-    for field in snapshot.schema:
-        is_naive = pat.is_timestamp(field.type) and field.type.tz is None
-        if is_naive and field.name in wanted.names:
-            naive.append(field.name)
-    if naive:
-        warnings.warn(
-            f"Column{'s' if len(naive) > 1 else ''} {listing(naive)} of {snapshot.path} have no time zone "
-            "and are taken as UTC",
-            NaiveTimeWarning,
-            stacklevel=4,
-        )
 
 
 def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema) -> str:

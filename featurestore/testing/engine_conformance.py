@@ -21,7 +21,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from featurestore.delta.history import read_history
 from featurestore.plugins.engine import Engine, TableWrite
@@ -37,14 +36,13 @@ class EngineConformance(TypeConformance, RelationConformance, TableConformance):
 class CrossEngineConformance:
     """The suite of two engines over the same tables; the fixtures are ``engine`` and ``other``."""
 
-    @pytest.mark.parametrize("partition_by", [(), ("part",)])
     def test_each_continues_the_tables_of_the_other(
-        self, engine: Engine, other: Engine, tmp_path: Path, partition_by: tuple[str, ...]
+        self, engine: Engine, other: Engine, tmp_path: Path
     ) -> None:
         table = _every_type()
-        for number, (first, second) in enumerate(((engine, other), (other, engine))):
+        for first, second, partition_by in ((engine, other, ()), (other, engine, ("part",))):
             path = new_table(
-                first, tmp_path / str(number), schema=table.schema, partition_by=partition_by
+                first, tmp_path / first.name, schema=table.schema, partition_by=partition_by
             )
             write(first, path, table.slice(0, 2))
             write(second, path, table.slice(2, 1))

@@ -165,6 +165,22 @@ def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
     assert engine.count(engine.read_table(path)) == 1
 
 
+def test_an_interrupt_after_the_commit_takes_nothing_back(
+    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = tables._save
+
+    def save_and_interrupt(*arguments: Any, **options: Any) -> None:
+        save(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "_save", save_and_interrupt)
+    rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
+    with pytest.raises(KeyboardInterrupt):
+        engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
+    assert engine.count(engine.read_table(path)) == 1
+
+
 def test_an_error_before_the_commit_is_a_failed_write(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +210,7 @@ def test_a_session_that_would_replace_commits_is_refused_for_writes(
     ours = {"spark.delta.logStore.file.impl": "featurestore.delta.PosixLogStore"}
     if "delta.logStore.class" in settings:
         settings = ours | settings
-    context = SimpleNamespace(getConf=lambda: settings)
+    context = SimpleNamespace(_jsc=SimpleNamespace(getConf=lambda: settings))
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         sessions.check_log_store(SimpleNamespace(sparkContext=context, _jvm=spark._jvm))
     assert "spark.delta.logStore.file.impl=featurestore.delta.PosixLogStore" in str(caught.value)
@@ -258,7 +274,7 @@ def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_pat
     tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     writers = {}
-    for name, times in (("spark", 60), ("duckdb", 10**9)):
+    for name, times in (("spark", 15), ("duckdb", 10**9)):
         arguments = [sys.executable, "-c", APPENDS, path, name, str(times), str(stop)]
         own = {"LD_PRELOAD": str(library)} if name == "spark" else {}
         writers[name] = subprocess.Popen(

@@ -28,8 +28,8 @@ from featurestore.errors import (
 )
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
-from featurestore_connectors.spark_delta import SparkEngine, queries
-from featurestore_connectors.spark_delta.shipping import Shipments
+from featurestore_connectors.spark_delta import SparkEngine, streams
+from featurestore_connectors.spark_delta.files import ParkedStreams
 
 UTC = dt.UTC
 NOON = dt.datetime(2020, 1, 1, 12, tzinfo=UTC)
@@ -146,11 +146,11 @@ def test_parked_streams_are_removed_on_close(
 ) -> None:
     monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(tmp_path / "parked"))
     wide = pa.table({"blob": pa.array([bytes(2**20)] * 10)})
-    shipments = Shipments()
-    frame, _ = shipments.ship(engine.session, wide.to_reader())
-    assert frame.count() == 10
+    streams = ParkedStreams()
+    relation = streams.park(engine.session, wide.to_reader())
+    assert engine.count(relation) == 10
     assert len(os.listdir(tmp_path / "parked")) == 1
-    shipments.remove()
+    streams.release_all()
     assert os.listdir(tmp_path / "parked") == []
 
 
@@ -211,7 +211,7 @@ def test_a_stream_starts_before_the_last_partition_is_computed(
 
 
 def test_a_small_limit_computes_few_partitions_and_keeps_the_order(engine: SparkEngine) -> None:
-    relation = numbers(engine, 1000, partitions=20)
+    relation = numbers(engine, 1000, partitions=8)
     assert [row["id"] for row in rows_of(engine, relation, limit=120)] == list(range(120))
     assert rows_of(engine, engine.filter(relation, "id = 990"), limit=5) == [
         {"id": 990, "shard": 990 % 7}
@@ -246,8 +246,8 @@ def test_states_of_partitions_are_merged(
     engine: SparkEngine, monkeypatch: pytest.MonkeyPatch, local: bool
 ) -> None:
     # Away from this machine there may be thousands of them, and executors merge most.
-    monkeypatch.setattr(queries, "is_local", lambda session: local)
-    monkeypatch.setattr(queries, "_STATES_AT_ONCE", 2)
+    monkeypatch.setattr(streams, "is_local", lambda session: local)
+    monkeypatch.setattr(streams, "_STATES_AT_ONCE", 2)
     assert engine.aggregate(numbers(engine, 1000, partitions=9), Tally()) == [1000, 499500]
 
 
@@ -402,16 +402,17 @@ def test_nanoseconds_of_other_writers_are_read_when_whole(
     times = pa.array([NOON, None], pa.timestamp("ns", tz="UTC"))
     parquet.write_table(pa.table({"t": times}), path)
     setting = "spark.sql.legacy.parquet.nanosAsLong"
-    with pytest.raises(ConfigurationError, match=setting):
-        engine.read_files([path])
-    engine.session.conf.set(setting, "true")
+    engine.session.conf.set(setting, "false")
     try:
+        with pytest.raises(ConfigurationError, match=setting):
+            engine.read_files([path])
+        engine.session.conf.set(setting, "true")
         assert rows_of(engine, engine.read_files([path])) == [{"t": NOON}, {"t": None}]
         parquet.write_table(pa.table({"t": pa.array([1], pa.timestamp("ns", tz="UTC"))}), path)
         with pytest.raises(EngineError, match="finer than a microsecond"):
             engine.count(engine.filter(engine.read_files([path]), "t is null"))
     finally:
-        engine.session.conf.unset(setting)
+        engine.session.conf.set(setting, "true")
 
 
 def test_a_version_that_does_not_exist_is_named(engine: SparkEngine, tmp_path: Any) -> None:

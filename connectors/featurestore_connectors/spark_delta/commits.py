@@ -1,47 +1,80 @@
-"""One commit of Spark with settings of its own, so that neither the user's session nor another thread sees them."""
+"""Commits of Spark: each with settings of its own, tried again after conflicts.
+
+Delta decides by the log store (``logstore/``) who committed a version first, and checks what took
+its place. What it cannot reconcile by itself is a conflict, and the command runs again from the new
+version.
+"""
 
 from __future__ import annotations
 
 import json
+import random
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from featurestore.delta.log import commit_path, latest_version, read_commit
+from featurestore.delta.log import commit_info, commit_path, latest_version, read_commit
+from featurestore.delta.protocol import check_writable
+from featurestore.delta.snapshot import read_snapshot, transaction_version
+from featurestore.errors import RowsOutsideWindow, TableDamaged, WriteConflict
 from featurestore.storage.publication import warn_published
-from featurestore_connectors.spark_delta.failures import as_store_error
+from featurestore_connectors.spark_delta.failures import as_store_error, full_text
 from featurestore_connectors.spark_delta.session import check_log_store
 
+# A conflict means that somebody else made progress; more than this in a row is no accident.
+ATTEMPTS = 20
 _LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
+_NOTE = "spark.databricks.delta.commitInfo.userMetadata"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+_CONFLICTS = (
+    "ConcurrentAppendException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentTransactionException",
+    "ConcurrentWriteException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+    "DELTA_CONCURRENT",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+)
 
 
 class CommitSession:
-    """A session beside the user's (same Spark, own settings) that knows the version it committed.
+    """A session beside the user's for one write: the same Spark with settings of its own.
 
-    Delta takes the note and the transaction of a merge or delete from the session's settings alone.
+    Neither the user's session nor another thread sees the settings. Delta takes the note and the
+    transaction of a merge or delete from the session's settings alone. One thread uses a commit
+    session.
+
+    Raises:
+        ConfigurationError: The user's session would replace commits of other writers.
+        UnsupportedTable: The table uses what the store does not read or write.
     """
 
     def __init__(self, session: Any, path: str, note: Mapping[str, Any]) -> None:
         self._parent = session
         self._path = path
-        # The id tells this commit from any other with the same note, should it fail after it landed.
+        # The id tells this commit from any other with the same note, should Spark fail after it
+        # landed.
         self.note = json.dumps({**note, "id": uuid.uuid4().hex}, sort_keys=True)
         self.session: Any = None
 
     def __enter__(self) -> CommitSession:
         check_log_store(self._parent)
+        check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self._parent.newSession()
         own = self.session.conf.getAll
         for key, value in (self._parent.conf.getAll | _SETTINGS).items():
             if own.get(key) != value and self.session.conf.isModifiable(key):
                 self.set(key, value)
         self.session.conf.unset(_LAST_VERSION)
-        self.set("spark.databricks.delta.commitInfo.userMetadata", self.note)
+        self.set(_NOTE, self.note)
         return self
 
     def __exit__(
@@ -67,22 +100,41 @@ class CommitSession:
             self._parent.catalog.dropGlobalTempView(view)
 
     def run(self, command: Callable[[], object]) -> int | None:
-        """Run a command and return the Delta version that it committed, None when it committed nothing.
+        """Run a command; return the Delta version that it committed, None when it did not commit.
 
-        A failure after the commit is a ``PublicationWarning``: the commit stands, and repeating it would double it.
+        It runs again after conflicts, with growing pauses. A failure after the commit is a
+        ``PublicationWarning``: the commit stands, and repeating it would double its rows.
+
+        Raises:
+            WriteConflict: Other writers kept winning.
+            RowsOutsideWindow: Rows of a replacing write lie outside the range that it replaces.
+            FeatureStoreError: Spark failed; nothing landed.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         before = latest_version(self._path)
-        try:
-            command()
-        except (PySparkException, Py4JError) as error:
-            landed = self._find_own(before + 1)
-            if landed is None:
-                raise
-            warn_published(f"Version {landed} of {self._path}", as_store_error(error))
-            return landed
+        for attempt in range(ATTEMPTS):
+            seen = latest_version(self._path)
+            try:
+                command()
+                return self._version_after(before)
+            except (PySparkException, Py4JError) as error:
+                landed = self._find_own(before + 1)
+                if landed is not None:
+                    warn_published(f"Version {landed} of {self._path}", as_store_error(error))
+                    return landed
+                if not is_conflict(error):
+                    failure = self._failure(error)
+                    # A rewrite misses files that a vacuum took meanwhile: then its version is not
+                    # the latest.
+                    moved_on = latest_version(self._path) > seen
+                    if not (moved_on and isinstance(failure, TableDamaged)):
+                        raise failure from error
+            wait(attempt)
+        raise kept_losing(self._path)
+
+    def _version_after(self, before: int) -> int | None:
         found = self.session.conf.get(_LAST_VERSION, None)
         if found is None or int(found) <= before:
             return None
@@ -91,8 +143,43 @@ class CommitSession:
     def _find_own(self, first: int) -> int | None:
         """Return the version of the commit that carries our note, at or after ``first``."""
         for version in range(first, latest_version(self._path) + 1):
-            for action in read_commit(commit_path(self._path, version)):
-                info = action.get("commitInfo") or {}
-                if info.get("userMetadata") == self.note:
-                    return version
+            actions = read_commit(commit_path(self._path, version))
+            if commit_info(actions).get("userMetadata") == self.note:
+                return version
         return None
+
+    def _failure(self, error: BaseException) -> Exception:
+        if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
+            text = f"Rows lie outside the range that is replaced in {self._path}."
+            return RowsOutsideWindow(text)
+        return as_store_error(error)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Tell whether Delta gave up because of another writer's commit."""
+    # delta-spark's Python classes of a conflict share no base of their own, and their text need not
+    # repeat their name.
+    text = f"{type(error).__name__}: {full_text(error)}"
+    return any(sign in text for sign in _CONFLICTS)
+
+
+def is_repeat(path: str, transaction: tuple[str, int] | None) -> bool:
+    """Tell whether a transaction was committed before."""
+    if transaction is None:
+        return False
+    app, number = transaction
+    last = transaction_version(path, app)
+    return last is not None and number <= last
+
+
+def wait(attempt: int) -> None:
+    """Let other writers go ahead, longer at each attempt."""
+    time.sleep(random.uniform(0.05, min(2.0, 0.1 * 2**attempt)))
+
+
+def kept_losing(path: str) -> WriteConflict:
+    """Return the error of a write that found a conflict at every attempt."""
+    return WriteConflict(
+        f"Other writers of {path} won {ATTEMPTS} times in a row; nothing of this write landed.",
+        hint="write again later",
+    )

@@ -1,4 +1,7 @@
-"""The Spark engine: each method of the interface is a few lines that call one module."""
+"""The interface Engine on Spark and Delta for Spark.
+
+Each method is a few lines that call one module.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,32 @@ from featurestore.plugins.engine import (
     TimeRange,
 )
 from featurestore.storage.publication import is_durable
-from featurestore_connectors.spark_delta import maintenance, queries, relations, tables
+from featurestore_connectors.spark_delta import (
+    files,
+    maintenance,
+    relations,
+    rewrite,
+    scan,
+    shards,
+    streams,
+    tables,
+)
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.files import read_files
-from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import check_session, find_session, start_session
-from featurestore_connectors.spark_delta.shards import write_shards
-from featurestore_connectors.spark_delta.shipping import Shipments
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
 
 
 class SparkEngine:
-    """Runs everything on Spark: the active session where there is one, else one that starts at first use.
+    """Runs everything on Spark.
+
+    The active session where there is one, else one that starts at first use.
 
     Args:
         session: The session to use.
-        durability: Taken as every engine takes it; when a commit is on disk is up to the file system below Spark.
+        durability: Taken as every engine takes it. The log is synced with each commit; when data
+            files are on disk is up to the file system below Spark.
     """
 
     name = "spark"
@@ -50,7 +61,7 @@ class SparkEngine:
         self._given = session
         self._owned = False
         self._lock = RLock()
-        self._shipments = Shipments()
+        self._parked = files.ParkedStreams()
 
     @property
     def session(self) -> Any:
@@ -72,10 +83,10 @@ class SparkEngine:
         return relations.adopt(frame)
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
-        return relation(*self._shipments.ship(self.session, reader))
+        return self._parked.park(self.session, reader)
 
     def release(self, relation: Relation) -> None:
-        self._shipments.release(relation.native)
+        self._parked.release(relation)
 
     def read_table(
         self,
@@ -85,18 +96,16 @@ class SparkEngine:
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
-        return relations.read_table(
-            self.session, path, version=version, schema=schema, columns=columns
-        )
+        return scan.read_table(self.session, path, version=version, schema=schema, columns=columns)
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
-        return read_files(self.session, paths, schema=schema)
+        return scan.read_files(self.session, paths, schema=schema)
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
         return relations.select(relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
-        return relations.filtered(relation, predicate)
+        return relations.filter_rows(relation, predicate)
 
     def within(self, relation: Relation, window: TimeRange) -> Relation:
         return relations.within(relation, window)
@@ -118,15 +127,15 @@ class SparkEngine:
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
-        return queries.map_batches(relation, function, schema=schema)
+        return streams.map_batches(relation, function, schema=schema)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
-        return queries.aggregate(relation, accumulator)
+        return streams.aggregate(relation, accumulator)
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        return queries.duplicates(relation, key, limit=limit)
+        return streams.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         return relations.last_per_key(relation, key)
@@ -134,10 +143,10 @@ class SparkEngine:
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
-        return queries.stream(relation, batch_rows=batch_rows, limit=limit)
+        return streams.stream(relation, batch_rows=batch_rows, limit=limit)
 
     def stage(self, relation: Relation, directory: str) -> Relation:
-        return queries.stage(relation, directory)
+        return files.stage(relation, directory)
 
     # -- tables -------------------------------------------------------------------------
 
@@ -158,13 +167,13 @@ class SparkEngine:
         return tables.write(self.session, path, relation, how)
 
     def delete(self, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
-        return tables.delete(self.session, path, predicate, note=note)
+        return rewrite.delete(self.session, path, predicate, note=note)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
         tables.set_properties(path, properties)
 
     def compact(self, path: str, *, below: int | None = None) -> int | None:
-        return tables.compact(self.session, path, below=below)
+        return rewrite.compact(self.session, path, below=below)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
         return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)
@@ -179,7 +188,7 @@ class SparkEngine:
     def write_shards(
         self, relation: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
     ) -> list[Result]:
-        return write_shards(relation, shard=shard, order=order, write=write)
+        return shards.write_shards(relation, shard=shard, order=order, write=write)
 
     # -- conversions --------------------------------------------------------------------
 
@@ -187,11 +196,11 @@ class SparkEngine:
         return relation.native
 
     def explain(self, relation: Relation) -> str:
-        return relations.explained(relation)
+        return relations.explain(relation)
 
     def close(self) -> None:
         """Remove parked streams, and stop Spark when this engine started it."""
-        self._shipments.remove()
+        self._parked.release_all()
         with self._lock:
             if self._owned and self._session is not None:
                 self._session.stop()

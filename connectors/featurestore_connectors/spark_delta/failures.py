@@ -1,4 +1,7 @@
-"""Failures of Spark as errors of the store: what an executor raised on purpose comes back as it was raised."""
+"""Failures of Spark as errors of the store.
+
+What an executor raised on purpose comes back as it was raised.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from featurestore import errors
-from featurestore.errors import EngineError, FeatureStoreError, StorageError, TableDamaged
+from featurestore.errors import (
+    EngineError,
+    FeatureStoreError,
+    StorageError,
+    TableDamaged,
+    UnsupportedTable,
+)
 
 _MARK = "featurestore-error:"
 _CARRIED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
+_MOST_CAUSES = 10
+# Stack traces inside a message tell of causes that Java's getCause has lost on the way from an
+# executor.
+_CAUSED_BY = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
+_TASK_FAILURE = re.compile(r"Lost task .* executor \S+\): (.*)$", re.MULTILINE)
+_CLASS_NAME = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
+_SQLSTATE = re.compile(r"\s*SQLSTATE: \w+;?(?: line \d+ pos \d+;?)?\s*$")
+_UNDERLINED = re.compile(r"^== SQL.*==\n(.*)\n([ -]*\^+)", re.MULTILINE)
 _MISSING = re.compile(r"(?:File (?:does not exist: )?|file:)(/\S+?\.(?:parquet|json))")
 _UNREADABLE = (
     "FAILED_READ_FILE",
@@ -48,8 +65,8 @@ def translated() -> Iterator[None]:
     """Wrap work on the driver: Spark's failures leave as errors of the store.
 
     Raises:
-        FeatureStoreError: As raised on an executor; ``TableDamaged`` and ``StorageError`` for files and disks;
-            else ``EngineError`` with the first line of what Spark said.
+        FeatureStoreError: As raised on an executor; ``TableDamaged`` and ``StorageError`` for files
+            and disks; else ``EngineError`` with the reason that Spark gives last.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -71,6 +88,11 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
             "No space left on the device: nothing of this write is visible.",
             hint="free space, then repeat",
         )
+    if "URISyntaxException" in text:
+        return UnsupportedTable(
+            f"The log names a file by a text that is no URI: {first_line(error)}",
+            hint="read the table with engine='duckdb' and write its rows into a new one",
+        )
     if any(sign in text for sign in _UNREADABLE):
         found = _MISSING.search(text)
         what = f"The file {found.group(1)!r}" if found else "A file of the table"
@@ -80,31 +102,70 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
 
 def full_text(error: BaseException) -> str:
     """Return all that Spark said, the Java side's causes included."""
-    parts = [str(error)]
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while java is not None and len(parts) < 10:
-        parts.append(str(java.toString()))
-        java = java.getCause()
-    return "\n".join(parts)
+    return "\n".join([str(error), *_java_causes(error)])
 
 
 def first_line(error: BaseException) -> str:
-    """Return the sentence in which Spark says what was wrong."""
-    _, traceback, raised = full_text(error).rpartition("Traceback (most recent call last):\n")
+    """Return the sentence in which Spark says what was wrong, and the expression it points at.
+
+    What was raised in Python on an executor comes first, then the last cause of the Java side.
+    """
+    text = full_text(error)
+    _, traceback, raised = text.rpartition("Traceback (most recent call last):\n")
     if traceback:
-        # A traceback of an executor: frames are indented, what was raised is not.
-        return next(
-            (line for line in raised.splitlines() if line and not line.startswith(" ")),
-            "a Python worker failed",
-        )
-    first = _first_of(str(error)) or type(error).__name__
-    if first.startswith("An error occurred while calling"):
-        return _first_of(full_text(error).splitlines()[-1]) or first
-    return first
+        return _raised_line(raised)
+    found = _CAUSED_BY.findall(text) or _TASK_FAILURE.findall(text)
+    if found:
+        reason = found[-1]
+    elif str(error).startswith("An error occurred while calling"):
+        reason = _first_of(_java_causes(error)[-1:])
+    else:
+        reason = _first_of([str(error)])
+    reason = _SQLSTATE.sub("", _CLASS_NAME.sub("", reason)).strip()
+    expression = _marked_expression(text)
+    if expression and expression not in reason:
+        reason = f"{reason} In: {expression}"
+    return reason or type(error).__name__
 
 
-def _first_of(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+def _java_causes(error: BaseException) -> list[str]:
+    """Return what the Java exceptions say, from the one that was raised to its last cause."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    said: list[str] = []
+    while java is not None and len(said) < _MOST_CAUSES:
+        said.append(str(java.toString()))
+        java = java.getCause()
+    return said
+
+
+def _raised_line(traceback: str) -> str:
+    """Return the last line of a traceback of an executor.
+
+    Frames are indented, what was raised is not.
+    """
+    for line in traceback.split("\n"):
+        if line and not line.startswith(" "):
+            return line
+    return "a Python worker failed"
+
+
+def _marked_expression(text: str) -> str:
+    """Return the part of a query that Spark underlines with carets."""
+    found = _UNDERLINED.search(text)
+    if found is None:
+        return ""
+    line, marks = found.groups()
+    if marks.startswith("-"):  # the parser marks a place, not an expression
+        return line.strip()
+    return line[marks.index("^") : marks.rindex("^") + 1].strip()
+
+
+def _first_of(texts: list[str]) -> str:
+    for text in texts:
+        for line in text.split("\n"):
+            if line.strip():
+                return line.strip()
+    return ""
 
 
 def _carried(text: str) -> FeatureStoreError | None:
@@ -116,8 +177,6 @@ def _carried(text: str) -> FeatureStoreError | None:
     except ValueError:
         return None  # a text of the user's that looks like ours
     kind = getattr(errors, name, FeatureStoreError)
-    return kind(message, hint=hint) if _is_error(kind) else FeatureStoreError(message, hint=hint)
-
-
-def _is_error(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, FeatureStoreError)
+    if isinstance(kind, type) and issubclass(kind, FeatureStoreError):
+        return kind(message, hint=hint)
+    return FeatureStoreError(message, hint=hint)

@@ -1,101 +1,124 @@
-"""Parquet files of others: folders to any depth, columns by name, times as other writers keep them."""
+"""Rows as Parquet files: an Arrow stream parked for the executors, a stage of a write."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.errors import ConfigurationError, StorageError, TableDamaged
+from featurestore.errors import StorageError
+from featurestore.model.types import feature_schema, storage_schema
 from featurestore.plugins.engine import Relation
-from featurestore.storage import files as storage
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.relations import cast_to, column, quoted, relation
-from featurestore_connectors.spark_delta.types import spark_schema
+from featurestore_connectors.spark_delta.relations import relation
+from featurestore_connectors.spark_delta.session import staging_directory
+from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
-_NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
+# Rows up to this size travel inside the plan (Spark keeps them as a local relation).
+_INSIDE_BYTES = 8 * 2**20
+_ROW_GROUP_BYTES = 32 * 2**20
 
 
-def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
-    """Return the rows of Parquet files and folders, columns matched by name.
+class ParkedStreams:
+    """Arrow streams on their way to the executors.
 
-    Raises:
-        StorageError: A path does not exist.
-        ConfigurationError: Files keep nanoseconds, and the session does not read them.
+    Small ones inside the plan, large ones in a folder each.
+
+    A folder stays until its relation is released, else as long as the engine lives: plans read it
+    lazily, so only the caller knows when the last one has run. Any thread may park and release.
     """
-    for path in paths:
-        if not storage.exists(path):
-            raise StorageError(
-                f"{path} does not exist.", hint="give Parquet files or folders that hold some"
-            )
-    fine = _nanosecond_columns(paths)
-    if fine and session.conf.get(_NANOSECONDS, "false") != "true":
-        raise ConfigurationError(
-            f"{paths[0]} keeps times in nanoseconds (as pandas writes them), which this Spark session refuses.",
-            hint=f'spark.conf.set("{_NANOSECONDS}", "true")',
-        )
-    deep = any(_has_plain_folders(path) for path in paths)
+
+    def __init__(self) -> None:
+        self._folders: list[tuple[Any, str]] = []
+
+    def park(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
+        """Return a relation with the rows of a stream, in their order.
+
+        The stream is read to its end, a batch at a time.
+
+        Raises:
+            UnsupportedType: A column has a type that cannot be stored.
+            StorageError: The staging folder is full.
+        """
+        schema = feature_schema(reader.schema)
+        columns = spark_schema(schema)
+        batches = (to_storage(to_features(batch, schema)) for batch in reader)
+        held, size = [], 0
+        for batch in batches:
+            held.append(batch)
+            size += batch.nbytes
+            if size > _INSIDE_BYTES:
+                folder = _write_folder(session, chain(held, batches), storage_schema(schema))
+                frame = session.read.schema(columns).parquet(folder)
+                self._folders.append((frame, folder))
+                return relation(frame, schema)
+        table = pa.Table.from_batches(held, storage_schema(schema))
+        frame = session.createDataFrame(table if len(table) else [], columns)
+        return relation(frame, schema)
+
+    def release(self, parked: Relation) -> None:
+        """Remove the folder that a relation reads, if it reads one."""
+        for each in list(self._folders):
+            if each[0] is parked.native:
+                self._folders.remove(each)
+                shutil.rmtree(each[1], ignore_errors=True)
+
+    def release_all(self) -> None:
+        """Remove every folder; relations over them stop working."""
+        while self._folders:
+            shutil.rmtree(self._folders.pop()[1], ignore_errors=True)
+
+
+def stage(given: Relation, directory: str) -> Relation:
+    """Write the rows once as Parquet and return them from there."""
     with translated():
-        reader = session.read.option("mergeSchema", "true").option(
-            "recursiveFileLookup", str(deep).lower()
-        )
-        frame = reader.parquet(*paths)
-    for name in fine:
-        frame = frame.withColumn(name, _whole_microseconds(name))
-    if schema is None:
-        return relation(frame)
-    return relation(cast_to(frame, spark_schema(schema)), schema)
+        given.native.write.mode("overwrite").parquet(directory)
+    reader = given.native.sparkSession.read.schema(spark_schema(given.schema))
+    return relation(reader.parquet(directory), given.schema)
 
 
-def _whole_microseconds(name: str) -> Any:
-    from pyspark.sql import functions as sf
-
-    text = f"Column {name} has times finer than a microsecond; round them first"
-    given = column(name)
-    whole = sf.timestamp_micros(sf.expr(f"{quoted(name)} div 1000"))
-    return sf.when(given % 1000 == 0, whole).when(given.isNotNull(), sf.raise_error(text))
-
-
-def _nanosecond_columns(paths: Sequence[str]) -> list[str]:
-    """Return the columns of nanoseconds in the first file; Spark reads them as plain integers or not at all."""
-    first = next((file for path in paths for file in _files(path)), None)
-    if first is None:
-        return []
+def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
+    """Return a new folder that holds a stream; a stream that breaks off leaves none."""
+    folder = tempfile.mkdtemp(prefix="featurestore-stream-", dir=staging_directory(session))
     try:
-        metadata = parquet.read_metadata(first)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise TableDamaged(f"The file {first!r} is no readable Parquet file: {error}") from error
-    # Spark's own older kind of times has 96 bits, which Arrow calls nanoseconds, too.
-    stored = (metadata.schema.column(number) for number in range(metadata.num_columns))
-    old = {each.path for each in stored if each.physical_type == "INT96"}
-    found = metadata.schema.to_arrow_schema()
-    fine = [each.name for each in found if pat.is_timestamp(each.type) and each.type.unit == "ns"]
-    return [name for name in fine if name not in old]
+        os.chmod(folder, 0o755)  # executors may run as another user
+        _write_file(os.path.join(folder, "stream.parquet"), batches, schema)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
 
 
-def _files(path: str) -> Iterator[str]:
-    if storage.is_file(path):
-        yield path
-        return
-    for file in storage.walk(path, enter=_is_visible):
-        if _is_visible(os.path.basename(file)) and file.endswith(".parquet"):
-            yield file
+def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
+    """Write one file of many row groups.
+
+    Spark splits it among tasks, and one file alone keeps the row order.
+    """
+    try:
+        with parquet.ParquetWriter(path, schema, compression="lz4") as writer:
+            for table in _row_groups(batches, schema):
+                writer.write_table(table, row_group_size=max(1, len(table)))
+    except OSError as error:
+        raise StorageError(
+            f"Cannot park the stream in {os.path.dirname(path)!r}: {error}",
+            hint="free space, or choose another TMPDIR",
+        ) from error
 
 
-def _has_plain_folders(path: str) -> bool:
-    """Tell whether files lie in folders below ``path`` that are no partitions (``column=value``)."""
-    if storage.is_file(path):
-        return False
-    for file in _files(path):
-        folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)
-        if any("=" not in folder for folder in folders if folder != os.curdir):
-            return True
-    return False
-
-
-def _is_visible(name: str) -> bool:
-    return "=" in name or not name.startswith(("_", "."))
+def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(held, schema)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held, schema)

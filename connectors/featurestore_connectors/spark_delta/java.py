@@ -1,4 +1,7 @@
-"""The Java that Spark would start: found and checked before it does, so that a wrong one is said in one sentence."""
+"""The Java that Spark would start.
+
+Found and checked before it does, so that a wrong one is said in one sentence.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import subprocess
 from featurestore.errors import MissingJava
 
 SUPPORTED = (17, 21)
-_HINT = "install one (Debian: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME"
+_HINT = (
+    "install one (Debian: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) or set JAVA_HOME"
+)
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -44,8 +50,10 @@ def check_java() -> int:
 def parse_version(text: str) -> int | None:
     """Return the major version in the answer of ``java -version``, or None.
 
-    >>> parse_version('openjdk version "17.0.15" 2025-04-15'), parse_version('java version "1.8.0_401"')
-    (17, 8)
+    >>> parse_version('openjdk version "17.0.15" 2025-04-15')
+    17
+    >>> parse_version('java version "1.8.0_401"')
+    8
     """
     found = _VERSION.search(text)
     return None if found is None else int(found.group(1))

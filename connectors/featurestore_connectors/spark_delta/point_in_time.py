@@ -20,7 +20,8 @@ from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join
 from featurestore.plugins.engine import Engine, Relation
-from featurestore_connectors.spark_delta.relations import column, moment, relation
+from featurestore_connectors.spark_delta.relations import relation
+from featurestore_connectors.spark_delta.sqltext import column, timestamp
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -80,7 +81,7 @@ class _Left:
     def time(self) -> Any:
         """The label's time."""
         if self.plan.fixed_time is not None:
-            return moment(self.plan.fixed_time)
+            return timestamp(self.plan.fixed_time)
         if self.plan.left_time is None:
             raise EngineError("The plan joins as of a time and names none.", hint="label_time=")
         kind = self.plan.left_schema.field(self.plan.left_time).type
@@ -153,7 +154,7 @@ class _Right:
         known += [created.isNotNull()] if self.waits else []
         since = F.greatest(event, created) if self.waits else event
         if self.plan.fixed_time is not None and since is not None:
-            known.append(since <= moment(self.plan.fixed_time))
+            known.append(since <= timestamp(self.plan.fixed_time))
         for condition in known:
             frame = frame.where(condition)
         held = event is not None and not (self.last_is_greatest and self.join.ttl is None)

@@ -1,10 +1,11 @@
-"""Lazy queries over Spark DataFrames; nothing here starts a Spark job."""
+"""Relations on Spark: adopted DataFrames and lazy queries over them.
+
+Nothing here starts a Spark job.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import reduce
 from operator import or_
 from threading import Lock
@@ -12,32 +13,30 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.delta.datafile import check_files
-from featurestore.delta.log import latest_version
-from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
-    EngineError,
     InvalidSql,
     SchemaMismatch,
     UnsupportedDataframe,
     listing,
 )
-from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.spark_delta.failures import first_line, translated
-from featurestore_connectors.spark_delta.types import of_feature_types, spark_schema
+from featurestore_connectors.spark_delta.sqltext import column, quote, timestamp, with_colons
+from featurestore_connectors.spark_delta.types import of_feature_types
 
 ENGINE = "spark"
 
+# Columns while rows are compared; feature names cannot begin like this.
+_NUMBER, _ROW = "__fs_number", "__fs_row"
 # Names of views belong to the whole session: two queries at once would see each other's tables.
 _VIEWS = Lock()
-_QUOTED_OR_PARAMETER = re.compile(
-    r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|\$(?P<name>[A-Za-z_]\w*)"
-)
 
 
 def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
-    """Return a relation over a DataFrame; without ``schema`` its feature types are those that Spark's types say."""
+    """Return a relation over a DataFrame.
+
+    Without ``schema`` its feature types are those that Spark's types say.
+    """
     if schema is None:
         native, schema = of_feature_types(native)
     return Relation(ENGINE, native, schema)
@@ -50,65 +49,10 @@ def adopt(frame: object) -> Relation | None:
         return None
     if ".connect" in module:
         raise UnsupportedDataframe(
-            "A Spark Connect DataFrame cannot be used: the engine needs the session of this process.",
+            "A Spark Connect DataFrame cannot be used: its session is in another process.",
             hint="pass frame.toArrow(), or work with a SparkSession that is not remote",
         )
     return relation(frame)
-
-
-def quoted(name: str) -> str:
-    """Return an identifier of Spark SQL.
-
-    >>> quoted("a`b")
-    '`a``b`'
-    """
-    return "`" + name.replace("`", "``") + "`"
-
-
-def column(name: str) -> Any:
-    """Return a column by its exact name, dots and all."""
-    from pyspark.sql import functions as sf
-
-    return sf.col(quoted(name))
-
-
-def moment(time: datetime) -> Any:
-    """Return an aware datetime as a constant; not by way of java.sql, which counts old dates in another calendar."""
-    from pyspark.sql import functions as sf
-
-    return sf.timestamp_micros(sf.lit(to_micros(time)))
-
-
-def read_table(
-    session: Any,
-    path: str,
-    *,
-    version: int | None,
-    schema: pa.Schema | None,
-    columns: Sequence[str] | None,
-) -> Relation:
-    """Return a Delta version; the latest one is pinned when it is asked for.
-
-    The log is looked at before Spark reads it, which takes lines that are no JSON for nothing at all.
-    """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    pinned = latest_version(path) if version is None else version
-    check_files(read_snapshot(path, pinned).files)
-    try:
-        frame = session.read.format("delta").option("versionAsOf", pinned).load(path)
-    except (PySparkException, Py4JError) as error:
-        raise EngineError(
-            f"Spark cannot read version {pinned} of {path}: {first_line(error)}"
-        ) from error
-    # Columns that the version does not have yet are null.
-    found = (
-        relation(frame)
-        if schema is None
-        else relation(cast_to(frame, spark_schema(schema)), schema)
-    )
-    return found if columns is None else select(found, {name: name for name in columns})
 
 
 def select(given: Relation, columns: Mapping[str, str]) -> Relation:
@@ -117,16 +61,17 @@ def select(given: Relation, columns: Mapping[str, str]) -> Relation:
     absent = [name for name in columns.values() if name not in present]
     if absent:
         raise SchemaMismatch(
-            f"There are no columns {listing(absent)}; there are {listing(given.schema.names, limit=50)}."
+            f"There are no columns {listing(absent)}; "
+            f"there are {listing(given.schema.names, limit=50)}."
         )
-    fields = [given.schema.field(old).with_name(new) for new, old in columns.items()]
-    return relation(
-        given.native.select(*(column(old).alias(new) for new, old in columns.items())),
-        pa.schema(fields),
-    )
+    fields, selected = [], []
+    for new, old in columns.items():
+        fields.append(given.schema.field(old).with_name(new))
+        selected.append(column(old).alias(new))
+    return relation(given.native.select(*selected), pa.schema(fields))
 
 
-def filtered(given: Relation, predicate: str) -> Relation:
+def filter_rows(given: Relation, predicate: str) -> Relation:
     """Return the rows for which an SQL predicate is true."""
     from pyspark.errors import PySparkException
 
@@ -138,23 +83,25 @@ def filtered(given: Relation, predicate: str) -> Relation:
 
 def within(given: Relation, window: TimeRange) -> Relation:
     """Return the rows whose time lies in a range."""
-    time, start, end = column(window.column), moment(window.start), moment(window.end)
-    inside = (
-        (time >= start) & (time < end)
-        if window.closed == "left"
-        else (time > start) & (time <= end)
-    )
+    time, start, end = column(window.column), timestamp(window.start), timestamp(window.end)
+    if window.closed == "left":
+        inside = (time >= start) & (time < end)
+    else:
+        inside = (time > start) & (time <= end)
     return relation(given.native.where(inside), given.schema)
 
 
 def run_sql(
     session: Any, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:
-    """Return the result of a query over named relations; it is analysed now, so the names are free again."""
+    """Return the result of a query over named relations.
+
+    It is analysed now, so the names are free again.
+    """
     from pyspark.errors import PySparkException
 
     with _VIEWS:
-        shadowed = _register(session, tables)
+        hidden = _register(session, tables)
         try:
             native = session.sql(with_colons(query), args=dict(parameters))
         except PySparkException as error:
@@ -162,46 +109,53 @@ def run_sql(
         finally:
             for name in tables:
                 session.catalog.dropTempView(name)
-            for name, frame in shadowed.items():
+            for name, frame in hidden.items():
                 frame.createOrReplaceTempView(name)
     return relation(native)
 
 
-def with_colons(query: str) -> str:
-    """Return a query with ``$name`` parameters written as Spark writes them.
-
-    >>> with_colons("select '$a' where t < $end")
-    "select '$a' where t < :end"
-    """
-    return _QUOTED_OR_PARAMETER.sub(
-        lambda found: f":{found['name']}" if found["name"] else found[0], query
-    )
-
-
 def last_per_key(given: Relation, key: Sequence[str]) -> Relation:
-    """Return the last row of each key, in the order of the partitions as they come; rows with a null key all stay."""
+    """Return the last row of each key, in the order of the partitions as they come.
+
+    Rows with a null key all stay.
+    """
     from pyspark.sql import functions as sf
 
-    place, row = "__fs_place", "__fs_row"
-    keys, columns = [column(name) for name in key], [column(name) for name in given.schema.names]
-    unknown = reduce(or_, (each.isNull() for each in keys))
-    known = given.native.where(~unknown).withColumn(place, sf.monotonically_increasing_id())
-    last = known.groupBy(*keys).agg(sf.max_by(sf.struct(*columns), sf.col(place)).alias(row))
-    rows = last.select(*(sf.col(row)[name].alias(name) for name in given.schema.names))
-    return relation(rows.unionByName(given.native.where(unknown).select(*columns)), given.schema)
+    keys = list(map(column, key))
+    columns = list(map(column, given.schema.names))
+    has_null = reduce(or_, [key.isNull() for key in keys])
+    keyed = given.native.where(~has_null).withColumn(_NUMBER, sf.monotonically_increasing_id())
+    last = keyed.groupBy(*keys).agg(sf.max_by(sf.struct(*columns), sf.col(_NUMBER)).alias(_ROW))
+    rows = last.select(*(sf.col(_ROW)[name].alias(name) for name in given.schema.names))
+    others = given.native.where(has_null).select(*columns)
+    return relation(rows.unionByName(others), given.schema)
 
 
-def explained(given: Relation) -> str:
+def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
+    """Return a frame with a task run over the Arrow batches of each partition.
+
+    ``names`` are the columns that the task gets. Spark looks them up as if they were SQL, so names
+    with dots or backticks stay here: the task restores them by position.
+    """
+    given = frame.select(*map(column, names))
+    if any("." in name or "`" in name for name in names):
+        given = given.toDF(*map(str, range(len(names))))
+    return given.mapInArrow(task, fields)
+
+
+def explain(given: Relation) -> str:
     """Return Spark's formatted physical plan."""
     execution = given.native._jdf.queryExecution()
+    machine = given.native.sparkSession._jvm
     with translated():
-        return str(
-            given.native.sparkSession._jvm.PythonSQLUtils.explainString(execution, "formatted")
-        )
+        return str(machine.PythonSQLUtils.explainString(execution, "formatted"))
 
 
 def cast_to(frame: Any, wanted: Any) -> Any:
-    """Return a frame with a Spark schema's columns: matched by name, cast where they differ, null where missing."""
+    """Return a frame with a Spark schema's columns.
+
+    Matched by name, cast where they differ, null where missing.
+    """
     from pyspark.sql import functions as sf
 
     found = {field.name.lower(): field for field in frame.schema.fields}
@@ -219,12 +173,10 @@ def cast_to(frame: Any, wanted: Any) -> Any:
 
 def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
     """Make relations known as views; return the user's own views that they hide."""
-    known = [name for name in tables if session.catalog.tableExists(name)]
-    shadowed = {
-        name: session.table(quoted(name))
-        for name in known
-        if session.catalog.getTable(name).isTemporary
-    }
+    hidden = {}
+    for name in tables:
+        if session.catalog.tableExists(name) and session.catalog.getTable(name).isTemporary:
+            hidden[name] = session.table(quote(name))
     for name, table in tables.items():
         table.native.createOrReplaceTempView(name)
-    return shadowed
+    return hidden

@@ -1,7 +1,9 @@
-"""The SparkSession behind the engine: the active one where there is one, else a new one that knows Delta.
+"""The SparkSession behind the engine.
 
-A session may be used by any thread. One that somebody else started is checked and left as it is; one that the engine
-started is stopped by the engine.
+The active one where there is one, else a new one that knows Delta.
+
+A session may be used by any thread. One that somebody else started is checked and left as it is;
+one that the engine started is stopped by the engine.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from featurestore.errors import ConfigurationError, EngineError, missing_extra
-from featurestore.storage import files as storage
+from featurestore.storage import files
 from featurestore_connectors.spark_delta.java import check_java
 
 MASTER = "FEATURESTORE_SPARK_MASTER"
 DRIVER_MEMORY = "FEATURESTORE_SPARK_DRIVER_MEMORY"
 STAGING = "FEATURESTORE_SPARK_STAGING"
 
-# Delta's log store of each scheme that the store's own writes to: commits never replace those of other writers.
+# Delta's log store of each scheme that the store's own writes to: commits never replace those of
+# other writers.
 LOG_STORES = {"file": "featurestore.delta.PosixLogStore"}
 LOG_STORE_JAR = Path(__file__).parent / "logstore" / "featurestore-logstore.jar"
 
@@ -48,7 +51,8 @@ def find_session() -> Any:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Other threads than the one that started Spark have no active session: the builder gives the default one.
+    # Other threads than the one that started Spark have no active session: the builder gives the
+    # default one.
     return SparkSession.builder.getOrCreate()
 
 
@@ -56,7 +60,8 @@ def check_session(session: Any) -> None:
     """Make sure that a session somebody else started can hold the store.
 
     Raises:
-        ConfigurationError: It does not know Delta, or its time zone is not UTC; the hint is what to add.
+        ConfigurationError: It does not know Delta, or its time zone is not UTC; the hint is what to
+            add.
     """
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     catalog = session.conf.get("spark.sql.catalog.spark_catalog", "") or ""
@@ -64,13 +69,15 @@ def check_session(session: Any) -> None:
         needed = ", ".join(f"{key}={value}" for key, value in _DELTA.items())
         raise ConfigurationError(
             "The active SparkSession is not configured for Delta tables.",
-            hint=f"build it with {needed} and the package {delta_package()}, or start Python without it",
+            hint=f"build it with {needed} and the package {delta_package()}, "
+            "or start Python without it",
         )
     _check_delta_classes(session)
     zone = session.conf.get("spark.sql.session.timeZone", "")
     if zone not in _UTC_NAMES:
         raise ConfigurationError(
-            f"The active SparkSession works in the time zone {zone!r}; the times of the store are UTC.",
+            f"The active SparkSession works in the time zone {zone!r}; "
+            "the times of the store are UTC.",
             hint='spark.conf.set("spark.sql.session.timeZone", "UTC")',
         )
     _use_own_interpreter(session)
@@ -79,27 +86,32 @@ def check_session(session: Any) -> None:
 def check_log_store(session: Any) -> None:
     """Make sure that commits of a session do not replace those of other writers of the location.
 
-    Delta's own log store renames a commit into its place, over one that another process put there a moment before.
+    Delta's own log store renames a commit into its place, over one that another process put there a
+    moment before.
 
     Raises:
-        ConfigurationError: The session commits by another log store; the hint is what to build it with.
+        ConfigurationError: The session commits by another log store; the hint is what to build it
+            with.
     """
-    configuration = session.sparkContext.getConf()
-    if all(
-        _log_store_of(configuration, scheme) == name and _has_class(session, name)
-        for scheme, name in LOG_STORES.items()
-    ):
+    # What the JVM was started with: Delta does not look at what a session sets later.
+    configuration = session.sparkContext._jsc.getConf()
+    needed, missing = [], False
+    for scheme, name in LOG_STORES.items():
+        needed.append(f"{_log_store_setting(scheme)}={name}")
+        if _log_store_of(configuration, scheme) != name or not _has_class(session, name):
+            missing = True
+    if not missing:
         return
-    settings = [f"{_log_store_setting(scheme)}={name}" for scheme, name in LOG_STORES.items()]
     raise ConfigurationError(
-        "The active SparkSession would write Delta commits over those of other processes, which then lose rows.",
-        hint=f"build it with {', '.join(settings)} and spark.jars={LOG_STORE_JAR}, or by "
+        "The active SparkSession would write Delta commits over those of other processes, "
+        "which then lose rows.",
+        hint=f"build it with {', '.join(needed)} and spark.jars={LOG_STORE_JAR}, or by "
         "featurestore_connectors.spark_delta.configure_session(SparkSession.builder).getOrCreate()",
     )
 
 
 def start_session() -> Any:
-    """Return a new session: local, or on the master of $FEATURESTORE_SPARK_MASTER or of spark-submit.
+    """Return a new session, local or on the master of the environment or of spark-submit.
 
     Raises:
         MissingExtra: pyspark or delta-spark is not installed.
@@ -113,7 +125,8 @@ def start_session() -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # A session started inside Python reads this variable, not spark.pyspark.python; else workers are PATH's python3.
+    # A session started inside Python reads this variable, not spark.pyspark.python; else workers
+    # are PATH's python3.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("featurestore").config(map=session_settings())
     if not submitted:
@@ -131,10 +144,12 @@ def start_session() -> Any:
 
 
 def configure_session(builder: Any) -> Any:
-    """Return a ``SparkSession.builder`` with the settings and jars that the store needs, for a session of your own.
+    """Return a ``SparkSession.builder`` with the settings and jars that the store needs.
 
-    >>> from pyspark.sql import SparkSession  # doctest: +SKIP
-    >>> spark = configure_session(SparkSession.builder.master("local[2]")).getOrCreate()  # doctest: +SKIP
+    For a session of your own:
+
+        builder = SparkSession.builder.master("local[2]")
+        spark = configure_session(builder).getOrCreate()
     """
     from delta import configure_spark_with_delta_pip
 
@@ -143,8 +158,9 @@ def configure_session(builder: Any) -> Any:
     jars.append(str(LOG_STORE_JAR))
     fetched = delta_jars()
     builder = builder.config(map=session_settings())
-    # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every start.
-    if all(storage.is_file(str(jar)) for jar in fetched):
+    # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every
+    # start.
+    if all(files.is_file(str(jar)) for jar in fetched):
         jars.extend(map(str, fetched))
         return builder.config("spark.jars", ",".join(jars))
     return configure_spark_with_delta_pip(builder.config("spark.jars", ",".join(jars)))
@@ -178,7 +194,7 @@ def staging_directory(session: Any) -> str:
     """
     chosen = os.environ.get(STAGING)
     if chosen:
-        storage.make_directory(chosen)
+        files.make_directory(chosen)
         return chosen
     if is_local(session):
         return tempfile.gettempdir()
@@ -211,7 +227,10 @@ def delta_jars() -> list[Path]:
 
 
 def _launch_settings() -> dict[str, str]:
-    """Return what is decided when the JVM starts: where it runs, with how much memory, and that it is quiet."""
+    """Return what is decided when the JVM starts.
+
+    Where it runs, with how much memory, and that it is quiet.
+    """
     master = os.environ.get(MASTER) or "local[*]"
     settings = {
         "spark.master": master,
@@ -246,21 +265,25 @@ def _log_store_setting(scheme: str) -> str:
 
 
 def _log_store_of(configuration: Any, scheme: str) -> str | None:
-    """Return the log store that Delta was told to use: for all schemes, else for one, with and without "spark."."""
+    """Return the log store that Delta was told to use.
+
+    For all schemes, else for one, with and without "spark.".
+    """
     for setting in (_LOG_STORE_OF_ALL, _log_store_setting(scheme)):
         for key in (setting, setting.removeprefix("spark.")):
-            name: str | None = configuration.get(key)
+            name = str(configuration.get(key, ""))
             if name:
                 return name
     return None
 
 
 def _check_delta_classes(session: Any) -> None:
-    """Raise ConfigurationError when the JVM has no Delta, as after spark-submit without --packages."""
+    """Refuse a JVM that has no Delta, as after spark-submit without --packages."""
     if not _has_class(session, _CATALOG):
         raise ConfigurationError(
             "The Spark session has no Delta jars.",
-            hint=f"spark-submit --packages {delta_package()} ...; where Python started Spark, start Python anew",
+            hint=f"spark-submit --packages {delta_package()} ...; "
+            "where Python started Spark, start Python anew",
         )
 
 
@@ -277,10 +300,11 @@ def _has_class(session: Any, name: str) -> bool:
 
 
 def _add_jar_to_driver(session: Any) -> None:
-    """Bring our log store to the driver of spark-submit, whose class path was fixed before this process ran."""
+    """Bring our log store to the driver of spark-submit, whose class path is fixed by then."""
     machine = session._jvm
     if not all(_has_class(session, name) for name in LOG_STORES.values()):
-        # The loader that spark-submit made for --jars and --packages; every thread of the driver looks there.
+        # The loader that spark-submit made for --jars and --packages; every thread of the driver
+        # looks there.
         loader = machine.Thread.currentThread().getContextClassLoader()
         loader.addURL(machine.java.io.File(str(LOG_STORE_JAR)).toURI().toURL())
 

@@ -1,4 +1,7 @@
-"""Shards written on the executors: rows are shuffled by shard, sorted, and each shard is written by one task."""
+"""Shards written on the executors.
+
+Rows are shuffled by shard, sorted, and each shard is written by one task.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from featurestore.plugins.engine import Relation, Result, ShardFunction
-from featurestore_connectors.spark_delta.batches import RESULT_FIELDS, ShardTask
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.relations import column
+from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.session import is_local
+from featurestore_connectors.spark_delta.sqltext import column
+from featurestore_connectors.spark_delta.tasks import RESULT_FIELDS, ShardsTask
 
 _TASKS_ON_CLUSTERS = 32
 
@@ -18,30 +22,35 @@ _TASKS_ON_CLUSTERS = 32
 def write_shards(
     given: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
 ) -> list[Result]:
-    """Call ``write`` once for every shard on the executor that sorted its rows; return the results by shard number.
+    """Call ``write`` once for every shard on the executor that sorted its rows.
 
-    Shard s goes to partition ``s mod P``, so with no more shards than partitions each is a task of its own and none
-    shares a task by chance. A task that is repeated writes its shards again: ``write`` replaces files atomically
-    with equal bytes, so that leaves one file.
+    Return the results by shard number.
+
+    Shard s goes to partition ``s mod P``, so with no more shards than partitions each is a task of
+    its own and none shares a task by chance. A task that is repeated writes its shards again:
+    ``write`` replaces files atomically with equal bytes, so that leaves one file.
     """
     partitions = _partitions(given.native)
-    spread = given.native.repartition(partitions, _place(shard, partitions))
-    rows = spread.sortWithinPartitions(column(shard), *(column(name).asc() for name in order))
-    task = ShardTask(write, shard, given.schema)
+    spread = given.native.repartition(partitions, _partition_key(shard, partitions))
+    rows = spread.sortWithinPartitions(*map(column, [shard, *order]))
+    task = ShardsTask(write, shard, given.schema)
     with translated():
-        answers = rows.mapInArrow(task, RESULT_FIELDS).collect()
-    return [pickle.loads(result) for _, result in sorted((row[0], row[1]) for row in answers)]
+        answers = map_in_arrow(rows, given.schema.names, task, RESULT_FIELDS).collect()
+    in_order = sorted(answers, key=lambda row: row["shard"])
+    return [pickle.loads(row["result"]) for row in in_order]
 
 
 def _partitions(frame: Any) -> int:
     session = frame.sparkSession
     tasks = 4 * int(session.sparkContext.defaultParallelism)
+    if is_local(session):
+        return tasks
     # A cluster that grows with its work begins with few cores.
-    return tasks if is_local(session) else max(tasks, _TASKS_ON_CLUSTERS)
+    return max(tasks, _TASKS_ON_CLUSTERS)
 
 
-def _place(shard: str, partitions: int) -> Any:
-    """Return a column that Spark's hash partitioning sends to partition ``shard mod partitions``."""
+def _partition_key(shard: str, partitions: int) -> Any:
+    """Return a column that Spark's hashing sends to partition ``shard mod partitions``."""
     from pyspark.sql import functions as sf
 
     keys = sf.array(*map(sf.lit, keys_of_partitions(partitions)))
@@ -49,7 +58,7 @@ def _place(shard: str, partitions: int) -> Any:
 
 
 def keys_of_partitions(partitions: int) -> list[int]:
-    """Return for each partition the least non-negative integer that Spark's hash partitioning sends there."""
+    """Return for each partition the least integer from 0 on that Spark's hashing sends there."""
     found: dict[int, int] = {}
     candidate = 0
     while len(found) < partitions:
@@ -59,7 +68,9 @@ def keys_of_partitions(partitions: int) -> list[int]:
 
 
 def hash_of_integer(value: int) -> int:
-    """Return Spark's hash of an integer column (Murmur3, x86, 32 bits, seed 42), as an unsigned number.
+    """Return Spark's hash of an integer column as an unsigned number.
+
+    It is Murmur3 for x86 with 32 bits and the seed 42.
 
     Should a later Spark hash otherwise, shards would share tasks unevenly, and nothing else.
 

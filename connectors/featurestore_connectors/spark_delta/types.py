@@ -1,7 +1,9 @@
-"""Column types of Spark beside Arrow's: what holds a feature type, and what a DataFrame's types mean.
+"""Column types of Spark beside Arrow's.
 
-Spark holds the storage types of ``featurestore.model.types``: no unsigned integers, no fixed-size lists.
-``to_features`` and ``to_storage`` run where the rows are.
+What holds a feature type, and what a DataFrame's types mean.
+
+Spark holds the storage types of ``featurestore.model.types``: no unsigned integers, no fixed-size
+lists. ``to_features`` and ``to_storage`` run where the rows are.
 """
 
 from __future__ import annotations
@@ -22,19 +24,23 @@ from featurestore.model.types import (
     storage_schema,
     storage_type,
 )
+from featurestore_connectors.spark_delta.sqltext import column
 
 
 def spark_schema(features: pa.Schema) -> Any:
     """Return the Spark schema (StructType) that holds a schema of feature types."""
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructType
 
-    return StructType(
-        [StructField(field.name, _spark_type(storage_type(field.type)), True) for field in features]
-    )
+    schema = StructType()
+    for field in features:
+        schema.add(field.name, _spark_type(storage_type(field.type)), True)
+    return schema
 
 
 def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
-    """Return a DataFrame whose columns hold feature types, and these; times without zone are taken as UTC.
+    """Return a DataFrame whose columns hold feature types, and these.
+
+    Times without zone are taken as UTC.
 
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
@@ -48,19 +54,23 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
             NaiveTimeWarning,
             stacklevel=5,
         )
-        wanted = spark_schema(schema)
-        frame = frame.select(
-            *(
-                frame[f"`{each.name}`"].cast(each.dataType).alias(each.name)
-                for each in wanted.fields
-            )
-        )
+        zoned = []
+        for field in spark_schema(schema).fields:
+            zoned.append(column(field.name).cast(field.dataType).alias(field.name))
+        frame = frame.select(*zoned)
     return frame, schema
 
 
 def to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of storage types as the feature types of ``schema``."""
     return cast_batch(batch, schema)
+
+
+def named(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch whose columns are those of ``schema`` by position, under their names."""
+    if batch.schema.names == schema.names:
+        return batch
+    return pa.RecordBatch.from_arrays(batch.columns, names=schema.names)
 
 
 def to_storage(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -103,10 +113,11 @@ def _spark_type(stored: pa.DataType) -> Any:
     if pat.is_list(stored):
         return spark.ArrayType(_spark_type(stored.value_type), True)
     if pat.is_struct(stored):
-        fields = [stored.field(index) for index in range(stored.num_fields)]
-        return spark.StructType(
-            [spark.StructField(f.name, _spark_type(f.type), True) for f in fields]
-        )
+        struct = spark.StructType()
+        for index in range(stored.num_fields):
+            field = stored.field(index)
+            struct.add(field.name, _spark_type(field.type), True)
+        return struct
     if pat.is_decimal(stored):
         return spark.DecimalType(stored.precision, stored.scale)
     plain = {

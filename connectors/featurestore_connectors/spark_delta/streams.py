@@ -1,4 +1,7 @@
-"""Functions over the rows: run on the executors, with states or messages as all that comes back."""
+"""Rows through Python.
+
+Functions run on the executors, and states or messages are all that comes back.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,21 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
-from featurestore_connectors.spark_delta.batches import (
+from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
+from featurestore_connectors.spark_delta.session import is_local
+from featurestore_connectors.spark_delta.sqltext import column
+from featurestore_connectors.spark_delta.tasks import (
     MESSAGE_FIELDS,
     STATE_FIELDS,
     AccumulateTask,
     MapTask,
     StreamTask,
+    first_rows,
     merge_states,
     merge_table,
     read_message,
 )
-from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.relations import column, relation
-from featurestore_connectors.spark_delta.session import is_local
 from featurestore_connectors.spark_delta.types import spark_schema
 
 # More states than this are merged by executors first.
@@ -33,34 +38,40 @@ _FEW_ROWS = 10_000
 
 def map_batches(given: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
     """Return the relation with a function applied to each batch of feature types."""
-    native = given.native.mapInArrow(MapTask(function, given.schema, schema), spark_schema(schema))
+    task = MapTask(function, given.schema, schema)
+    native = map_in_arrow(given.native, given.schema.names, task, spark_schema(schema))
     return relation(native, schema)
 
 
 def aggregate(given: Relation, accumulator: Accumulator[State, Result]) -> Result:
-    """Return what an accumulator makes of all rows. States: one a partition, merged in the order of the partitions."""
+    """Return what an accumulator makes of all rows.
+
+    States: one a partition, merged in the order of the partitions.
+    """
     from pyspark.sql import functions as sf
 
-    states = given.native.mapInArrow(AccumulateTask(accumulator, given.schema), STATE_FIELDS)
+    task = AccumulateTask(accumulator, given.schema)
+    states = map_in_arrow(given.native, given.schema.names, task, STATE_FIELDS)
     if not is_local(given.native.sparkSession):
         # A large table has thousands of partitions: executors merge most of their states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
     with translated():
-        found = sorted(
-            ((row[0], bytes(row[1])) for row in states.collect()), key=lambda pair: pair[0]
-        )
-    merged = merge_states(accumulator, (pickle.loads(state) for _, state in found))
+        rows = states.collect()
+    in_order = sorted(rows, key=lambda row: row["part"])
+    merged = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
     return accumulator.finish(merged)
 
 
 def stream(given: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
     """Return the rows as a reader that fetches one partition ahead and holds no more than two."""
     task = StreamTask(given.schema, batch_rows, limit)
-    messages = given.native.mapInArrow(task, MESSAGE_FIELDS)
-    few = limit is not None and limit <= _FEW_ROWS
-    batches = _first(messages) if few else _all(messages)
-    return pa.RecordBatchReader.from_batches(given.schema, _read(batches, given.schema, limit))
+    messages = map_in_arrow(given.native, given.schema.names, task, MESSAGE_FIELDS)
+    if limit is not None and limit <= _FEW_ROWS:
+        received = _first_messages(messages)
+    else:
+        received = _all_messages(messages)
+    return pa.RecordBatchReader.from_batches(given.schema, _read(received, given.schema, limit))
 
 
 def duplicates(
@@ -69,55 +80,42 @@ def duplicates(
     """Return how many keys occur more than once, and the first few of them with their count."""
     from pyspark.sql import functions as sf
 
-    columns = [column(name) for name in key]
-    present = given.native.select(*columns).dropna(subset=list(key))
+    columns = list(map(column, key))
+    present = given.native.select(*columns)
+    for each in columns:
+        present = present.where(each.isNotNull())
     many = present.groupBy(*columns).agg(sf.count(sf.lit(1)).alias("n")).where(sf.col("n") > 1)
     with translated():
         found = many.count()
     if not found:
         return 0, []
-    schema = pa.schema([*(given.schema.field(name) for name in key), pa.field("n", pa.int64())])
+    schema = pa.schema([*map(given.schema.field, key), pa.field("n", pa.int64())])
     examples = relation(many.orderBy(sf.desc("n"), *columns).limit(limit), schema)
     return found, stream(examples, batch_rows=limit, limit=limit).read_all().to_pylist()
 
 
-def stage(given: Relation, directory: str) -> Relation:
-    """Write the rows once as Parquet and return them from there."""
-    with translated():
-        given.native.write.mode("overwrite").parquet(directory)
-    session = given.native.sparkSession
-    return relation(
-        session.read.schema(spark_schema(given.schema)).parquet(directory), given.schema
-    )
-
-
-def _all(messages: Any) -> Iterator[bytes]:
+def _all_messages(messages: Any) -> Iterator[bytes]:
     for row in messages.toLocalIterator(prefetchPartitions=True):
         yield row[0]
 
 
-def _first(messages: Any) -> Iterator[bytes]:
-    """Yield the messages of the first partition, then of ever more at once: a few rows are often in the first."""
+def _first_messages(messages: Any) -> Iterator[bytes]:
+    """Yield the messages of the first partition, then of ever more at once.
+
+    A few rows are often in the first.
+    """
     rows = messages.rdd
     partitions = range(rows.getNumPartitions())
     done, ahead = 0, 1
     while done < len(partitions):
-        yield from (
-            row[0] for row in rows.context.runJob(rows, list, partitions[done : done + ahead])
-        )
+        for row in rows.context.runJob(rows, list, partitions[done : done + ahead]):
+            yield row[0]
         done, ahead = done + ahead, ahead * 4
 
 
 def _read(
     messages: Iterator[bytes], schema: pa.Schema, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
-    left = limit
+    batches = (read_message(message, schema) for message in messages)
     with translated():
-        while left is None or left > 0:
-            message = next(messages, None)
-            if message is None:
-                return
-            batch = read_message(message, schema)
-            batch = batch if left is None else batch.slice(0, left)
-            left = None if left is None else left - batch.num_rows
-            yield batch
+        yield from first_rows(batches, limit)

@@ -1,6 +1,7 @@
 """What runs on the executors: functions over the Arrow batches of one partition.
 
-Everything here is picklable and needs no session: Spark ships it by name, so executors need these packages.
+Everything here is picklable and needs no session: Spark ships it by name, so executors need these
+packages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
 from featurestore_connectors.spark_delta.failures import carrying
-from featurestore_connectors.spark_delta.types import to_features, to_storage
+from featurestore_connectors.spark_delta.types import named, to_features, to_storage
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -39,13 +40,16 @@ class MapTask:
         """Yield the function's results as storage types."""
         with carrying():
             for batch in batches:
-                answer = self.function(to_features(batch, self.given))
+                answer = self.function(_features(batch, self.given))
                 yield to_storage(to_features(answer.select(self.result.names), self.result))
 
 
 @dataclass(frozen=True)
 class AccumulateTask(Generic[State]):
-    """Accumulates the rows of a partition in one pickled state; partitions without rows give none."""
+    """Accumulates the rows of a partition in one pickled state.
+
+    Partitions without rows give none.
+    """
 
     accumulator: Accumulator[State, Any]
     given: pa.Schema
@@ -56,7 +60,7 @@ class AccumulateTask(Generic[State]):
             state, any_rows = self.accumulator.start(), False
             for batch in batches:
                 if batch.num_rows:
-                    state = self.accumulator.update(state, to_features(batch, self.given))
+                    state = self.accumulator.update(state, _features(batch, self.given))
                     any_rows = True
             if any_rows:
                 yield state_batch(_partition(), state)
@@ -64,7 +68,10 @@ class AccumulateTask(Generic[State]):
 
 @dataclass(frozen=True)
 class StreamTask:
-    """Turns the (first ``limit``) rows of a partition into compressed Arrow messages of at most ``batch_rows`` rows."""
+    """Turns the (first ``limit``) rows of a partition into compressed Arrow messages.
+
+    A message has at most ``batch_rows`` rows.
+    """
 
     given: pa.Schema
     batch_rows: int
@@ -77,8 +84,9 @@ class StreamTask:
             for batch in first_rows(batches, self.limit):
                 if batch.num_rows == 0:
                     continue
-                # Their size is asked of the converted rows: Spark's own may be lists of nulls that have no offsets.
-                found = to_features(batch, self.given)
+                # Their size is asked of the converted rows: Spark's own may be lists of nulls that
+                # have no offsets.
+                found = _features(batch, self.given)
                 rows = min(self.batch_rows, _rows_of_a_message(found))
                 for start in range(0, found.num_rows, rows):
                     message = _message(found.slice(start, rows), options)
@@ -88,7 +96,7 @@ class StreamTask:
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class ShardsTask:
     """Cuts a partition, which is sorted by shard, where the shard changes and writes each shard."""
 
     write: ShardFunction[Any]
@@ -98,42 +106,46 @@ class ShardTask:
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a shard with the pickled result."""
         with carrying():
-            for number, rows in by_shard(
-                (to_features(batch, self.given) for batch in batches), self.shard
-            ):
+            converted = (_features(batch, self.given) for batch in batches)
+            for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)
-                for (
-                    _
-                ) in rows:  # a writer that took fewer rows must not leave them for the next shard
+                # A writer that took fewer rows must not leave them for the next shard.
+                for _ in rows:
                     pass
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([number], pa.int32()), pa.array([pickle.dumps(result)], pa.binary())],
-                    ["shard", "result"],
-                )
+                columns = [
+                    pa.array([number], pa.int32()),
+                    pa.array([pickle.dumps(result)], pa.binary()),
+                ]
+                yield pa.RecordBatch.from_arrays(columns, ["shard", "result"])
 
 
 def first_rows(batches: Batches, limit: int | None) -> Batches:
     """Yield batches up to so many rows, then ask for no more."""
+    if limit is None:
+        yield from batches
+        return
     left = limit
-    while left is None or left > 0:
+    while left > 0:
         batch = next(batches, None)
         if batch is None:
             return
-        batch = batch if left is None else batch.slice(0, left)
-        left = None if left is None else left - batch.num_rows
-        yield batch
+        yield batch.slice(0, left)
+        left -= batch.num_rows
 
 
 def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
-    """Yield every shard with its batches, from batches sorted by shard; nothing is held but the batch at hand."""
-    pieces = _pieces(batches, shard)
-    ahead = next(pieces, None)
+    """Yield every shard with its batches, from batches sorted by shard.
+
+    Nothing is held but the batch at hand.
+    """
+    cuts = _cut_at_shards(batches, shard)
+    ahead = next(cuts, None)
 
     def rows(number: int) -> Batches:
         nonlocal ahead
         while ahead is not None and ahead[0] == number:
             yield ahead[1]
-            ahead = next(pieces, None)
+            ahead = next(cuts, None)
 
     while ahead is not None:
         number = ahead[0]
@@ -143,13 +155,13 @@ def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
 def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Table:
     """Return one row with the merged state of a group of partitions, merged in their order.
 
-    A function, not an object that can be called: Spark counts the arguments to see whether it wants the key, too.
+    A function, not an object that can be called: Spark counts the arguments to see whether it wants
+    the key, too.
     """
     with carrying():
         table = table.sort_by("part")
-        merged = merge_states(
-            accumulator, (pickle.loads(each.as_py()) for each in table.column("state"))
-        )
+        states = map(pickle.loads, table.column("state").to_pylist())
+        merged = merge_states(accumulator, states)
         return pa.Table.from_batches([state_batch(table.column("part")[0].as_py(), merged)])
 
 
@@ -172,6 +184,10 @@ def read_message(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(reader.read_next_batch().columns, schema=schema)
 
 
+def _features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return to_features(named(batch, schema), schema)
+
+
 def _message(batch: pa.RecordBatch, options: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
@@ -183,7 +199,7 @@ def _rows_of_a_message(batch: pa.RecordBatch) -> int:
     return max(1, batch.num_rows * _MESSAGE_BYTES // max(1, batch.nbytes))
 
 
-def _pieces(batches: Batches, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _cut_at_shards(batches: Batches, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
         numbers = batch.column(batch.schema.get_field_index(shard)).to_numpy(zero_copy_only=False)
         start = 0
@@ -197,4 +213,6 @@ def _partition() -> int:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return 0 if context is None else context.partitionId()
+    if context is None:
+        return 0
+    return int(context.partitionId())

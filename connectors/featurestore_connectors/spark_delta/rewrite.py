@@ -1,0 +1,70 @@
+"""Writes that change rows which are there.
+
+Upsert, replace, delete and compaction, each one commit of Delta's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from featurestore.errors import InvalidSql
+from featurestore.plugins.engine import TableWrite
+from featurestore_connectors.spark_delta.commits import CommitSession, is_conflict
+from featurestore_connectors.spark_delta.failures import first_line
+from featurestore_connectors.spark_delta.sqltext import quote
+
+
+def upsert(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grows: bool) -> None:
+    """Merge rows by key; null keys match nothing."""
+    from delta.tables import DeltaTable
+
+    if how.transaction is not None:
+        app, number = how.transaction
+        commit.set("spark.databricks.delta.write.txnAppId", app)
+        commit.set("spark.databricks.delta.write.txnVersion", str(number))
+    same = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in how.key)
+    merge = DeltaTable.forPath(commit.session, path).alias("old").merge(rows.alias("new"), same)
+    if grows:
+        merge = merge.withSchemaEvolution()
+    # Named one by one: the short form with schema evolution turns null structs into structs of
+    # nulls.
+    columns = {quote(name): f"new.{quote(name)}" for name in rows.columns}
+    merge.whenMatchedUpdate(set=columns).whenNotMatchedInsert(values=columns).execute()
+
+
+def delete(session: Any, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
+    """Delete the rows for which the predicate is true.
+
+    Return the Delta version, None when no row matched.
+    """
+    from delta.tables import DeltaTable
+    from pyspark.errors import AnalysisException, ParseException
+
+    def once() -> None:
+        try:
+            DeltaTable.forPath(commit.session, path).delete(predicate)
+        except (AnalysisException, ParseException) as error:
+            if is_conflict(error):
+                raise
+            raise InvalidSql(
+                f"The predicate {predicate!r} cannot be used: {first_line(error)}"
+            ) from error
+
+    with CommitSession(session, path, note) as commit:
+        return commit.run(once)
+
+
+def compact(session: Any, path: str, *, below: int | None = None) -> int | None:
+    """Rewrite files smaller than ``below`` bytes into large ones.
+
+    Return the Delta version, None when nothing was to do.
+    """
+    from delta.tables import DeltaTable
+
+    with CommitSession(session, path, {"operation": "compact"}) as commit:
+        if below is not None:
+            commit.set("spark.databricks.delta.optimize.minFileSize", str(below))
+        return commit.run(
+            lambda: DeltaTable.forPath(commit.session, path).optimize().executeCompaction()
+        )

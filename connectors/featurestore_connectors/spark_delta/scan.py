@@ -1,0 +1,158 @@
+"""Delta versions and Parquet files of others as relations; nothing here starts a Spark job.
+
+The log is read, and the table judged, by ``featurestore.delta`` before Spark looks: Spark takes
+lines of the log that are no JSON for nothing at all, and reads more kinds of tables than the store
+can promise to read alike on each engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+from pyarrow import parquet
+
+from featurestore.delta.datafile import check_files
+from featurestore.delta.schema import requested_schema
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
+from featurestore.model.types import feature_schema
+from featurestore.plugins.engine import Relation
+from featurestore.storage import files
+from featurestore_connectors.spark_delta.failures import as_store_error, first_line, translated
+from featurestore_connectors.spark_delta.relations import cast_to, relation
+from featurestore_connectors.spark_delta.sqltext import column, quote
+from featurestore_connectors.spark_delta.types import spark_schema
+
+_NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
+
+
+def read_table(
+    session: Any,
+    path: str,
+    *,
+    version: int | None,
+    schema: pa.Schema | None,
+    columns: Sequence[str] | None,
+) -> Relation:
+    """Return a Delta version; the latest one is pinned when it is asked for."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    snapshot = read_snapshot(path, version)
+    check_files(snapshot.files)
+    # From the log: Spark leaves columns out that have no type.
+    wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
+    try:
+        frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
+    except (PySparkException, Py4JError) as error:
+        found = as_store_error(error)
+        if isinstance(found, EngineError):
+            found = EngineError(
+                f"Spark cannot read version {snapshot.version} of {path}: {first_line(error)}"
+            )
+        raise found from error
+    # Columns that the version does not have yet are null.
+    return relation(cast_to(frame, spark_schema(wanted)), wanted)
+
+
+def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
+    """Return the rows of Parquet files and folders, to any depth, columns matched by name.
+
+    Raises:
+        StorageError: A path does not exist.
+        ConfigurationError: Files keep nanoseconds, and the session does not read them.
+    """
+    for path in paths:
+        if not files.exists(path):
+            raise StorageError(
+                f"{path} does not exist.", hint="give Parquet files or folders that hold some"
+            )
+    first, old = _first_schema(paths)
+    if schema is None:
+        # Spark takes columns without a type for integers.
+        feature_schema(pa.schema([field for field in first if pat.is_null(field.type)]))
+    fine = []  # in nanoseconds, which Spark reads as plain integers or not at all
+    for field in first:
+        if pat.is_timestamp(field.type) and field.type.unit == "ns" and field.name not in old:
+            fine.append(field.name)
+    if fine and session.conf.get(_NANOSECONDS, "false") != "true":
+        raise ConfigurationError(
+            f"{paths[0]} keeps times in nanoseconds (as pandas writes them), "
+            "which this Spark session refuses.",
+            hint=f'spark.conf.set("{_NANOSECONDS}", "true")',
+        )
+    deep = any(_has_plain_folders(path) for path in paths)
+    reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", deep)
+    with translated():
+        frame = reader.parquet(*paths)
+    for name in fine:
+        frame = frame.withColumn(name, _whole_microseconds(name))
+    if schema is None:
+        return relation(frame)
+    return relation(cast_to(frame, spark_schema(schema)), schema)
+
+
+def _whole_microseconds(name: str) -> Any:
+    from pyspark.sql import functions as sf
+
+    text = f"Column {name} has times finer than a microsecond; round them first"
+    given = column(name)
+    whole = sf.timestamp_micros(sf.expr(f"{quote(name)} div 1000"))
+    return sf.when(given % 1000 == 0, whole).when(given.isNotNull(), sf.raise_error(text))
+
+
+def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
+    """Return the Arrow schema of the first file, and its columns of Spark's older times (96 bits).
+
+    Arrow calls these nanoseconds, too.
+    """
+    first = _first_file(paths)
+    if first is None:
+        return pa.schema([]), set()
+    try:
+        metadata = parquet.read_metadata(first)
+    except pa.ArrowInvalid as error:
+        raise TableDamaged(f"The file {first!r} is no readable Parquet file: {error}") from error
+    except OSError as error:
+        raise StorageError(f"The file {first!r} cannot be read: {error}") from error
+    old = set()
+    for number in range(metadata.num_columns):
+        stored = metadata.schema.column(number)
+        if stored.physical_type == "INT96":
+            old.add(stored.path)
+    return metadata.schema.to_arrow_schema(), old
+
+
+def _first_file(paths: Sequence[str]) -> str | None:
+    for path in paths:
+        for file in _files(path):
+            return file
+    return None
+
+
+def _files(path: str) -> Iterator[str]:
+    if files.is_file(path):
+        yield path
+        return
+    for file in files.walk(path, enter=_is_visible):
+        if _is_visible(os.path.basename(file)) and file.endswith(".parquet"):
+            yield file
+
+
+def _has_plain_folders(path: str) -> bool:
+    """Tell whether files lie in folders below ``path`` that are no partitions (``column=value``)."""
+    if files.is_file(path):
+        return False
+    for file in _files(path):
+        folders = os.path.relpath(os.path.dirname(file), path).split(os.sep)
+        if any("=" not in folder for folder in folders if folder != os.curdir):
+            return True
+    return False
+
+
+def _is_visible(name: str) -> bool:
+    return "=" in name or not name.startswith(("_", "."))

@@ -1,0 +1,141 @@
+"""Tables that Spark makes for itself, with features that the store does not write: both engines read them alike."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from featurestore.errors import UnsupportedTable, UnsupportedType
+from featurestore.model.times import NaiveTimeWarning
+from featurestore.plugins.engine import Engine, TableWrite
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+from featurestore_connectors.spark_delta import SparkEngine
+from tests.deltalog.hand_made import add, commit, metadata, protocol
+
+pytestmark = pytest.mark.spark
+
+ROWS = "SELECT id, cast(id as string) AS `a``b.c` FROM range(4)"
+
+
+@pytest.fixture(scope="module")
+def engines(spark: Any) -> Iterator[list[Engine]]:
+    engines: list[Engine] = [SparkEngine(spark), DuckDBEngine()]
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def read(engine: Engine, path: Path, **how: Any) -> list[dict[str, Any]]:
+    rows = engine.stream(engine.read_table(str(path), **how)).read_all()
+    return sorted(rows.to_pylist(), key=str)
+
+
+def make(spark: Any, path: Path, *statements: str, **properties: str) -> Path:
+    """Make a table with ``ROWS``, then run statements, in which ``{t}`` is the table."""
+    spark = spark.newSession()  # Delta leaves marks of its commits in a session
+    table = f"delta.`{path}`"
+    options = ", ".join(f"'delta.{name}' = '{value}'" for name, value in properties.items())
+    having = f"TBLPROPERTIES ({options})" if options else ""
+    spark.sql(f"CREATE TABLE {table} USING delta {having} AS {ROWS}")
+    for statement in statements:
+        spark.sql(statement.format(t=table))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("properties", "statements", "uses"),
+    [
+        ({"enableDeletionVectors": "true"}, ["DELETE FROM {t} WHERE id = 1"], "deletion vectors"),
+        ({"columnMapping.mode": "name"}, ["ALTER TABLE {t} RENAME COLUMN id TO k"], "column mapping"),
+        ({"columnMapping.mode": "id"}, [], "column mapping"),
+    ],
+)  # fmt: skip
+def test_tables_that_would_be_read_wrongly_are_refused_by_both_engines(
+    engines: list[Engine],
+    spark: Any,
+    tmp_path: Path,
+    properties: dict[str, str],
+    statements: list[str],
+    uses: str,
+) -> None:
+    path = make(spark, tmp_path / "t", *statements, **properties)
+    for engine in engines:
+        with pytest.raises(UnsupportedTable, match=uses):
+            read(engine, path)
+        rows = engine.from_arrow(pa.table({"id": [9]}).to_reader())
+        with pytest.raises(UnsupportedTable):
+            engine.write(str(path), rows, TableWrite("append"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "statements"),
+    [
+        ({"enableDeletionVectors": "true"}, ["INSERT INTO {t} VALUES (9, 'x')"]),
+        ({"checkpointPolicy": "v2", "checkpointInterval": "1"}, ["DELETE FROM {t} WHERE id > 1"]),
+        ({"checkpointInterval": "1"}, ["UPDATE {t} SET id = id + 10 WHERE id = 3"]),
+    ],
+)
+def test_tables_with_harmless_features_are_read_as_spark_reads_them(
+    engines: list[Engine],
+    spark: Any,
+    tmp_path: Path,
+    properties: dict[str, str],
+    statements: list[str],
+) -> None:
+    path = make(spark, tmp_path / "t", *statements, **properties)
+    own = spark.read.format("delta").load(str(path)).collect()
+    wanted = sorted((row.asDict() for row in own), key=str)
+    assert [read(engine, path) for engine in engines] == [wanted, wanted]
+
+
+def test_a_column_without_a_type_is_refused_and_never_left_out(
+    engines: list[Engine], spark: Any, tmp_path: Path
+) -> None:
+    path = make(spark, tmp_path / "t", "ALTER TABLE {t} ADD COLUMN nothing void")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    parquet.write_table(pa.table({"id": [1], "nothing": pa.nulls(1)}), folder / "a.parquet")
+    for engine in engines:
+        with pytest.raises(UnsupportedType, match="nothing: null"):
+            read(engine, path)
+        assert len(read(engine, path, columns=["id"])) == 4
+        with pytest.raises(UnsupportedType, match="nothing: null"):
+            engine.read_files([str(folder)])
+
+
+def test_a_folder_of_a_partition_may_hold_a_colon(engines: list[Engine], tmp_path: Path) -> None:
+    in_log, wanted = "at=12%3A30/part-0.parquet", [{"id": 1, "at": "12:30"}]
+    path = tmp_path / "t"
+    schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
+    commit(path, 0, protocol(), metadata(schema, partition_by=("at",)))
+    rows = pa.table({"id": pa.array([1], pa.int64())})
+    added = add(path, "at=12:30/part-0.parquet", rows, partitionValues={"at": "12:30"})
+    commit(path, 1, {"add": {**added["add"], "path": in_log}})
+    assert [read(engine, path) for engine in engines] == [wanted, wanted]
+    # Delta wants paths to be URIs; one that is none is read here, and refused by Spark with its name.
+    commit(path, 2, {"remove": {"path": in_log, "dataChange": True}}, added)
+    assert read(engines[1], path) == wanted
+    with pytest.raises(UnsupportedTable, match=r"no URI: .*at=12:30/part-0\.parquet"):
+        read(engines[0], path)
+
+
+def test_columns_of_any_name_are_selected_filtered_and_counted(
+    engines: list[Engine], spark: Any
+) -> None:
+    query = "SELECT 1 AS `k``.1`, timestamp_ntz'2020-01-01 00:00:00' AS `t``.2` FROM range(2)"
+    engine = engines[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NaiveTimeWarning)
+        relation = engine.adopt(spark.sql(query))
+    assert relation is not None
+    found, examples = engine.duplicates(relation, ["k`.1"])
+    assert (found, examples) == (1, [{"k`.1": 1, "n": 2}])
+    assert engine.count(engine.last_per_key(relation, ["k`.1"])) == 1
+    renamed = engine.select(relation, {"t": "t`.2"})
+    assert engine.stream(renamed).read_all()["t"][0].as_py().year == 2020

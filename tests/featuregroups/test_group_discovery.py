@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-def test_tags_live_in_the_table_and_in_the_registry(store: FeatureStore) -> None:
-    store.create_featuregroup(pa.table({"x": [1]}), "g", tags={"team": "traffic"})
-    store.add_featuregroup_tag("g", "pii", "no")
-    store.add_featuregroup_tag("g", "team", "roads")
-    assert store.get_featuregroup_tags("g") == {"pii": "no", "team": "roads"}
-    store.remove_featuregroup_tag("g", "pii")
-    assert store.get_featuregroup_tags("g") == {"team": "roads"}
+def test_tags_live_in_the_table_and_in_the_registry(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup(pa.table({"x": [1]}), "g", tags={"team": "traffic"})
+    duckdb_store.add_featuregroup_tag("g", "pii", "no")
+    duckdb_store.add_featuregroup_tag("g", "team", "roads")
+    assert duckdb_store.get_featuregroup_tags("g") == {"pii": "no", "team": "roads"}
+    duckdb_store.remove_featuregroup_tag("g", "pii")
+    assert duckdb_store.get_featuregroup_tags("g") == {"team": "roads"}
 
     from featurestore.delta import commits
     from featurestore.delta.snapshot import read_snapshot
 
-    assert commits.meta_of(read_snapshot(store.featuregroup("g").path)).tags == {"team": "roads"}
+    assert commits.meta_of(read_snapshot(duckdb_store.featuregroup("g").path)).tags == {
+        "team": "roads"
+    }
     with pytest.raises(InvalidArgument, match="no tag 'pii'; it has 'team'"):
-        store.remove_featuregroup_tag("g", "pii")
+        duckdb_store.remove_featuregroup_tag("g", "pii")
     with pytest.raises(InvalidArgument, match="no pair of texts"):
-        store.add_featuregroup_tag("g", "", "x")
+        duckdb_store.add_featuregroup_tag("g", "", "x")
 
 
 def test_search_says_where_it_found_the_text(duckdb_store: FeatureStore) -> None:

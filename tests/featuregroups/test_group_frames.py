@@ -74,10 +74,12 @@ def test_every_dataframe_type_gives_the_same_rows(duckdb_store: FeatureStore) ->
         get("g", dataframe_type="excel")  # type: ignore[call-overload]
 
 
-def test_a_frame_is_a_dataframe_argument(store: FeatureStore) -> None:
-    group = store.create_featuregroup(rows(0, 5, "a"), "g", primary_key="id")
-    copy = store.create_featuregroup(
-        store.get_featuregroup("g").select("id", "x").filter("id > 2"), "copy", primary_key="id"
+def test_a_frame_is_a_dataframe_argument(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(rows(0, 5, "a"), "g", primary_key="id")
+    copy = duckdb_store.create_featuregroup(
+        duckdb_store.get_featuregroup("g").select("id", "x").filter("id > 2"),
+        "copy",
+        primary_key="id",
     )
     assert copy.read().count() == 2
     copy.insert(group.read().select("x", "id"), mode="upsert")

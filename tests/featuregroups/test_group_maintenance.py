@@ -35,25 +35,25 @@ def pin(store: FeatureStore, delta_version: int) -> None:
         training_datasets.add(connection, dataset)
 
 
-def test_compaction_leaves_the_rows_as_they_are(store: FeatureStore) -> None:
-    group = store.create_featuregroup(pa.table({"n": [0]}), "g")
+def test_compaction_leaves_the_rows_as_they_are(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(pa.table({"n": [0]}), "g")
     for number in (1, 2):
         group.insert(pa.table({"n": [number]}))
-    commit = store.compact_featuregroup("g")
+    commit = duckdb_store.compact_featuregroup("g")
     assert commit.rows == 3
-    assert values(store) == [0, 1, 2]
+    assert values(duckdb_store) == [0, 1, 2]
     assert len(read_snapshot(group.path).files) == 1
-    assert store.compact_featuregroup("g").delta_version == group.delta_version
+    assert duckdb_store.compact_featuregroup("g").delta_version == group.delta_version
 
 
-def test_vacuum_keeps_what_a_training_dataset_pins(store: FeatureStore) -> None:
-    many_versions(store)
-    pin(store, 3)
-    removed = store.vacuum_featuregroup("g", retain="0s")
+def test_vacuum_keeps_what_a_training_dataset_pins(duckdb_store: FeatureStore) -> None:
+    many_versions(duckdb_store)
+    pin(duckdb_store, 3)
+    removed = duckdb_store.vacuum_featuregroup("g", retain="0s")
     assert len(removed) == 1
-    assert values(store, as_of=3) == [0, 1, 2]
-    assert values(store) == [9]
-    assert store.vacuum_featuregroup("g", retain="0s") == []
+    assert values(duckdb_store, as_of=3) == [0, 1, 2]
+    assert values(duckdb_store) == [9]
+    assert duckdb_store.vacuum_featuregroup("g", retain="0s") == []
 
 
 def test_vacuum_keeps_recent_versions(duckdb_store: FeatureStore) -> None:

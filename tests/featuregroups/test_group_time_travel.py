@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-def test_each_moment_shows_the_data_that_there_was(store: FeatureStore) -> None:
-    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
+def test_each_moment_shows_the_data_that_there_was(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     for number in (2, 3):
         group.insert(pa.table({"n": [number]}))
     history = group.history()[::-1]
@@ -28,15 +28,18 @@ def test_each_moment_shows_the_data_that_there_was(store: FeatureStore) -> None:
         later = [other for other in history if other.timestamp == commit.timestamp]
         assert group.read(as_of=commit.timestamp).count() == later[-1].rows
     assert (
-        store.get_featuregroup("g", as_of=history[-1].timestamp + dt.timedelta(days=1)).count() == 3
+        duckdb_store.get_featuregroup(
+            "g", as_of=history[-1].timestamp + dt.timedelta(days=1)
+        ).count()
+        == 3
     )
     with pytest.raises(VersionNotFound, match=r"no version at|held no data"):
         group.read(as_of=history[0].timestamp - dt.timedelta(days=1))
 
 
-def test_commits_of_one_second_are_told_apart(store: FeatureStore) -> None:
+def test_commits_of_one_second_are_told_apart(duckdb_store: FeatureStore) -> None:
     """Four commits within a second, two of them within a millisecond: the later of those is what there was."""
-    group = store.create_featuregroup(pa.table({"n": [0]}), "g")
+    group = duckdb_store.create_featuregroup(pa.table({"n": [0]}), "g")
     for number in (1, 2, 3):
         group.insert(pa.table({"n": [number]}))
     second = dt.datetime(2024, 5, 1, 12, 0, 0, tzinfo=dt.UTC)

@@ -51,15 +51,15 @@ COLUMNS = {
 TABLE = pa.table({"id": [0, 1, 2], **COLUMNS})
 
 
-def test_all_types_come_back_equal(store: FeatureStore) -> None:
-    group = store.create_featuregroup(TABLE, "types", primary_key="id")
-    found = store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
+def test_all_types_come_back_equal(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
+    found = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
     assert found.schema.equals(TABLE.schema), f"{found.schema}\n{TABLE.schema}"
     assert found.to_pylist() == TABLE.to_pylist()
     assert np.signbit(found["f64"][1].as_py())
 
     group.insert(TABLE.set_column(0, "id", pa.array([2, 3, 4])), mode="upsert")
-    merged = store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
+    merged = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
     assert merged.schema.equals(TABLE.schema)
     expected = [
         *TABLE.to_pylist()[:2],
@@ -68,34 +68,34 @@ def test_all_types_come_back_equal(store: FeatureStore) -> None:
     assert merged.to_pylist() == expected
 
 
-def test_nan_stays_nan_and_null_stays_null(store: FeatureStore) -> None:
-    store.create_featuregroup(pa.table({"x": pa.array([float("nan"), None, 1.0])}), "gaps")
-    found = store.get_featuregroup("gaps", dataframe_type="python")
+def test_nan_stays_nan_and_null_stays_null(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup(pa.table({"x": pa.array([float("nan"), None, 1.0])}), "gaps")
+    found = duckdb_store.get_featuregroup("gaps", dataframe_type="python")
     assert sorted(str(row["x"]) for row in found) == ["1.0", "None", "nan"]
 
 
-def test_an_empty_frame_makes_a_group(store: FeatureStore) -> None:
-    group = store.create_featuregroup(TABLE.slice(0, 0), "empty", primary_key="id")
+def test_an_empty_frame_makes_a_group(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(TABLE.slice(0, 0), "empty", primary_key="id")
     assert (group.delta_version, group.history()[-1].rows) == (1, 0)
-    assert store.get_featuregroup("empty", dataframe_type="arrow").num_rows == 0
+    assert duckdb_store.get_featuregroup("empty", dataframe_type="arrow").num_rows == 0
     commit = group.insert(TABLE)
     assert (commit.rows, commit.unique) == (3, True)
 
 
-def test_a_matrix_comes_back_as_it_was(store: FeatureStore) -> None:
+def test_a_matrix_comes_back_as_it_was(duckdb_store: FeatureStore) -> None:
     matrix = np.random.default_rng(0).random((20, 10))
-    store.create_featuregroup(matrix, "eit_school")
-    found = store.get_featuregroup("eit_school", dataframe_type="numpy")
+    duckdb_store.create_featuregroup(matrix, "eit_school")
+    found = duckdb_store.get_featuregroup("eit_school", dataframe_type="numpy")
     np.testing.assert_array_equal(found[found[:, 0].argsort()], matrix[matrix[:, 0].argsort()])
 
 
 def test_nothing_is_written_of_a_frame_with_types_that_cannot_be_stored(
-    store: FeatureStore,
+    duckdb_store: FeatureStore,
 ) -> None:
     bad = pa.table({"a": pa.array([1], pa.duration("s")), "b": pa.nulls(1)})
     with pytest.raises(UnsupportedType, match=r"a: .*b: "):
-        store.create_featuregroup(bad, "bad")
-    assert store.get_featuregroups() == []
+        duckdb_store.create_featuregroup(bad, "bad")
+    assert duckdb_store.get_featuregroups() == []
 
 
 GIVEN = {
@@ -113,14 +113,16 @@ GIVEN = {
 }  # fmt: skip
 
 
-def test_given_types_land_as_the_feature_types_that_are_promised(store: FeatureStore) -> None:
+def test_given_types_land_as_the_feature_types_that_are_promised(
+    duckdb_store: FeatureStore,
+) -> None:
     table = pa.table({"id": [0, 1], **{name: given for name, (given, _, _) in GIVEN.items()}})
     with pytest.warns(NaiveTimeWarning, match="'naive'") as caught:
-        group = store.create_featuregroup(table, "given", primary_key="id")
+        group = duckdb_store.create_featuregroup(table, "given", primary_key="id")
     assert [each.category for each in caught].count(
         NaiveTimeWarning
     ) == 1  # Spark's libraries warn of their own
-    found = store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
+    found = duckdb_store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
     assert group.schema.equals(found.schema)
     for name, (_, kind, values) in GIVEN.items():
         assert str(found.schema.field(name).type) == str(kind), name
@@ -134,10 +136,10 @@ def test_given_types_land_as_the_feature_types_that_are_promised(store: FeatureS
     assert group.delta_version == 1
 
 
-def test_a_column_of_nulls_takes_the_type_of_the_group(store: FeatureStore) -> None:
-    group = store.create_featuregroup(TABLE, "types", primary_key="id")
+def test_a_column_of_nulls_takes_the_type_of_the_group(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
     nothing = pa.table({"id": [9], **{name: pa.nulls(1) for name in COLUMNS}})
     group.insert(nothing)
-    found = store.get_featuregroup("types").filter("id = 9").to_arrow()
+    found = duckdb_store.get_featuregroup("types").filter("id = 9").to_arrow()
     assert found.schema.equals(TABLE.schema)
     assert found.to_pylist() == nothing.to_pylist()

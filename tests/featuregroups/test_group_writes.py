@@ -69,33 +69,33 @@ def test_each_mode_does_what_it_says(store: FeatureStore) -> None:
     assert all(c.timestamp.tzinfo is not None for c in group.history())
 
 
-def test_a_correction_with_a_new_created_time_is_a_new_row(store: FeatureStore) -> None:
+def test_a_correction_with_a_new_created_time_is_a_new_row(duckdb_store: FeatureStore) -> None:
     first = rows([1], x=1.0).append_column("known", pa.array([day(1)]))
-    group = store.create_featuregroup(
+    group = duckdb_store.create_featuregroup(
         first, "g", primary_key="id", event_time="t", created_time="known"
     )
     later = rows([1], x=2.0).append_column("known", pa.array([day(5)]))
     group.insert(later, mode="upsert")
     again = rows([1], x=3.0).append_column("known", pa.array([day(5)]))
     group.insert(again, mode="upsert")
-    found = store.get_featuregroup("g", dataframe_type="python")
+    found = duckdb_store.get_featuregroup("g", dataframe_type="python")
     assert sorted((row["known"].day, row["x"]) for row in found) == [(1, 1.0), (5, 3.0)]
 
 
-def test_columns_match_by_name_and_narrower_types_are_cast(store: FeatureStore) -> None:
+def test_columns_match_by_name_and_narrower_types_are_cast(duckdb_store: FeatureStore) -> None:
     wide = pa.table({"id": [1], "a": pa.array([1], pa.int64()), "b": pa.array([0.5], pa.float64())})
-    store.create_featuregroup(wide, "g", primary_key="id")
+    duckdb_store.create_featuregroup(wide, "g", primary_key="id")
     narrow = pa.table(
         {"b": pa.array([1.5], pa.float32()), "a": pa.array([7], pa.int8()), "id": [2]}
     )
-    store.insert_into_featuregroup(narrow, "g")
-    found = store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
+    duckdb_store.insert_into_featuregroup(narrow, "g")
+    found = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
     assert found.schema == wide.schema
     assert found.to_pylist() == [{"id": 1, "a": 1, "b": 0.5}, {"id": 2, "a": 7, "b": 1.5}]
 
 
-def test_new_columns_come_in_only_when_asked(store: FeatureStore) -> None:
-    group = store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_new_columns_come_in_only_when_asked(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     wider = rows([2], 2, y=pa.array([7], pa.uint8()))
     with pytest.raises(SchemaMismatch, match=r"unknown: 'y' \(uint8\)(.|\n)*schema_change='add'"):
         group.insert(wider)
@@ -169,15 +169,15 @@ def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(
     assert len(store.get_featuregroup_history("g")) == 1
 
 
-def test_duplicate_keys_in_one_batch_are_refused_with_examples(store: FeatureStore) -> None:
-    group = store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_duplicate_keys_in_one_batch_are_refused_with_examples(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     doubled = pa.concat_tables([rows([5], 2, x=1.0), rows([5], 2, x=2.0)])
     for mode, policy in (("upsert", None), ("upsert", "off"), ("append", None)):
         with pytest.raises(DuplicateKeys, match="5"):
             group.insert(doubled, mode=mode, validation=policy)
     assert group.delta_version == 1
     group.insert(doubled, mode="upsert", on_duplicates="last")
-    assert values(store)[(5, 2)] == 2.0
+    assert values(duckdb_store)[(5, 2)] == 2.0
 
 
 def test_a_batch_that_breaks_expectations_never_lands(duckdb_store: FeatureStore) -> None:
@@ -193,8 +193,8 @@ def test_a_batch_that_breaks_expectations_never_lands(duckdb_store: FeatureStore
     assert [each.name for each in store.get_featuregroups()] == ["g"]
 
 
-def test_failing_rows_go_to_the_quarantine(store: FeatureStore) -> None:
-    group = store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_failing_rows_go_to_the_quarantine(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     batch = rows([2, None], 2).cast(group.schema)
     commit = group.insert(batch, validation="quarantine", transaction=("app", 1))
     assert (commit.validation, commit.rows) == ("quarantined", 2)
@@ -208,8 +208,8 @@ def test_failing_rows_go_to_the_quarantine(store: FeatureStore) -> None:
     assert DeltaTable(group.path + "_quarantine").to_pyarrow_table().num_rows == 1
 
 
-def test_a_repeated_transaction_writes_nothing(store: FeatureStore) -> None:
-    group = store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_a_repeated_transaction_writes_nothing(duckdb_store: FeatureStore) -> None:
+    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     first = group.insert(rows([2]), transaction=("nightly", 7))
     again = group.insert(rows([2]), transaction=("nightly", 7))
     older = group.insert(rows([3]), mode="overwrite", transaction=("nightly", 6))
@@ -217,7 +217,7 @@ def test_a_repeated_transaction_writes_nothing(store: FeatureStore) -> None:
     assert again.delta_version == first.delta_version == group.delta_version
     assert group.insert(rows([3]), transaction=("nightly", 8)).applied
     assert group.insert(rows([4]), mode="upsert", transaction=("other", 1)).applied
-    assert values(store).keys() == {(1, 1), (2, 1), (3, 1), (4, 1)}
+    assert values(duckdb_store).keys() == {(1, 1), (2, 1), (3, 1), (4, 1)}
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])

@@ -135,13 +135,13 @@ def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(
     assert frame.to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
 
 
-def test_label_times_of_other_zones_are_the_same_moments_on_each_engine(
-    store: FeatureStore,
+def test_label_times_of_other_zones_are_the_same_moments(
+    duckdb_store: FeatureStore,
 ) -> None:
     eastern = to_pandas(labels())
     eastern["at"] = eastern["at"].dt.tz_convert("America/New_York")
     assert (
-        fill(store).get_features(WANTED, labels=eastern).to_arrow()["temp"].to_pylist()
+        fill(duckdb_store).get_features(WANTED, labels=eastern).to_arrow()["temp"].to_pylist()
         == EXPECTED["temp"]
     )
 
@@ -234,8 +234,8 @@ def test_requests_in_any_order_give_equal_values(filled: FeatureStore) -> None:
 # -- versions ---------------------------------------------------------------------------------
 
 
-def test_as_of_reads_every_group_as_it_stood_on_each_engine(store: FeatureStore) -> None:
-    filled = fill(store)
+def test_as_of_reads_every_group_as_it_stood(duckdb_store: FeatureStore) -> None:
+    filled = fill(duckdb_store)
     before = filled.get_featuregroup_history("weather")[0].timestamp
     late = pa.table(
         {"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())}

@@ -62,10 +62,10 @@ def asked(count: int = 40) -> pa.Table:
     )
 
 
-def test_a_point_in_time_retrieval_does_not_leak_on_each_engine(store: FeatureStore) -> None:
-    measured(store)
-    report = store.check_leakage(
-        store.get_features(["load.value", "load.note"], labels=asked()), sample=25
+def test_a_point_in_time_retrieval_does_not_leak(duckdb_store: FeatureStore) -> None:
+    measured(duckdb_store)
+    report = duckdb_store.check_leakage(
+        duckdb_store.get_features(["load.value", "load.note"], labels=asked()), sample=25
     )
     assert report.ok, str(report)
     assert (report.rows, report.features) == (25, 2)

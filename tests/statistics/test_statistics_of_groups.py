@@ -119,13 +119,15 @@ def test_an_overwrite_starts_anew(duckdb_store: FeatureStore) -> None:
     assert state_files(store) == ["2.state"]
 
 
-def test_upserts_and_deletes_make_them_stale_until_the_next_request(store: FeatureStore) -> None:
-    store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
-    store.insert_into_featuregroup(people(0, 1).assign(age=500), "people", mode="upsert")
-    assert state_files(store) == ["1.state"]
-    assert store.get_featuregroup_statistics("people").column("age").maximum == 500
-    store.delete_from_featuregroup("people", "age = 500")
-    found = store.get_featuregroup_statistics("people")
+def test_upserts_and_deletes_make_them_stale_until_the_next_request(
+    duckdb_store: FeatureStore,
+) -> None:
+    duckdb_store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
+    duckdb_store.insert_into_featuregroup(people(0, 1).assign(age=500), "people", mode="upsert")
+    assert state_files(duckdb_store) == ["1.state"]
+    assert duckdb_store.get_featuregroup_statistics("people").column("age").maximum == 500
+    duckdb_store.delete_from_featuregroup("people", "age = 500")
+    found = duckdb_store.get_featuregroup_statistics("people")
     assert (found.rows, found.column("age").maximum) == (99, 89)
 
 

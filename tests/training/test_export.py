@@ -76,15 +76,15 @@ def test_every_row_lands_once_in_hash_order_and_equal_shards(
     assert dataset.verify().ok, str(dataset.verify())
 
 
-def test_same_rows_give_the_same_bytes_on_each_engine_and_batching(
-    store: FeatureStore, tmp_path: Path, example: Example
+def test_same_rows_give_the_same_bytes_and_batching(
+    duckdb_store: FeatureStore, tmp_path: Path, example: Example
 ) -> None:
     table = example(3000)
-    first = store.create_training_dataset(
+    first = duckdb_store.create_training_dataset(
         table, "one", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
     )
     shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))
-    other = store.create_training_dataset(
+    other = duckdb_store.create_training_dataset(
         shuffled, "two", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
     )
     assert first.manifest.content_hash == other.manifest.content_hash
@@ -111,8 +111,10 @@ def test_adding_rows_never_moves_a_row_to_another_split(
         assert as_set(rows_of(small, split)) <= as_set(rows_of(large, split))
 
 
-def test_split_by_keeps_all_rows_of_a_user_together(store: FeatureStore, example: Example) -> None:
-    dataset = store.create_training_dataset(
+def test_split_by_keeps_all_rows_of_a_user_together(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
+    dataset = duckdb_store.create_training_dataset(
         example(), "users", splits={"train": 0.5, "test": 0.5}, split_by="user", key=["user", "at"]
     )
     users = [{row["user"] for row in rows_of(dataset, split)} for split in dataset.splits]
@@ -143,13 +145,13 @@ def test_stratify_is_exact_to_one_row_per_class(store: FeatureStore, example: Ex
 
 
 def test_time_split_is_half_open_and_counts_what_it_leaves_out(
-    store: FeatureStore, example: Example
+    duckdb_store: FeatureStore, example: Example
 ) -> None:
     middle = START + timedelta(minutes=500)
     split = TimeSplit(
         "at", {"train": (START + timedelta(minutes=10), middle), "test": (middle, None)}
     )
-    dataset = store.create_training_dataset(example(), "times", splits=split, key=["at"])
+    dataset = duckdb_store.create_training_dataset(example(), "times", splits=split, key=["at"])
     assert max(row["at"] for row in rows_of(dataset, "train")) == middle - timedelta(minutes=1)  # type: ignore[type-var]
     assert min(row["at"] for row in rows_of(dataset, "test")) == middle  # type: ignore[type-var]
     assert dataset.manifest.uncovered_rows == 10
@@ -430,22 +432,22 @@ def test_empty_data_makes_an_empty_dataset(store: FeatureStore, example: Example
 
 
 def test_features_of_the_store_are_recomputed_to_the_same_bytes(
-    store: FeatureStore, example: Example
+    duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(400)
-    store.create_featuregroup(
+    duckdb_store.create_featuregroup(
         table.select(["user", "at", "label"]), "clicks", primary_key=["user"], event_time="at"
     )
     facts = table.select(["user", "at", "x", "n", "word"])
-    store.create_featuregroup(facts, "facts", primary_key=["user"], event_time="at")
-    frame = store.get_features(["facts.x", "facts.n", "facts.word"], labels="clicks")
-    dataset = store.create_training_dataset(
+    duckdb_store.create_featuregroup(facts, "facts", primary_key=["user"], event_time="at")
+    frame = duckdb_store.get_features(["facts.x", "facts.n", "facts.word"], labels="clicks")
+    dataset = duckdb_store.create_training_dataset(
         frame, "proof", label="label", splits={"train": 0.8, "test": 0.2}, shards=2
     )
     assert dataset.manifest.reproducible
     assert dataset.manifest.key == ("user", "at")
     assert {each["featuregroup"] for each in dataset.manifest.sources} == {"clicks", "facts"}
-    store.insert_into_featuregroup(
+    duckdb_store.insert_into_featuregroup(
         facts.slice(0, 5), "facts"
     )  # later data does not change the past
     report = dataset.verify(recompute=True)

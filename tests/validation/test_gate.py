@@ -201,24 +201,24 @@ def test_event_times_in_the_future_are_a_warning(duckdb_store: FeatureStore) -> 
     )
 
 
-def test_event_times_within_the_tolerance_are_no_warning(store: FeatureStore) -> None:
+def test_event_times_within_the_tolerance_are_no_warning(duckdb_store: FeatureStore) -> None:
     now = datetime.now(UTC)
     ahead = pd.DataFrame(
         {"id": [1, 2], "age": [30, 30], "at": [now + timedelta(minutes=4), now + timedelta(days=2)]}
     )
-    group = store.create_featuregroup(
+    group = duckdb_store.create_featuregroup(
         ahead, "people", primary_key=["id"], event_time="at", event_time_tolerance="5min"
     )
     assert group.spec.event_time_tolerance == timedelta(minutes=5)
-    store.validate_featuregroup("people")
+    duckdb_store.validate_featuregroup("people")
     found = [
         (each.expectation["kwargs"]["tolerance"], each.unexpected, each.success, each.warning)
-        for report in store.get_validation_history("people")
+        for report in duckdb_store.get_validation_history("people")
         for each in report.results
         if each.expectation["type"] == "no_future_event_times"
     ]
     assert found == [("5min", 1, False, True)] * 2
-    assert len(rows(store)) == 2
+    assert len(rows(duckdb_store)) == 2
 
 
 def test_a_tolerance_needs_an_event_time_and_a_duration(duckdb_store: FeatureStore) -> None:

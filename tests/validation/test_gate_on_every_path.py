@@ -195,12 +195,12 @@ def checked_job(store: FeatureStore, folder: Path, policy: str) -> None:
     store.register_jobs(file)
 
 
-def test_a_job_lands_the_rows_that_pass(store: FeatureStore, tmp_path: Path) -> None:
-    checked_job(store, tmp_path, "quarantine")
-    store.run_job("oldest", window=START)
-    assert store.get_featuregroup("oldest").to_arrow()["id"].to_pylist() == [1]
-    path = store.session.quarantine_path("oldest", 1)
-    assert store.session.engine.count(store.session.engine.read_table(path)) == 1
+def test_a_job_lands_the_rows_that_pass(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    checked_job(duckdb_store, tmp_path, "quarantine")
+    duckdb_store.run_job("oldest", window=START)
+    assert duckdb_store.get_featuregroup("oldest").to_arrow()["id"].to_pylist() == [1]
+    path = duckdb_store.session.quarantine_path("oldest", 1)
+    assert duckdb_store.session.engine.count(duckdb_store.session.engine.read_table(path)) == 1
 
 
 def test_a_job_whose_rows_fail_makes_no_group(duckdb_store: FeatureStore, tmp_path: Path) -> None:
@@ -210,13 +210,15 @@ def test_a_job_whose_rows_fail_makes_no_group(duckdb_store: FeatureStore, tmp_pa
     assert [each.name for each in duckdb_store.get_featuregroups()] == ["people"]
 
 
-def test_training_datasets_pass_the_gate(store: FeatureStore) -> None:
+def test_training_datasets_pass_the_gate(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": range(50), "age": [30] * 49 + [REJECTED]})
     options: dict[str, Any] = {"data_format": "parquet", "key": ["id"], "expectations": [AGE]}
     with pytest.raises(ValidationFailed, match="1 of 50 rows"):
-        store.create_training_dataset(table, "ages", **options)
-    assert store.get_training_datasets() == []
-    dataset = store.create_training_dataset(table, "ages", validation="quarantine", **options)
+        duckdb_store.create_training_dataset(table, "ages", **options)
+    assert duckdb_store.get_training_datasets() == []
+    dataset = duckdb_store.create_training_dataset(
+        table, "ages", validation="quarantine", **options
+    )
     assert dataset.read("train").to_arrow()["age"].to_pylist() == [30] * 49
 
 
@@ -228,16 +230,16 @@ def test_a_training_dataset_with_a_warning_has_every_row(duckdb_store: FeatureSt
     assert sorted(dataset.read("train").to_arrow()["age"].to_pylist()) == [30] * 49 + [REJECTED]
 
 
-def test_a_creation_parts_its_rows_too(store: FeatureStore) -> None:
+def test_a_creation_parts_its_rows_too(duckdb_store: FeatureStore) -> None:
     given = people([1, 2], [30, REJECTED])
     options: dict[str, Any] = {"primary_key": ["id"], "event_time": "at", "expectations": [AGE]}
     with pytest.raises(ValidationFailed):
-        store.create_featuregroup(given, "people", **options)
-    assert store.get_featuregroups() == []
-    assert quarantined(store) == []
-    store.create_featuregroup(given, "people", validation="quarantine", **options)
-    assert ages(store) == {1: 30}
-    (put_aside,) = quarantined(store)
+        duckdb_store.create_featuregroup(given, "people", **options)
+    assert duckdb_store.get_featuregroups() == []
+    assert quarantined(duckdb_store) == []
+    duckdb_store.create_featuregroup(given, "people", validation="quarantine", **options)
+    assert ages(duckdb_store) == {1: 30}
+    (put_aside,) = quarantined(duckdb_store)
     assert (put_aside["id"], put_aside["age"], put_aside["at"]) == (2, REJECTED, START)
     assert put_aside["reasons"] == [
         "expect_column_values_to_be_between(column='age', min_value=0, max_value=120)"

@@ -243,8 +243,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.driver.memory": "2g",
-        # Tests are over before the second compiler pays off.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        # Tests are over before the second compiler and the parallel collector pay off.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        # Nor does it pay to compile a query for ten rows, or to plan it twice. The tests that start a Spark of their
+        # own (on a cluster, by spark-submit, from the engine) have what users have.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.pyspark.python": sys.executable,
@@ -261,6 +266,22 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def compiled_queries(spark: SparkSession) -> Iterator[None]:
+    """Run the queries of a module as users do: compiled, and planned again while they run."""
+    usual = {
+        "spark.sql.codegen.wholeStage": "true",
+        "spark.sql.codegen.factoryMode": "FALLBACK",
+        "spark.sql.adaptive.enabled": "true",
+    }
+    before = {key: spark.conf.get(key) for key in usual}
+    for key, value in usual.items():
+        spark.conf.set(key, value)
+    yield
+    for key, value in before.items():
+        spark.conf.set(key, str(value))
 
 
 @pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)])

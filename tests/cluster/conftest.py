@@ -1,9 +1,9 @@
-"""One standalone cluster for all tests of this folder."""
+"""One standalone cluster and one application for all tests of this folder."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,26 @@ import pytest
 HERE = Path(__file__).parent
 
 
+def load(name: str) -> Any:
+    """Return a module of this folder that is no test itself."""
+    spec = importlib.util.spec_from_file_location(
+        f"featurestore_cluster_{name}", HERE / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="session")
-def helpers() -> Iterator[Any]:
-    """The module that starts clusters, which is no test itself."""
-    sys.path.insert(0, str(HERE))
-    try:
-        import standalone
-
-        yield standalone
-    finally:
-        sys.path.remove(str(HERE))
+def standalone() -> Any:
+    """The module that starts clusters."""
+    return load("standalone")
 
 
 @pytest.fixture(scope="session")
-def master(helpers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running master with two workers of one core and 1 GiB each."""
-    with helpers.standalone_cluster(tmp_path_factory.mktemp("cluster")) as url:
-        yield url
+def submitted() -> Any:
+    """The program that is submitted, as a module."""
+    return load("submitted")

@@ -1,24 +1,117 @@
-"""What a user hands to spark-submit: a program that calls the library; prints what it made as JSON."""
+"""What a user hands to spark-submit: a program that calls the library; prints what it saw as JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import runpy
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 import featurestore
+from featurestore.plugins.engine import Accumulator, TableWrite
+from featurestore_connectors.spark_delta import SparkEngine
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+
+ROWS = 600_000
+SCHEMA = pa.schema([("id", pa.int64()), ("shard", pa.int32()), ("key", pa.uint64())])
 
 
-def main(location: str) -> None:
-    store = featurestore.connect(location, engine="spark")
+@dataclass(frozen=True)
+class Sum(Accumulator[tuple[int, frozenset[int]], tuple[int, frozenset[int]]]):
+    """Adds ids up and collects the processes that did it."""
+
+    def start(self) -> tuple[int, frozenset[int]]:
+        return 0, frozenset()
+
+    def update(
+        self, state: tuple[int, frozenset[int]], batch: pa.RecordBatch
+    ) -> tuple[int, frozenset[int]]:
+        return state[0] + int(batch.column(0).to_numpy().sum()), state[1] | {os.getppid()}
+
+    def merge(
+        self, left: tuple[int, frozenset[int]], right: tuple[int, frozenset[int]]
+    ) -> tuple[int, frozenset[int]]:
+        return left[0] + right[0], left[1] | right[1]
+
+    def finish(self, state: tuple[int, frozenset[int]]) -> tuple[int, frozenset[int]]:
+        return state
+
+
+@dataclass(frozen=True)
+class Write:
+    """Writes the ids of a shard atomically; shard 3 fails at its first attempt, after its file is there."""
+
+    folder: str
+
+    def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
+        ids = np.concatenate([batch.column(0).to_numpy() for batch in batches])
+        path = os.path.join(self.folder, f"shard-{number:05d}")
+        temporary = f"{path}.{os.getpid()}.tmp"
+        ids.tofile(temporary)
+        os.replace(temporary, path)
+        mark = os.path.join(self.folder, "failed-once")
+        if number == 3 and not os.path.exists(mark):
+            open(mark, "w").close()
+            raise OSError("this attempt dies")
+        return {
+            "shard": number,
+            "rows": len(ids),
+            "ordered": bool((np.diff(ids) < 0).all()),
+            "process": os.getppid(),
+        }
+
+
+def batches() -> Iterator[pa.RecordBatch]:
+    for start in range(0, ROWS, 50_000):
+        ids = np.arange(start, start + 50_000)
+        columns = [
+            pa.array(ids),
+            pa.array((ids % 8).astype(np.int32)),
+            pa.array((ROWS - ids).astype(np.uint64)),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
+    """Write, count, sum, stream and export through the interface of engines."""
+    path = os.path.join(folder, "table")
+    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    parked = pa.RecordBatchReader.from_batches(SCHEMA, batches())
+    version = engine.write(path, engine.from_arrow(parked), TableWrite("append"))
+    relation = engine.read_table(path, schema=SCHEMA)
+    spread = type(relation)("spark", relation.native.repartition(34), SCHEMA)
+    total, summed_by = engine.aggregate(spread, Sum())
+    shards = os.path.join(folder, "shards")
+    os.mkdir(shards)
+    written = engine.write_shards(relation, shard="shard", order=["key"], write=Write(shards))
+    return {
+        "master": engine.session.sparkContext.master,
+        "version": version,
+        "count": engine.count(relation),
+        "total": total,
+        "summed_by": len(summed_by),
+        "streamed": sum(batch.num_rows for batch in engine.stream(relation)),
+        "written": written,
+        "files": sorted(os.listdir(shards)),
+    }
+
+
+def export(store: FeatureStore) -> dict[str, list[str]]:
+    """Make a training dataset; return the checksums of its shards."""
     rows = [{"zone": number % 50, "trips": number, "fare": number / 4} for number in range(2000)]
-    store.create_featuregroup(
-        pa.Table.from_pylist(rows), "trips", validation="off", statistics=False
-    )
-    frame = store.get_featuregroup("trips")
+    table = pa.Table.from_pylist(rows)
+    store.create_featuregroup(table, "fares", validation="off", statistics=False)
     dataset = store.create_training_dataset(
-        frame,
+        store.get_featuregroup("fares"),
         "fares",
         label="fare",
         splits={"train": 0.8, "test": 0.2},
@@ -26,12 +119,22 @@ def main(location: str) -> None:
         seed=7,
         statistics=False,
     )
-    shards = {
+    return {
         split.name: [shard.sha256 for shard in split.shards] for split in dataset.manifest.splits
     }
-    context = frame.to_spark().sparkSession.sparkContext
-    print(json.dumps({"master": context.master, "rows": frame.count(), "shards": shards}))
+
+
+def main(folder: str, location: str, example: str, *job: str) -> None:
+    """Do everything in one Spark application: the engine, a training dataset, and the program of the example."""
+    engine = SparkEngine()
+    answer = work(engine, folder)
+    answer["shards"] = export(featurestore.connect(location, engine=engine))
+    with contextlib.redirect_stdout(sys.stderr):
+        runpy.run_path(example)["main"](location, *job)
+    engine.close()
+    answer["parked"] = os.listdir(os.environ["FEATURESTORE_SPARK_STAGING"])
+    print(json.dumps(answer))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,19 +1,90 @@
-"""The Spark engine on a real standalone cluster, from a session of its own and from spark-submit."""
+"""The Spark engine on a real standalone cluster: one application does all that the tests look at."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+
+import featurestore
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "schedules" / "spark_job.py"
+ROWS = 600_000
+START = datetime(2024, 1, 1, tzinfo=UTC)
+BETWEEN = (START.isoformat(), (START + timedelta(hours=4)).isoformat())
+JOB = """
+import featurestore
+demand = featurestore.sql_job(
+    "demand",
+    sql="select zone, date_trunc('hour', t) + interval 1 hour as hour, count(*) as n from trips group by 1, 2",
+    primary_key=["zone"], event_time="hour", schedule="0 * * * *", start="2024-01-01T00:00Z", inputs={"trips": "trips"},
+)
+"""
+
+
+@dataclass(frozen=True)
+class Application:
+    """An application that has ended: what it printed, and where it worked."""
+
+    master: str
+    answer: dict[str, Any]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def master(standalone: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running master with two workers of one core and 1 GiB each."""
+    with standalone.standalone_cluster(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def application(
+    standalone: Any, master: str, tmp_path_factory: pytest.TempPathFactory
+) -> Application:
+    """The program, submitted with what the docs say and no more."""
+    from featurestore_connectors.spark_delta.session import delta_package
+
+    folder = tmp_path_factory.mktemp("submitted")
+    prepare_store(folder / "store")
+    program = [str(HERE / "submitted.py"), str(folder), str(folder / "store"), str(EXAMPLE)]
+    command = [
+        str(standalone.spark_home() / "bin" / "spark-submit"),
+        *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
+        *(*program, "demand", *BETWEEN),
+    ]
+    env = standalone.environment(
+        FEATURESTORE_SPARK_STAGING=str(folder / "staging"), SPARK_DRIVER_MEMORY="1g"
+    )
+    return Application(master, answer_of(command, env), folder)
+
+
+def prepare_store(location: Path) -> FeatureStore:
+    """Make a store with a group and a registered job, on the embedded engine."""
+    (location.parent / "jobs.py").write_text(JOB)
+    moments = [START + timedelta(minutes=7 * number) for number in range(200)]
+    times = pa.array(moments, pa.timestamp("us", tz="UTC"))
+    store = featurestore.connect(location, engine="duckdb")
+    store.create_featuregroup(
+        pa.table({"t": times, "zone": ["a", "b"] * 100}), "trips", event_time="t"
+    )
+    store.register_jobs(location.parent / "jobs.py")
+    return store
 
 
 def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -32,71 +103,55 @@ def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
     return answer
 
 
-def test_work_is_done_by_the_executors(helpers: Any, master: str, tmp_path: Path) -> None:
-    staging = tmp_path / "staging"
-    env = helpers.environment(
-        FEATURESTORE_SPARK_MASTER=master,
-        FEATURESTORE_SPARK_STAGING=str(staging),
-        FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
-    )
-    answer = answer_of([sys.executable, str(HERE / "engine_on_cluster.py"), str(tmp_path)], env)
-    rows = 600_000
-    assert answer["master"] == master
+def test_work_is_done_by_the_executors(application: Application) -> None:
+    answer = application.answer
+    assert answer["master"] == application.master
     assert answer["version"] == 1
-    assert answer["count"] == answer["streamed"] == rows
-    assert answer["total"] == rows * (rows - 1) // 2
+    assert answer["count"] == answer["streamed"] == ROWS
+    assert answer["total"] == ROWS * (ROWS - 1) // 2
     assert answer["summed_by"] == 2
     written = answer["written"]
     assert [(each["shard"], each["rows"], each["ordered"]) for each in written] == [
-        (n, rows // 8, True) for n in range(8)
+        (n, ROWS // 8, True) for n in range(8)
     ]
     assert len({each["process"] for each in written}) == 2
     # Shard 3 was written twice, by two attempts of its task: one file is left, with all its rows.
     assert answer["files"] == ["failed-once", *(f"shard-{number:05d}" for number in range(8))]
-    ids = np.fromfile(tmp_path / "shards" / "shard-00003", dtype=np.int64)
-    np.testing.assert_array_equal(ids, np.arange(3, rows, 8)[::-1])
+    ids = np.fromfile(application.folder / "shards" / "shard-00003", dtype=np.int64)
+    np.testing.assert_array_equal(ids, np.arange(3, ROWS, 8)[::-1])
     assert answer["parked"] == []
 
 
-@pytest.mark.soak
 def test_spark_submit_makes_the_bytes_that_the_embedded_engine_makes(
-    helpers: Any, master: str, tmp_path: Path
+    application: Application, submitted: Any, tmp_path: Path
 ) -> None:
-    from featurestore_connectors.spark_delta.session import delta_package
+    store = featurestore.connect(tmp_path / "embedded", engine="duckdb")
+    assert application.answer["shards"] == submitted.export(store)
 
-    command = [
-        str(helpers.spark_home() / "bin" / "spark-submit"),
-        *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
-        *(str(HERE / "submitted.py"), str(tmp_path / "store")),
-    ]
-    env = helpers.environment(
-        FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"), SPARK_DRIVER_MEMORY="1g"
+
+def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(
+    application: Application, tmp_path: Path
+) -> None:
+    embedded = prepare_store(tmp_path / "embedded")
+    embedded.backfill_job("demand", *BETWEEN)
+    tables = []
+    for store in (embedded, featurestore.connect(application.folder / "store", engine="duckdb")):
+        found = store.get_featuregroup("demand").to_arrow()
+        tables.append(sorted(map(str, found.to_pylist())))
+    assert len(tables[0]) == 8
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.soak
+def test_a_session_of_our_own_works_on_the_cluster(
+    standalone: Any, master: str, tmp_path: Path
+) -> None:
+    prepare_store(tmp_path / "store")
+    env = standalone.environment(
+        FEATURESTORE_SPARK_MASTER=master,
+        FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"),
+        FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
     )
-    answer = answer_of(command, env)
-    assert answer["master"] == master
-    assert answer["rows"] == 2000
-    assert answer["shards"] == shards_of_the_embedded_engine(tmp_path / "embedded")
-
-
-def shards_of_the_embedded_engine(location: Path) -> dict[str, list[str]]:
-    import pyarrow as pa
-
-    import featurestore
-
-    store = featurestore.connect(location, engine="duckdb")
-    rows = [{"zone": number % 50, "trips": number, "fare": number / 4} for number in range(2000)]
-    store.create_featuregroup(
-        pa.Table.from_pylist(rows), "trips", validation="off", statistics=False
-    )
-    dataset = store.create_training_dataset(
-        store.get_featuregroup("trips"),
-        "fares",
-        label="fare",
-        splits={"train": 0.8, "test": 0.2},
-        shards=4,
-        seed=7,
-        statistics=False,
-    )
-    return {
-        split.name: [shard.sha256 for shard in split.shards] for split in dataset.manifest.splits
-    }
+    program = [str(HERE / "submitted.py"), str(tmp_path), str(tmp_path / "store"), str(EXAMPLE)]
+    answer = answer_of([sys.executable, *program, "demand", *BETWEEN], env)
+    assert (answer["master"], answer["count"], answer["summed_by"]) == (master, ROWS, 2)

@@ -135,35 +135,34 @@ def test_eight_writers_at_once_lose_nothing_and_repeat_nothing(
             )
 
 
+# One Spark writes into several stores at once, so that one kill ends several writes, each somewhere else.
 SPARK = """
-import sys
+import sys, threading
 sys.path.insert(0, {folder!r})
 import trials
-{session}
-import featurestore
-store = featurestore.connect({location!r}, engine="spark")
-print("ready", flush=True)
-trials.write(store, {write!r})
-print("done", flush=True)
-"""
-SESSION = """
-from delta import configure_spark_with_delta_pip
 from pyspark.sql import SparkSession
+from featurestore_connectors.spark_delta import configure_session
 builder = SparkSession.builder.master("local[2]")
 for key, value in {settings!r}.items():
     builder = builder.config(key, value)
-configure_spark_with_delta_pip(builder).getOrCreate().sparkContext.setLogLevel("OFF")
-"""
+configure_session(builder).getOrCreate().sparkContext.setLogLevel("OFF")
+import featurestore
+stores = {{write: featurestore.connect(path, engine="spark") for write, path in {locations!r}.items()}}
+print("ready", flush=True)
+writers = [threading.Thread(target=trials.write, args=(stores[write], write)) for write in stores]
+for writer in writers:
+    writer.start()
+for writer in writers:
+    writer.join()
+"""  # fmt: skip
 SETTINGS = {
     "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.pyspark.python": sys.executable,
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
 
@@ -183,15 +182,17 @@ def reached(location: Path, write: str, point: str) -> bool:
     return point == "begun"
 
 
-def spark_trial(template: Path, folder: Path, write: str, *, point: str, after: float) -> str:
-    """Kill a writer and its JVM some seconds after a point of its write; return what the table is then."""
-    location = folder / "store"
-    shutil.copytree(template, location)
+def spark_trial(
+    template: Path, folder: Path, write: str, *, point: str, after: float
+) -> dict[str, str]:
+    """Kill writers and their JVM some seconds after one came to a point; return what each table is then."""
+    locations = {each: folder / each for each in WRITES}
+    for location in locations.values():
+        shutil.copytree(template, location)
     program = SPARK.format(
         folder=str(PROGRAM.parent),
-        location=str(location),
-        write=write,
-        session=SESSION.format(settings=SETTINGS),
+        locations={each: str(location) for each, location in locations.items()},
+        settings=SETTINGS,
     )
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     errors = folder / "errors"
@@ -206,49 +207,43 @@ def spark_trial(template: Path, folder: Path, write: str, *, point: str, after: 
         try:
             line = next((each for each in writer.stdout if each.startswith("ready")), "")
             assert line, errors.read_text()[-2000:]
-            while writer.poll() is None and not reached(location, write, point):
+            while writer.poll() is None and not reached(locations[write], write, point):
                 time.sleep(0.005)
             time.sleep(after)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(writer.pid, signal.SIGKILL)
-    outcome = check(location, write)
-    print(f"{write} killed {after:.2f} s after it had {point}: {outcome}", flush=True)
-    assert point != "committed" or outcome == "new"
-    shutil.rmtree(location)
-    return outcome
+    committed = {each for each in WRITES if reached(locations[each], each, "committed")}
+    outcomes = {each: check(locations[each], each) for each in WRITES}
+    print(f"killed {after:.2f} s after {write} had {point}: {outcomes}", flush=True)
+    assert {each for each in WRITES if outcomes[each] == "new"} == committed
+    for location in locations.values():
+        shutil.rmtree(location)
+    return outcomes
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(6))
-def test_a_killed_spark_writer_leaves_the_old_or_the_new_table(
-    template: Path, tmp_path: Path, number: int
+@pytest.mark.parametrize(("write", "point"), [("upsert", "written"), ("append", "committed")])
+def test_killed_spark_writers_leave_the_old_or_the_new_tables(
+    template: Path, tmp_path: Path, write: str, point: str
 ) -> None:
-    moment = random.Random(f"{SEED}/spark/{number}")
-    write = ("append", "upsert", "create", "overwrite", "append", "create")[number]
-    point = ("staged", "written", "written", "staged", "committed", "begun")[number]
-    assert spark_trial(template, tmp_path, write, point=point, after=moment.uniform(0, 1)) in (
-        "old",
-        "new",
-    )
+    after = random.Random(f"{SEED}/spark/{write}").uniform(0, 0.5)
+    spark_trial(template, tmp_path, write, point=point, after=after)
 
 
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("write", WRITES)
-def test_ten_killed_spark_writers_leave_the_old_or_the_new_table(
-    template: Path, tmp_path: Path, write: str
+def test_forty_killed_spark_writers_leave_the_old_or_the_new_tables(
+    template: Path, tmp_path: Path
 ) -> None:
-    """Ten trials for each write: forty kills."""
-    moment = random.Random(f"{SEED}/spark/soak/{write}")
+    moment = random.Random(f"{SEED}/spark/soak")
     outcomes = []
     for number in range(10):
         folder = tmp_path / str(number)
         folder.mkdir()
-        point = POINTS[number % len(POINTS)]
-        outcomes.append(
-            spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2))
-        )
+        write, point = WRITES[number % len(WRITES)], POINTS[number % 3 + number % 2]
+        found = spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2))
+        outcomes += found.values()
     assert {"old", "new"} == set(outcomes)

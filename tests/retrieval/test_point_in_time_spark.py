@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("compiled_queries")]
+
+
 @pytest.fixture(scope="module")
 def writer() -> Iterator[Engine]:
     from featurestore_connectors.duckdb_delta import DuckDBEngine

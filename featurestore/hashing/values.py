@@ -133,7 +133,7 @@ def valid_rows(array: Any) -> Mask | None:
     return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-# -- words --------------------------------------------------------------------------------------------------------
+# -- words --------------------------------------------------------------------
 
 
 def _words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
@@ -253,7 +253,7 @@ def _tenth(low: Words, high: Words) -> tuple[Words, Words, Words]:
     return (quotients[2] << shift) | quotients[3], (quotients[0] << shift) | quotients[1], rest
 
 
-# -- bytes and lists ------------------------------------------------------------------------------------------------
+# -- bytes and lists ----------------------------------------------------------
 
 
 def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
@@ -330,7 +330,7 @@ def _offsets(array: Any, dtype: np.dtype[Any]) -> Int64s:
     return found.astype(np.int64)
 
 
-# -- types ----------------------------------------------------------------------------------------------------------
+# -- types --------------------------------------------------------------------
 
 
 def _is_known(kind: pa.DataType) -> bool:

@@ -24,7 +24,7 @@ _FLOATS_AGREE = 1e-9
 
 
 @dataclass(frozen=True)
-class Digest:
+class RowDigest:
     """What rows come to.
 
     Their number, the sum of hashes of exact columns, the sums of float columns.
@@ -34,7 +34,7 @@ class Digest:
     hashed: int = 0
     floats: tuple[float, ...] = ()
 
-    def agrees(self, other: Digest) -> bool:
+    def agrees(self, other: RowDigest) -> bool:
         """Tell whether two digests are of the same rows, floats up to rounding."""
         if (self.rows, self.hashed) != (other.rows, other.hashed):
             return False
@@ -45,14 +45,14 @@ class Digest:
 
 
 @dataclass(frozen=True)
-class DigestAccumulator(Accumulator[Digest, Digest]):
+class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
     """Accumulates the digest of rows of any order."""
 
-    def start(self) -> Digest:
+    def start(self) -> RowDigest:
         """Return the digest of no rows."""
-        return Digest()
+        return RowDigest()
 
-    def update(self, state: Digest, batch: pa.RecordBatch) -> Digest:
+    def update(self, state: RowDigest, batch: pa.RecordBatch) -> RowDigest:
         """Add the rows of a batch."""
         if not batch.num_rows:
             return state
@@ -67,31 +67,31 @@ class DigestAccumulator(Accumulator[Digest, Digest]):
         if exact:
             hashes: Any = row_hash(batch, columns=exact)
             hashed = int(hashes.sum(dtype=np.uint64))
-        return self.merge(state, Digest(batch.num_rows, hashed, tuple(sums)))
+        return self.merge(state, RowDigest(batch.num_rows, hashed, tuple(sums)))
 
-    def merge(self, left: Digest, right: Digest) -> Digest:
+    def merge(self, left: RowDigest, right: RowDigest) -> RowDigest:
         """Return the digest of both."""
         if not left.rows or not right.rows:
             return left if left.rows else right
         floats = tuple(a + b for a, b in zip(left.floats, right.floats, strict=True))
-        return Digest(left.rows + right.rows, (left.hashed + right.hashed) % 2**64, floats)
+        return RowDigest(left.rows + right.rows, (left.hashed + right.hashed) % 2**64, floats)
 
-    def finish(self, state: Digest) -> Digest:
+    def finish(self, state: RowDigest) -> RowDigest:
         """Return the digest."""
         return state
 
 
 @dataclass(frozen=True)
-class PartsAccumulator(Accumulator[list[Digest], list[Digest]]):
+class PartsAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
     """Accumulates the digests of some ranges of the time of rows, in one pass."""
 
     ranges: tuple[TimeRange, ...]
 
-    def start(self) -> list[Digest]:
+    def start(self) -> list[RowDigest]:
         """Return the digests of no rows."""
-        return [Digest() for _ in self.ranges]
+        return [RowDigest() for _ in self.ranges]
 
-    def update(self, state: list[Digest], batch: pa.RecordBatch) -> list[Digest]:
+    def update(self, state: list[RowDigest], batch: pa.RecordBatch) -> list[RowDigest]:
         """Add the rows of a batch to the ranges in which they lie."""
         updated = []
         for digest, wanted in zip(state, self.ranges, strict=True):
@@ -99,11 +99,11 @@ class PartsAccumulator(Accumulator[list[Digest], list[Digest]]):
             updated.append(DigestAccumulator().update(digest, inside))
         return updated
 
-    def merge(self, left: list[Digest], right: list[Digest]) -> list[Digest]:
+    def merge(self, left: list[RowDigest], right: list[RowDigest]) -> list[RowDigest]:
         """Return the digests of both."""
         return [DigestAccumulator().merge(*both) for both in zip(left, right, strict=True)]
 
-    def finish(self, state: list[Digest]) -> list[Digest]:
+    def finish(self, state: list[RowDigest]) -> list[RowDigest]:
         """Return the digest of each range."""
         return state
 

@@ -23,7 +23,7 @@ _ESCAPED_IN_LINES = {code: text for code, text in _ESCAPED.items() if chr(code) 
 
 
 def printable(text: str) -> str:
-    r"""Return a text of one line or more in which every control character but line ends and tabs is escaped.
+    r"""Return a text in which control characters but line ends and tabs are escaped.
 
     >>> print(printable("\x1b[31mred\nnext line"))
     \u001b[31mred

@@ -82,8 +82,8 @@ def find_clusters(
     columns, left_out, data = _scaled(sample)
     if len(columns) < 2 or len(data) < 3:
         raise StatisticsNotFound(
-            f"Clusters need two numeric features that vary, with values in the same rows; there are {len(columns)} "
-            f"in {len(data)} rows."
+            "Clusters need two numeric features that vary, with values in the same rows; "
+            f"there are {len(columns)} in {len(data)} rows."
         )
     random = np.random.default_rng(seed)
     wanted = clusters or _best_number(data[:_TRIED_ROWS], random)

@@ -52,8 +52,8 @@ def compare_statistics(
         thresholds: What counts as drift.
 
     >>> def table(*quantiles):
-    ...     delay = ColumnStatistics("delay", "double", "number", "feature", 100, 0, quantiles=quantiles)
-    ...     return Statistics(100, (delay,), sample_rows=100)
+    ...     delay = ColumnStatistics("delay", "double", "number", "feature", 100, 0)
+    ...     return Statistics(100, (replace(delay, quantiles=quantiles),), sample_rows=100)
     >>> [each.name for each in compare_statistics(table(0.0, 1.0), table(5.0, 6.0)).drifted]
     ['delay']
     """

@@ -26,7 +26,7 @@ def is_temporary(name: str) -> bool:
     return name.startswith(".") and name.endswith(_TEMPORARY)
 
 
-class Digest:
+class FileDigest:
     """SHA-256 of bytes as they come, and of their first 1, 2, ... MiB.
 
     The whole proves, the prefixes find a fault.
@@ -54,9 +54,9 @@ class Digest:
         return self._sha256.hexdigest()
 
 
-def digest_of(path: str) -> Digest:
+def digest_of(path: str) -> FileDigest:
     """Return the digest of a file."""
-    digest = Digest()
+    digest = FileDigest()
     for piece in _pieces(path):
         digest.update(memoryview(piece))
     return digest
@@ -81,7 +81,7 @@ class ShardFile:
         self._final = os.path.join(directory, path)
         folder, name = os.path.split(self._final)
         self._temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
-        self._digest = Digest()
+        self._digest = FileDigest()
         self.closed = True
 
     def __enter__(self) -> ShardFile:

@@ -159,6 +159,19 @@ def _value(kind: pa.DataType, seed: int) -> Any:
     if pat.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return {each.name: _value(each.type, seed + index) for index, each in enumerate(fields)}
+    if pat.is_date(kind):
+        return dt.date(1960, 1, 1) + dt.timedelta(days=seed)
+    if pat.is_timestamp(kind):
+        return dt.datetime(1960, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=seed, microseconds=seed)
+    if pat.is_string(kind) or pat.is_binary(kind):
+        text = f'{"é" * (seed % 3)}"{seed}",\r\n'[: 2 + seed % 9]
+        if pat.is_string(kind):
+            return text
+        return text.encode() + bytes([0, 255])
+    return _number(kind, seed)
+
+
+def _number(kind: pa.DataType, seed: int) -> Any:
     if pat.is_boolean(kind):
         return seed % 3 == 0
     if pat.is_integer(kind):
@@ -167,16 +180,7 @@ def _value(kind: pa.DataType, seed: int) -> Any:
         return seed * 7919 % span + lowest
     if pat.is_floating(kind):
         return (seed - 4000) / 64
-    if pat.is_decimal(kind):
-        return Decimal(seed % 10**kind.precision).scaleb(-kind.scale)
-    if pat.is_date(kind):
-        return dt.date(1960, 1, 1) + dt.timedelta(days=seed)
-    if pat.is_timestamp(kind):
-        return dt.datetime(1960, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=seed, microseconds=seed)
-    text = f'{"é" * (seed % 3)}"{seed}",\r\n'[: 2 + seed % 9]
-    if pat.is_string(kind):
-        return text
-    return text.encode() + bytes([0, 255])
+    return Decimal(seed % 10**kind.precision).scaleb(-kind.scale)
 
 
 def profiles(table: pa.Table) -> tuple[ColumnProfile, ...]:

@@ -44,8 +44,8 @@ _FEATURES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """The shape that many cases share."""
+class JoinShape:
+    """What many cases share: kinds of keys and times, and the rules of the join."""
 
     key: str = "int"
     time: str = "timestamp"
@@ -58,7 +58,7 @@ class Case:
     label_time: str = "timestamp"
 
     def __str__(self) -> str:
-        plain = Case()
+        plain = JoinShape()
         said = [
             f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name)
         ]
@@ -66,31 +66,31 @@ class Case:
 
 
 SHAPES = (
-    Case(),
-    Case(unique=True),
-    Case(created=True),
-    Case(created=True, unique=True),
-    Case(created=True, waits=False),
-    Case(created=True, waits=False, unique=True),
-    Case(created=True, ttl=2, key="pair"),
-    Case(created=True, ttl=0, key="text", unique=True),
-    Case(ttl=0, key="bytes"),
-    Case(ttl=1, key="decimal", how="inner"),
-    Case(created=True, ttl=1, how="inner", key="unsigned"),
-    Case(time="date", created=True, key="text"),
-    Case(time="date", label_time="date", ttl=1),
-    Case(time="timestamp", label_time="date", unique=True),
-    Case(time="none"),
-    Case(time="none", unique=True, key="pair", how="inner"),
-    Case(fixed=True, created=True, ttl=3),
-    Case(fixed=True, key="pair"),
+    JoinShape(),
+    JoinShape(unique=True),
+    JoinShape(created=True),
+    JoinShape(created=True, unique=True),
+    JoinShape(created=True, waits=False),
+    JoinShape(created=True, waits=False, unique=True),
+    JoinShape(created=True, ttl=2, key="pair"),
+    JoinShape(created=True, ttl=0, key="text", unique=True),
+    JoinShape(ttl=0, key="bytes"),
+    JoinShape(ttl=1, key="decimal", how="inner"),
+    JoinShape(created=True, ttl=1, how="inner", key="unsigned"),
+    JoinShape(time="date", created=True, key="text"),
+    JoinShape(time="date", label_time="date", ttl=1),
+    JoinShape(time="timestamp", label_time="date", unique=True),
+    JoinShape(time="none"),
+    JoinShape(time="none", unique=True, key="pair", how="inner"),
+    JoinShape(fixed=True, created=True, ttl=3),
+    JoinShape(fixed=True, key="pair"),
 )
 
 
-def any_shape() -> st.SearchStrategy[Case]:
+def any_shape() -> st.SearchStrategy[JoinShape]:
     """Return every combination of key, times, ttl, join and uniqueness that the rules allow."""
     timed = st.builds(
-        Case,
+        JoinShape,
         key=st.sampled_from(sorted(_KEYS)),
         time=st.sampled_from(["timestamp", "date"]),
         created=st.booleans(),
@@ -102,7 +102,10 @@ def any_shape() -> st.SearchStrategy[Case]:
         label_time=st.sampled_from(["timestamp", "date"]),
     )
     timeless = st.builds(
-        Case, time=st.just("none"), unique=st.booleans(), how=st.sampled_from(["left", "inner"])
+        JoinShape,
+        time=st.just("none"),
+        unique=st.booleans(),
+        how=st.sampled_from(["left", "inner"]),
     )
     return st.one_of(timed, timeless)
 
@@ -119,7 +122,7 @@ class Cases:
     unique: bool
 
 
-def random_cases(shape: Case, *, count: int, seed: int) -> Cases:
+def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
     """Return ``count`` cases of up to eight rows and five labels each."""
     random = np.random.default_rng(seed)
     keys = _key_columns(shape)
@@ -178,13 +181,13 @@ def _days(step: int) -> date:
 _TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _micros, "date": _days}
 
 
-def _key_columns(shape: Case) -> dict[str, tuple[pa.DataType, list[Any]]]:
+def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
     kind = _KEYS[shape.key]
     return {"k": kind, "k2": kind} if shape.key in ("pair", "text") else {"k": kind}
 
 
 def _cases(
-    shape: Case,
+    shape: JoinShape,
     rows: dict[str, list[Any]],
     labels: dict[str, list[Any]],
     keys: dict[str, Any],

@@ -32,7 +32,7 @@ from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.planner import Left, Wish, plan_with_labels, plan_without_labels
 from featurestore.retrieval.resolve import resolve
 from featurestore.testing.oracle import bits, brute_force
-from featurestore.testing.retrieval_cases import SHAPES, Case, random_cases
+from featurestore.testing.retrieval_cases import SHAPES, JoinShape, random_cases
 
 # How many small cases each engine was compared on in this process.
 CASES: Counter[str] = Counter()
@@ -169,8 +169,13 @@ class RetrievalConformance:
     # -- which row ----------------------------------------------------------------------
 
     def test_each_label_gets_the_latest_row_at_or_before_its_time(self, world: World) -> None:
-        world.group("w", {"k": [1, 1, 1], "t": [at(0), at(2), at(4)], "x": [0.0, 2.0, 4.0]},
-                    primary_key=("k",), event_time="t", unique=True)  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1, 1], "t": [at(0), at(2), at(4)], "x": [0.0, 2.0, 4.0]},
+            primary_key=("k",),
+            event_time="t",
+            unique=True,
+        )
         rows = world.check(["w.x"], labels_of(k=[1, 1, 1], at=[at(1), at(2), at(9)]))
         assert [row["x"] for row in rows] == [0.0, 2.0, 4.0]
 
@@ -229,13 +234,22 @@ class RetrievalConformance:
         table = _table(
             {"k": [1] * 4, "t": [at(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]}, {}
         )
-        world.group("w", table.take([3, 1, 0, 2] if backwards else [0, 1, 2, 3]),
-                    primary_key=("k",), event_time="t", parts=2)  # fmt: skip
+        world.group(
+            "w",
+            table.take([3, 1, 0, 2] if backwards else [0, 1, 2, 3]),
+            primary_key=("k",),
+            event_time="t",
+            parts=2,
+        )
         world.check(["w.x"], labels_of(k=[1], at=[at(3)]))
 
     def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(self, world: World) -> None:
-        world.group("w", {"k": [1] * 6, "t": [at(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
-                    primary_key=("k",), event_time="t")  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1] * 6, "t": [at(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
+            primary_key=("k",),
+            event_time="t",
+        )
         labels = labels_of(k=[1], at=[at(1)])
         both = world.check(["w.x", "w.y"], labels)[0]
         assert world.check(["w.y"], labels)[0]["y"] == both["y"]
@@ -245,16 +259,28 @@ class RetrievalConformance:
     # -- known at -----------------------------------------------------------------------
 
     def test_a_row_counts_only_once_it_is_known(self, world: World) -> None:
-        world.group("w", {"k": [1, 1], "t": [at(0), at(2)], "c": [at(1), at(6)], "x": [0, 2]},
-                    primary_key=("k",), event_time="t", created_time="c", unique=True)  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1], "t": [at(0), at(2)], "c": [at(1), at(6)], "x": [0, 2]},
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            unique=True,
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 4, at=[at(0.5), at(1), at(5), at(6)]))
         assert [row["x"] for row in rows] == [None, 0, 0, 2]
 
     def test_three_corrections_of_one_row_count_from_when_each_was_known(
         self, world: World
     ) -> None:
-        world.group("w", {"k": [1] * 4, "t": [at(0)] * 4, "c": [at(1), at(2), at(3), at(4)], "x": [1, 2, 3, 4]},
-                    primary_key=("k",), event_time="t", created_time="c", unique=True)  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1] * 4, "t": [at(0)] * 4, "c": [at(1), at(2), at(3), at(4)], "x": [1, 2, 3, 4]},
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            unique=True,
+        )
         rows = world.check(
             ["w.x"], labels_of(k=[1] * 5, at=[at(0.5), at(1.5), at(2.5), at(3.5), at(9)])
         )
@@ -263,20 +289,42 @@ class RetrievalConformance:
     def test_a_late_correction_of_an_older_row_does_not_hide_a_newer_one(
         self, world: World
     ) -> None:
-        world.group("w", {"k": [1] * 3, "t": [at(0), at(5), at(0)], "c": [at(0), at(5), at(8)], "x": [1, 5, 100]},
-                    primary_key=("k",), event_time="t", created_time="c", unique=True)  # fmt: skip
+        world.group(
+            "w",
+            {
+                "k": [1] * 3,
+                "t": [at(0), at(5), at(0)],
+                "c": [at(0), at(5), at(8)],
+                "x": [1, 5, 100],
+            },
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            unique=True,
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(7), at(9)]))
         assert [row["x"] for row in rows] == [1, 5, 5]
 
     def test_rows_known_in_advance_count_from_their_event_time(self, world: World) -> None:
-        world.group("w", {"k": [1] * 3, "t": [at(5)] * 3, "c": [at(1), at(2), at(3)], "x": [1, 2, 3]},
-                    primary_key=("k",), event_time="t", created_time="c", unique=True)  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1] * 3, "t": [at(5)] * 3, "c": [at(1), at(2), at(3)], "x": [1, 2, 3]},
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            unique=True,
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 2, at=[at(4), at(5)]))
         assert [row["x"] for row in rows] == [None, 3]
 
     def test_without_the_filter_created_time_only_decides_ties(self, world: World) -> None:
-        world.group("w", {"k": [1] * 3, "t": [at(0), at(0), at(0)], "c": [at(7), None, at(9)], "x": [7, 0, 9]},
-                    primary_key=("k",), event_time="t", created_time="c")  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1] * 3, "t": [at(0), at(0), at(0)], "c": [at(7), None, at(9)], "x": [7, 0, 9]},
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+        )
         labels = labels_of(k=[1], at=[at(1)])
         assert world.check(["w.x"], labels, created_time_filter=False)[0]["x"] == 9
         assert world.check(["w.x"], labels)[0]["x"] is None
@@ -290,36 +338,61 @@ class RetrievalConformance:
         assert world.check(["w.x"], labels_of(k=[1], at=[at(24 * 365 * 100)]))[0]["x"] == 1
 
     def test_a_row_beyond_the_ttl_is_not_replaced_by_an_older_one(self, world: World) -> None:
-        world.group("w", {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
-                    primary_key=("k",), event_time="t", ttl=timedelta(hours=2))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
+            primary_key=("k",),
+            event_time="t",
+            ttl=timedelta(hours=2),
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 2, at=[at(2.5), at(3.5)]))
         assert [row["x"] for row in rows] == [1, None]
 
     def test_ttl_ends_exactly_at_its_bound(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "x": [1]},
-                    primary_key=("k",), event_time="t", ttl=timedelta(hours=2))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1], "t": [at(0)], "x": [1]},
+            primary_key=("k",),
+            event_time="t",
+            ttl=timedelta(hours=2),
+        )
         beyond = at(2) + timedelta(microseconds=1)
         rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(2), beyond]))
         assert [row["x"] for row in rows] == [1, 1, None]
 
     def test_ttl_zero_takes_exact_times_only(self, world: World) -> None:
-        world.group("w", {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
-                    primary_key=("k",), event_time="t", ttl=timedelta(0))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
+            primary_key=("k",),
+            event_time="t",
+            ttl=timedelta(0),
+        )
         late = at(1) + timedelta(microseconds=1)
         rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(1), late]))
         assert [row["x"] for row in rows] == [0, 1, None]
 
     def test_ttl_is_about_event_time_not_about_when_a_row_became_known(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "c": [at(5)], "x": [1]},
-                    primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=5))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1], "t": [at(0)], "c": [at(5)], "x": [1]},
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            ttl=timedelta(hours=5),
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(5), at(6)]))
         assert [row["x"] for row in rows] == [None, 1, None]
 
     # -- keys ---------------------------------------------------------------------------
 
     def test_composite_keys_never_meet_by_their_text(self, world: World) -> None:
-        world.group("w", {"a": [1, 11], "b": [12, 2], "t": [at(0)] * 2, "x": [112, 1112]},
-                    primary_key=("a", "b"), event_time="t")  # fmt: skip
+        world.group(
+            "w",
+            {"a": [1, 11], "b": [12, 2], "t": [at(0)] * 2, "x": [112, 1112]},
+            primary_key=("a", "b"),
+            event_time="t",
+        )
         rows = world.check(["w.x"], labels_of(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[at(1)] * 4))
         assert [row["x"] for row in rows] == [112, 1112, None, None]
 
@@ -327,9 +400,17 @@ class RetrievalConformance:
         separators = ["|", ",", "\x00", "_", "/", "::", "\x1f", "\n", "'", '"', "`", " "]
         first = [(f"a{each}", "b") for each in separators]
         second = [("a", f"{each}b") for each in separators]
-        world.group("w", {"a": [a for a, _ in first], "b": [b for _, b in first],
-                          "t": [at(0)] * len(first), "x": range(len(first))},
-                    primary_key=("a", "b"), event_time="t")  # fmt: skip
+        world.group(
+            "w",
+            {
+                "a": [a for a, _ in first],
+                "b": [b for _, b in first],
+                "t": [at(0)] * len(first),
+                "x": range(len(first)),
+            },
+            primary_key=("a", "b"),
+            event_time="t",
+        )
         keys = [*first, *second]
         labels = labels_of(a=[a for a, _ in keys], b=[b for _, b in keys], at=[at(1)] * len(keys))
         assert [row["x"] for row in world.check(["w.x"], labels)] == [
@@ -338,8 +419,12 @@ class RetrievalConformance:
         ]
 
     def test_null_keys_match_nothing(self, world: World) -> None:
-        world.group("w", {"a": [None, 1, None], "b": [2, None, None], "t": [at(0)] * 3, "x": [1, 2, 3]},
-                    primary_key=("a", "b"), event_time="t")  # fmt: skip
+        world.group(
+            "w",
+            {"a": [None, 1, None], "b": [2, None, None], "t": [at(0)] * 3, "x": [1, 2, 3]},
+            primary_key=("a", "b"),
+            event_time="t",
+        )
         rows = world.check(["w.x"], labels_of(a=[None, 1, None], b=[2, None, None], at=[at(1)] * 3))
         assert [row["x"] for row in rows] == [None] * 3
 
@@ -367,15 +452,23 @@ class RetrievalConformance:
     def test_keys_of_every_type_meet(
         self, world: World, values: list[Any], kind: pa.DataType
     ) -> None:
-        world.group("w", _table({"k": values, "t": [at(0)] * 3, "x": [0, 1, 2]}, {"k": kind}),
-                    primary_key=("k",), event_time="t")  # fmt: skip
+        world.group(
+            "w",
+            _table({"k": values, "t": [at(0)] * 3, "x": [0, 1, 2]}, {"k": kind}),
+            primary_key=("k",),
+            event_time="t",
+        )
         labels = _table({"k": values[::-1], "at": [at(1)] * 3}, {"k": kind})
         rows = world.check(["w.x"], labels, label_time="at")
         assert [row["x"] for row in rows] == [2 if values[2] is not None else None, 1, 0]
 
     def test_integer_keys_of_other_widths_meet(self, world: World) -> None:
-        world.group("w", _table({"k": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
-                    primary_key=("k",), event_time="t")  # fmt: skip
+        world.group(
+            "w",
+            _table({"k": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
+            primary_key=("k",),
+            event_time="t",
+        )
         labels = _table({"k": [2, -1, 1], "at": [at(1)] * 3}, {"k": pa.int8()})
         assert [row["x"] for row in world.check(["w.x"], labels)] == [2, None, 1]
 
@@ -393,8 +486,14 @@ class RetrievalConformance:
     def test_left_join_gives_one_row_for_each_label_and_inner_join_drops(
         self, world: World
     ) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "x": [None]}, types={"x": pa.int32()},
-                    primary_key=("k",), event_time="t", ttl=timedelta(hours=3))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1], "t": [at(0)], "x": [None]},
+            types={"x": pa.int32()},
+            primary_key=("k",),
+            event_time="t",
+            ttl=timedelta(hours=3),
+        )
         world.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
         labels = labels_of(k=[1, 2, 1, 3, 1], at=[at(1), at(1), at(9), at(1), None])
         assert len(world.check(["w.x", "p.y"], labels)) == 5
@@ -449,13 +548,20 @@ class RetrievalConformance:
             "steps": [[{"n": 1}], [{"n": None}], [], None],
         }
         world.group("w", _table(columns, kinds), primary_key=("k",), event_time="t")
-        labels = _table({"k": [1, 1, 2, 3], "at": [at(0.5), at(2), at(2), at(2)],
-                         "y": [[1], None, [], [2, 3]]}, {"y": pa.list_(pa.int64())})  # fmt: skip
+        labels = _table(
+            {"k": [1, 1, 2, 3], "at": [at(0.5), at(2), at(2), at(2)], "y": [[1], None, [], [2, 3]]},
+            {"y": pa.list_(pa.int64())},
+        )
         world.check(["w.tags", "w.image", "w.place", "w.steps"], labels)
 
     def test_dates_are_midnight_in_utc(self, world: World) -> None:
-        world.group("w", {"k": [1, 1], "t": [date(2024, 1, 1), date(2024, 1, 2)], "x": [1, 2]},
-                    primary_key=("k",), event_time="t", ttl=timedelta(hours=30))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1], "t": [date(2024, 1, 1), date(2024, 1, 2)], "x": [1, 2]},
+            primary_key=("k",),
+            event_time="t",
+            ttl=timedelta(hours=30),
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 4, at=[at(-1), at(0), at(24), at(55)]))
         assert [row["x"] for row in rows] == [None, 1, 2, None]
         rows = world.check(["w.x"], labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)]))
@@ -468,8 +574,12 @@ class RetrievalConformance:
         summer = datetime(2024, 7, 1, 12)
         aware = [summer.replace(tzinfo=UTC), (summer + timedelta(hours=1)).replace(tzinfo=UTC)]
         with pytest.warns(NaiveTimeWarning):
-            rows = _as_taken(_table({"k": [1, 1], "t": [each.replace(tzinfo=None) for each in aware], "x": [0, 1]},
-                                    {"t": naive}))  # fmt: skip
+            rows = _as_taken(
+                _table(
+                    {"k": [1, 1], "t": [each.replace(tzinfo=None) for each in aware], "x": [0, 1]},
+                    {"t": naive},
+                )
+            )
         world.group("w", rows, primary_key=("k",), event_time="t", ttl=timedelta(0))
         labels = _as_taken(
             _table({"k": [1, 1], "at": pa.array(aware, TIMESTAMP).cast(zoned)}, {"at": zoned})
@@ -481,15 +591,31 @@ class RetrievalConformance:
 
     def test_times_of_the_far_past_and_future_compare(self, world: World) -> None:
         old, new = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-        world.group("w", {"k": [1, 1], "t": [old, new], "x": [1, 2]},
-                    primary_key=("k",), event_time="t", ttl=timedelta(days=4_000_000))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1], "t": [old, new], "x": [1, 2]},
+            primary_key=("k",),
+            event_time="t",
+            ttl=timedelta(days=4_000_000),
+        )
         rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[old, at(0), new]))
         assert [row["x"] for row in rows] == [1, 1, 2]
         assert world.check(["w.x"], labels_of(k=[1]), label_time=at(0))[0]["x"] == 1
 
     def test_one_moment_for_all_rows(self, world: World) -> None:
-        world.group("w", {"k": [1, 1, 2], "t": [at(0), at(5), at(5)], "c": [at(0), at(6), at(7)], "x": [0, 5, 25]},
-                    primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=9))  # fmt: skip
+        world.group(
+            "w",
+            {
+                "k": [1, 1, 2],
+                "t": [at(0), at(5), at(5)],
+                "c": [at(0), at(6), at(7)],
+                "x": [0, 5, 25],
+            },
+            primary_key=("k",),
+            event_time="t",
+            created_time="c",
+            ttl=timedelta(hours=9),
+        )
         labels = labels_of(k=[1, 2, 3])
         assert [row["x"] for row in world.check(["w.x"], labels, label_time=at(6))] == [
             5,
@@ -510,8 +636,12 @@ class RetrievalConformance:
     def test_the_order_of_requested_features_never_changes_values(self, world: World) -> None:
         for name in ("a", "b", "c"):
             features: dict[str, Sequence[Any]] = {f"{name}x": range(6), f"{name}y": range(6)}
-            world.group(name, {"k": [1, 2] * 3, "t": [at(hour) for hour in range(6)], **features},
-                        primary_key=("k",), event_time="t")  # fmt: skip
+            world.group(
+                name,
+                {"k": [1, 2] * 3, "t": [at(hour) for hour in range(6)], **features},
+                primary_key=("k",),
+                event_time="t",
+            )
         labels = labels_of(k=[1, 2, 1], at=[at(3), at(4), at(0)])
         one = world.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
         other = world.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
@@ -522,8 +652,12 @@ class RetrievalConformance:
         world.group(
             "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
         )
-        world.group("y", {"id": [1, 2, 3], "k": [1, 2, 1], "at": [at(1)] * 3, "late": [True, False, True]},
-                    primary_key=("id",), event_time="at")  # fmt: skip
+        world.group(
+            "y",
+            {"id": [1, 2, 3], "k": [1, 2, 1], "at": [at(1)] * 3, "late": [True, False, True]},
+            primary_key=("id",),
+            event_time="at",
+        )
         rows = world.check(["w.x"], "y")
         assert sorted((row["id"], row["x"]) for row in rows if row["x"] is not None) == [
             (1, 1),
@@ -531,8 +665,12 @@ class RetrievalConformance:
         ]
 
     def test_without_labels_the_first_group_is_the_left_side(self, world: World) -> None:
-        world.group("y", {"id": [1, 2, 3], "k": [1, 2, None], "at": [at(1)] * 3, "z": [1.0, None, 3.0]},
-                    primary_key=("id",), event_time="at")  # fmt: skip
+        world.group(
+            "y",
+            {"id": [1, 2, 3], "k": [1, 2, None], "at": [at(1)] * 3, "z": [1.0, None, 3.0]},
+            primary_key=("id",),
+            event_time="at",
+        )
         world.group(
             "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
         )
@@ -580,8 +718,13 @@ class RetrievalConformance:
 
     def test_two_versions_of_one_group_are_two_sources(self, world: World) -> None:
         for version in (1, 2):
-            world.group("w", {"k": [1], "t": [at(0)], "x": [version]},
-                        primary_key=("k",), event_time="t", version=version)  # fmt: skip
+            world.group(
+                "w",
+                {"k": [1], "t": [at(0)], "x": [version]},
+                primary_key=("k",),
+                event_time="t",
+                version=version,
+            )
         rows = world.check(["w@v1.x as one", "w.x as two"], labels_of(k=[1], at=[at(1)]))
         assert (rows[0]["one"], rows[0]["two"]) == (1, 2)
 
@@ -603,8 +746,13 @@ class RetrievalConformance:
         assert len(rows[0]) == 302
 
     def test_partitioned_groups_and_columns_added_later(self, world: World) -> None:
-        world.group("w", {"k": [1, 1, 2], "t": [at(0), at(1), at(0)], "x": [1, 2, 3], "day": ["a", "b", "a"]},
-                    primary_key=("k",), event_time="t", partition_by=("day",))  # fmt: skip
+        world.group(
+            "w",
+            {"k": [1, 1, 2], "t": [at(0), at(1), at(0)], "x": [1, 2, 3], "day": ["a", "b", "a"]},
+            primary_key=("k",),
+            event_time="t",
+            partition_by=("day",),
+        )
         rows = world.check(["w.x", "w.day"], labels_of(k=[1, 2], at=[at(5)] * 2))
         assert [(row["x"], row["day"]) for row in rows] == [(2, "b"), (3, "a")]
 
@@ -621,13 +769,13 @@ class RetrievalConformance:
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_small_random_cases_agree_with_the_oracle_bit_by_bit(
-        self, world: World, shape: Case
+        self, world: World, shape: JoinShape
     ) -> None:
         for round_ in range(self.rounds_per_shape):
             check_cases(world, shape, count=self.cases_at_once, seed=round_)
 
 
-def check_cases(world: World, shape: Case, *, count: int, seed: int) -> None:
+def check_cases(world: World, shape: JoinShape, *, count: int, seed: int) -> None:
     """Compare an engine with the oracle on random cases of a shape, and count them in ``CASES``."""
     cases = random_cases(shape, count=count, seed=seed)
     name = f"w{len(world.tables)}"

@@ -104,7 +104,8 @@ class TrainingDataset:
     def read(self, split: str) -> FeatureFrame:
         """Return the rows of a split, every column, in canonical order.
 
-        >>> store.get_training_dataset("late_flights").read("train").select(["late", "temp"]).columns
+        >>> frame = store.get_training_dataset("late_flights").read("train")
+        >>> frame.select(["late", "temp"]).columns
         ['late', 'temp']
         """
         from featurestore.training.reading import split_frame
@@ -244,7 +245,7 @@ class TrainingDataset:
             raise InvalidArgument(
                 f"Training dataset {self.name!r} version {self.version} is "
                 f"{self.manifest.data_format}, not petastorm.",
-                hint="create it with data_format='petastorm', or use .reader(): it reads all formats",
+                hint="create it with data_format='petastorm', or use .reader()",
             )
         return chosen.native_reader(
             self.path, self.manifest, split=split, worker=worker, workers=workers, **options

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
-from featurestore.testing.retrieval_cases import Case, any_shape
+from featurestore.testing.retrieval_cases import JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import RetrievalConformance, World, at, check_cases
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
@@ -42,7 +42,7 @@ def engine() -> Iterator[DuckDBEngine]:
 @settings(max_examples=60, deadline=None)
 @given(shape=any_shape(), count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
 def test_every_combination_of_rules_agrees_with_the_oracle(
-    engine: Engine, shape: Case, count: int, seed: int
+    engine: Engine, shape: JoinShape, count: int, seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         check_cases(World(engine, Path(directory), engine), shape, count=count, seed=seed)

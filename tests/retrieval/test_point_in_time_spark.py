@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featurestore.plugins.engine import Engine
-from featurestore.testing.retrieval_cases import Case, any_shape
+from featurestore.testing.retrieval_cases import JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import RetrievalConformance, World, check_cases
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TestSpark(RetrievalConformance):
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=any_shape(), count=st.integers(100, 200), seed=st.integers(0, 2**32 - 1))
 def test_every_combination_of_rules_is_answered_alike_by_oracle_duckdb_and_spark(
-    spark: SparkSession, writer: Engine, shape: Case, count: int, seed: int
+    spark: SparkSession, writer: Engine, shape: JoinShape, count: int, seed: int
 ) -> None:
     from featurestore_connectors.spark_delta import SparkEngine
 

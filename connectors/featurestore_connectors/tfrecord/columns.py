@@ -146,13 +146,11 @@ def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], 
     """Return how many values each row has, none where the list is null, and all values in a row."""
     rows = present(array)
     if column.shape is not None:
-        lengths = (
-            np.full(len(array), column.items) if rows is None else np.where(rows, column.items, 0)
-        )
         values = leaves(array, column)
-        return lengths, values if rows is None else values.filter(
-            pa.array(np.repeat(rows, column.items))
-        )
+        if rows is None:
+            return np.full(len(array), column.items), values
+        of_present = pa.array(np.repeat(rows, column.items))
+        return np.where(rows, column.items, 0), values.filter(of_present)
     values = array.flatten()
     if values.null_count:
         raise inner_nulls(column)
@@ -205,7 +203,9 @@ def texts(values: pa.Array) -> pa.Array:
         values = decimal_text(values)
     if not pat.is_binary(values.type):
         values = values.cast(pa.binary())
-    return values.fill_null(b"") if values.null_count else values
+    if values.null_count:
+        return values.fill_null(b"")
+    return values
 
 
 def binary_parts(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -217,7 +217,9 @@ def binary_parts(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     ]
     data = values.buffers()[2]
     first, last = int(offsets[0]), int(offsets[-1])
-    flat = np.frombuffer(data, np.uint8)[first:last] if data is not None else np.zeros(0, np.uint8)
+    flat = np.zeros(0, np.uint8)
+    if data is not None:
+        flat = np.frombuffer(data, np.uint8)[first:last]
     return offsets.astype(np.int64) - first, flat
 
 
@@ -227,7 +229,9 @@ def from_integers(words: Array, leaf: pa.DataType) -> Array:
         return words != 0
     if words.dtype == np.uint64:
         words = words.view(np.int64)
-    return words.astype(numpy_type(leaf) if pat.is_integer(leaf) else np.int64, copy=False)
+    if pat.is_integer(leaf):
+        return words.astype(numpy_type(leaf), copy=False)
+    return words.astype(np.int64, copy=False)
 
 
 def to_arrow(values: Array, leaf: pa.DataType) -> pa.Array:
@@ -253,22 +257,21 @@ def bytes_to_arrow(values: pa.Array, leaf: pa.DataType) -> pa.Array:
 def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] | None) -> pa.Array:
     """Return flat values of fixed size as an array of the feature type with its nulls."""
     rows = len(values) // column.items
-    count = 0 if valid is None else int(rows - valid.sum())
-    bitmap = None if not count else pa.py_buffer(np.packbits(valid, bitorder="little"))  # type: ignore[arg-type]
+    count, bitmap = 0, None
+    if valid is not None:
+        count = int(rows - valid.sum())
+    if valid is not None and count:
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+    if not column.shape:
+        return _with_nulls(values, bitmap, count) if count else values
     kinds, kind = [], column.kind
-    for _ in column.shape or ():
+    for _ in column.shape:
         kinds.append(kind)
         kind = kind.value_type
-    if not kinds:
-        return values if not count else _with_nulls(values, bitmap, count)
-    for level, each in reversed(list(enumerate(kinds))):
-        length = rows * prod((column.shape or ())[:level])
-        outer = level == 0
-        buffers = [bitmap if outer else None]
-        values = pa.Array.from_buffers(
-            each, length, buffers, count if outer else 0, children=[values]
-        )
-    return values
+    for level in range(len(kinds) - 1, 0, -1):
+        length = rows * prod(column.shape[:level])
+        values = pa.Array.from_buffers(kinds[level], length, [None], 0, children=[values])
+    return pa.Array.from_buffers(kinds[0], rows, [bitmap], count, children=[values])
 
 
 def _with_nulls(values: pa.Array, bitmap: Any, count: int) -> pa.Array:

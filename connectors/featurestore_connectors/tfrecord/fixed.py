@@ -166,7 +166,7 @@ def not_as_counted(column: WireColumn, what: str) -> DatasetDamaged:
     )
 
 
-# -- decoding -------------------------------------------------------------------------------------------------------
+# -- decoding -----------------------------------------------------------------
 
 
 def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:

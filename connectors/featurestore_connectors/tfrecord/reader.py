@@ -35,7 +35,8 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
         ) from error
     if size % record_bytes:
         raise DatasetDamaged(
-            f"The shard {path!r} has {size:,} bytes, which is not a multiple of its records' {record_bytes:,}.",
+            f"The shard {path!r} has {size:,} bytes, "
+            f"which is not a multiple of its records' {record_bytes:,}.",
             hint="it was cut off or changed; featurestore td verify names what is wrong",
         )
     if size == 0:
@@ -93,7 +94,8 @@ class VariableShard:
             arrays = [span.column(name) for name in columns]
         except (IndexError, ValueError, pa.ArrowInvalid) as error:
             raise DatasetDamaged(
-                f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be decoded: {error}.",
+                f"Rows {start:,} to {stop:,} of the shard {self._path!r} "
+                f"cannot be decoded: {error}.",
                 hint="featurestore td verify names what is wrong",
             ) from error
         schema = pa.schema([self._layout.schema.field(name) for name in columns])

@@ -175,7 +175,8 @@ def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary
     for shard, summary in zip(shards, summaries, strict=True):
         if summary.written.rows != shard.rows:
             raise DatasetDamaged(
-                f"{shard.path} got {summary.written.rows:,} rows where {shard.rows:,} were counted.",
+                f"{shard.path} got {summary.written.rows:,} rows "
+                f"where {shard.rows:,} were counted.",
                 hint=_CHANGED,
             )
 

@@ -68,8 +68,8 @@ def _source(session: Session, data: Mapping[str, Any]) -> Source:
         source = pinned_source(path, delta_version=data["delta_version"])
     except FeatureStoreError as error:
         raise VersionNotFound(
-            f"Feature group {name} at Delta version {data['delta_version']} cannot be read any more: "
-            f"{error.message}"
+            f"Feature group {name} at Delta version {data['delta_version']} "
+            f"cannot be read any more: {error.message}"
         ) from error
     if source.table_id != data["table_id"]:
         raise VersionNotFound(

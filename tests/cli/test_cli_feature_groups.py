@@ -54,10 +54,16 @@ def test_list_shows_every_group(run: Run) -> None:
     assert "weather" in run("fg", "list")
     assert run("fg", "list", as_json=True) == [
         {
-            "name": "weather", "version": 1, "delta_version": 2, "rows": 2, "features": 1, "primary_key": ["origin"],
-            "event_time": "t", "description": "Hourly weather",
+            "name": "weather",
+            "version": 1,
+            "delta_version": 2,
+            "rows": 2,
+            "features": 1,
+            "primary_key": ["origin"],
+            "event_time": "t",
+            "description": "Hourly weather",
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_show_tells_the_definition(run: Run) -> None:

@@ -1,4 +1,7 @@
-"""Text that a store holds reaches the terminal as text: no command passes on a control character."""
+"""Text that a store holds reaches the terminal as text.
+
+No command passes on a control character.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ import pytest
 
 import featurestore
 
-# A colour, a window title, a cursor one line up, an 8-bit sequence, a line that overwrites itself, right to left.
+# A colour, a window title, a cursor one line up, an 8-bit sequence, a line that overwrites itself,
+# right to left.
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b[1A\x9b2J\rover\u202etxt.exe"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -68,7 +72,8 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
         jobs.write_text(
             "import featurestore\n"
             "@featurestore.job(featuregroup='demand', event_time='t', schedule='0 0 * * *',\n"
-            f"    start='2024-01-01T00:00Z', inputs={{'weather': 'weather'}}, description={HOSTILE!r})\n"
+            "    start='2024-01-01T00:00Z', inputs={'weather': 'weather'},\n"
+            f"    description={HOSTILE!r})\n"
             "def demand(window, weather):\n"
             f"    raise ValueError({HOSTILE!r})\n"
         )

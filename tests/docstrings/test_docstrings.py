@@ -32,10 +32,15 @@ def modules_with_examples() -> list[str]:
     return found
 
 
-def examples_of(name: str, *, tensorflow: bool = False) -> list[doctest.DocTest]:
-    """Return the examples of a module: those that start TensorFlow, or all others."""
+def examples_of(name: str, *, heavy: bool = False) -> list[doctest.DocTest]:
+    """Return the examples of a module: those that start TensorFlow or petastorm, or all others."""
     found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
-    return [each for each in found if each.examples and mentions(each, "tf_") == tensorflow]
+    chosen = []
+    for each in found:
+        is_heavy = mentions(each, "tf_") or mentions(each, "petastorm_reader")
+        if each.examples and is_heavy == heavy:
+            chosen.append(each)
+    return chosen
 
 
 def mentions(example: doctest.DocTest, text: str) -> bool:
@@ -80,15 +85,35 @@ def test_the_examples_of_a_module_are_true(name: str, filled_store: Path, tmp_pa
 
 
 @pytest.mark.tensorflow
-def test_the_examples_that_start_tensorflow_are_true(filled_store: Path, tmp_path: Path) -> None:
+@pytest.mark.petastorm
+@pytest.mark.filterwarnings("ignore")  # petastorm uses what pyarrow has deprecated
+def test_the_examples_that_start_tensorflow_or_petastorm_are_true(
+    filled_store: Path, tmp_path: Path
+) -> None:
     for name in modules_with_examples():
-        run(examples_of(name, tensorflow=True), filled_store, tmp_path / name)
+        run(examples_of(name, heavy=True), filled_store, tmp_path / name)
 
 
-def test_every_call_of_the_store_has_an_example() -> None:
+@pytest.mark.parametrize("public", [featurestore.FeatureStore, featurestore.TrainingDataset])
+def test_every_public_method_has_an_example(public: type) -> None:
+    without = {"close", "scheduler"}
     missing = []
-    for name in featurestore._FUNCTIONS:
-        if ">>> " not in (getattr(featurestore.FeatureStore, name).__doc__ or ""):
+    for name, method in inspect.getmembers(public, callable):
+        if (
+            not name.startswith("_")
+            and name not in without
+            and ">>> " not in (method.__doc__ or "")
+        ):
+            missing.append(name)
+    assert missing == []
+
+
+def test_every_public_function_has_an_example() -> None:
+    functions = [name for name in featurestore.__all__ if name in dir(featurestore)]
+    missing = []
+    for name in functions:
+        found = getattr(featurestore, name)
+        if inspect.isfunction(found) and ">>> " not in (found.__doc__ or ""):
             missing.append(name)
     assert missing == []
 

@@ -1,4 +1,7 @@
-"""The small store that the examples in docstrings use: hourly weather, planes, and questions about flights."""
+"""The small store that the examples in docstrings use.
+
+Hourly weather, planes, and questions about flights.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def questions() -> pa.Table:
 
 
 def fill(store: FeatureStore) -> None:
-    """Make the groups ``weather``, ``planes`` and ``questions`` and the training dataset ``late_flights``."""
+    """Make the groups of the examples, and the training dataset ``late_flights``."""
     store.create_featuregroup(
         weather(),
         "weather",

@@ -18,13 +18,17 @@ START = datetime(2024, 1, 1, tzinfo=UTC)
 HOURS = 48
 
 SQL = """
-select zone, date_trunc('hour', left_at) + interval 1 hour as hour, count(*) as trips, sum(fare) as fares
+select zone, date_trunc('hour', left_at) + interval 1 hour as hour,
+       count(*) as trips, sum(fare) as fares
 from trips where left_at >= $window_start and left_at < $window_end group by 1, 2
 """
 
 
 def trips(hours: int = HOURS, *, start: datetime = START, fare: int = 1) -> pa.Table:
-    """Return three trips an hour: two of zone a, one of zone b, except that every fifth hour has none."""
+    """Return three trips an hour.
+
+    Two of zone a, one of zone b, except that every fifth hour has none.
+    """
     moments, zones = [], []
     for hour in range(hours):
         if hour % 5 == 4:
@@ -74,13 +78,14 @@ PYTHON = """
 import featurestore, duckdb
 {before}
 @featurestore.job(
-    featuregroup="{target}", name="{name}", primary_key=["zone"], event_time="hour", schedule="0 * * * *",
+    featuregroup="{target}", name="{name}", primary_key=["zone"], event_time="hour",
+    schedule="0 * * * *",
     start="2024-01-01T00:00Z", inputs={{"trips": "trips"}}, {rules}
 )
 def {name}(window, trips):
     {body}
-    return trips.aggregate("zone, date_trunc('hour', left_at) + interval 1 hour as hour, count(*) as trips, "
-                           "sum(fare) as fares")
+    return trips.aggregate("zone, date_trunc('hour', left_at) + interval 1 hour as hour, "
+                           "count(*) as trips, sum(fare) as fares")
 """
 
 

@@ -37,7 +37,10 @@ def start(target: Any, *arguments: Any) -> BaseProcess:
 
 
 def terminate(process: BaseProcess) -> int | None:
-    """Tell a process to end and return its exit status; one that stays says where each of its threads is."""
+    """Tell a process to end and return its exit status.
+
+    One that stays says where each of its threads is.
+    """
     os.kill(process.pid or 0, signal.SIGTERM)
     process.join(60)
     if process.is_alive():
@@ -56,7 +59,9 @@ def kill(process: BaseProcess) -> None:
 def backfill(
     location: str, name: str, places: tuple[str, ...] = (), size: int = 0, at_once: int = 1
 ) -> None:
-    """Compute everything in a process of its own, dying at the first of some places (``module:function``) reached.
+    """Compute everything in a process of its own, dying where it first reaches a place.
+
+    Places are ``module:function``.
 
     ``size`` cuts chunks of so many windows, and ``at_once`` of them are computed side by side.
     """
@@ -85,7 +90,7 @@ def _prepare(places: tuple[str, ...], now: datetime) -> None:
 
 
 def schedule(location: str, began: float, speed: float, now: datetime) -> None:
-    """Be a scheduler whose clock showed ``now`` at the real time ``began`` and runs ``speed`` times as fast."""
+    """Be a scheduler whose clock showed ``now`` at ``began``, and is ``speed`` times as fast."""
     faulthandler.enable()
     times.utc_now = lambda: now + timedelta(seconds=(time.time() - began) * speed)
     featurestore.connect(location).scheduler(Options(every=0.1)).run()

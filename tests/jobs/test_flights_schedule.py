@@ -1,4 +1,7 @@
-"""The flights example on its schedule: killed in the middle, resumed, and equal to a table never interrupted."""
+"""The flights example on its schedule.
+
+Killed in the middle, resumed, and equal to a table never interrupted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Definitions: read from modules, files and folders, checked when they are made, the same after the registry."""
+"""Definitions.
+
+Read from modules, files and folders, checked when they are made, the same after the registry.
+"""
 
 from __future__ import annotations
 

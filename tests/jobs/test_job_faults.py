@@ -1,4 +1,7 @@
-"""Whatever kills a run: afterwards each window is in the table once, and watermark and table agree."""
+"""Whatever kills a run.
+
+Afterwards each window is in the table once, and watermark and table agree.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,10 @@ def test_a_killed_run_is_settled_by_the_next(
     city: FeatureStore, define: Define, where: str, kind: str, tmp_path: Path
 ) -> None:
     switch = tmp_path / "switch"
-    body = f"import os, signal\n    if os.path.exists({str(switch)!r}): os.kill(os.getpid(), signal.SIGKILL)"
+    body = (
+        f"import os, signal\n    if os.path.exists({str(switch)!r}): "
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
     city.register_jobs(define(python_job(body=body)))
     if kind == "later run":
         city.run_job("demand", window=START + 47 * HOUR)
@@ -153,7 +159,7 @@ def test_a_clock_set_back_or_forward_loses_and_repeats_nothing(
 
 def test_a_run_that_lost_its_lease_commits_nothing(city: FeatureStore, define: Define) -> None:
     take = (
-        "import featurestore; from datetime import timedelta; from featurestore.registry import jobs\n"
+        "import featurestore\n"
         f"    with featurestore.connect({city.location!r}).session.registry.transaction() as c:\n"
         "        from featurestore.registry.tables import job_states\n"
         "        c.execute(job_states.update().values(lease_owner='another/1/1/1'))"

@@ -1,4 +1,7 @@
-"""Jobs whose registry is a Postgres server: side by side, and by two schedulers, the same as on SQLite."""
+"""Jobs whose registry is a Postgres server.
+
+Side by side, and by two schedulers, the same as on SQLite.
+"""
 
 from __future__ import annotations
 

@@ -24,11 +24,13 @@ pytestmark = pytest.mark.spark
 
 FRAMES = """
 import featurestore, narwhals as nw
-@featurestore.job(featuregroup="frames", primary_key=["zone"], event_time="hour", schedule="0 * * * *",
+@featurestore.job(featuregroup="frames", primary_key=["zone"], event_time="hour",
+                  schedule="0 * * * *",
                   start="2024-01-01T00:00Z", inputs={"trips": "trips"})
 def frames(window, trips):
-    hours = nw.from_native(trips).with_columns(hour=nw.col("left_at").dt.truncate("1h").dt.offset_by("1h"))
-    return hours.group_by("zone", "hour").agg(trips=nw.len().cast(nw.Int64), fares=nw.col("fare").sum()).to_native()
+    hour = nw.col("left_at").dt.truncate("1h").dt.offset_by("1h")
+    grouped = nw.from_native(trips).with_columns(hour=hour).group_by("zone", "hour")
+    return grouped.agg(trips=nw.len().cast(nw.Int64), fares=nw.col("fare").sum()).to_native()
 """
 
 

@@ -1,4 +1,4 @@
-"""Chunks of independent windows run side by side, and whatever happens give what one after the other gives."""
+"""Chunks of independent windows run side by side give what one after the other gives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def noting(place: Path) -> str:
     return (
         "import threading, time\n    begun = time.monotonic(); time.sleep(0.02)\n"
         f"    with open({str(place)!r}, 'a') as file:\n"
-        "        file.write(f'{threading.get_ident()} {begun} {time.monotonic()} {window.start.isoformat()}\\n')"
+        "        thread, start = threading.get_ident(), window.start.isoformat()\n"
+        "        print(thread, begun, time.monotonic(), start, file=file)"
     )
 
 

@@ -1,4 +1,7 @@
-"""The schedules in examples/schedules: every command that they run is one of ours, and Airflow takes the DAG."""
+"""The schedules in examples/schedules.
+
+Every command that they run is one of ours, and Airflow takes the DAG.
+"""
 
 from __future__ import annotations
 

@@ -20,9 +20,12 @@ DAY = timedelta(days=1)
 
 SOURCE = """
 import featurestore
-@featurestore.training_job(training_dataset="fares", schedule="0 0 * * *", start="2024-01-01T00:00Z", {rules})
+@featurestore.training_job(
+    training_dataset="fares", schedule="0 0 * * *", start="2024-01-01T00:00Z", {rules}
+)
 def make(store, window):
-    return {{"data": store.get_features(["trips.fare", "trips.zone"]), "label": "fare", "data_format": "csv"}}
+    frame = store.get_features(["trips.fare", "trips.zone"])
+    return {{"data": frame, "label": "fare", "data_format": "csv"}}
 """
 
 
@@ -72,7 +75,10 @@ def test_a_training_run_that_was_killed_leaves_one_version_for_what_changed(
     city: FeatureStore, define: Define, clock: Clock, rules: str, where: str, tmp_path: Path
 ) -> None:
     switch = tmp_path / "switch"
-    deadly = f"import os, signal\n    if os.path.exists({str(switch)!r}): os.kill(os.getpid(), signal.SIGKILL)\n"
+    deadly = (
+        f"import os, signal\n    if os.path.exists({str(switch)!r}): "
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
     source = SOURCE.format(rules=rules).replace("    return", f"    {deadly}    return")
     city.register_jobs(define(source))
     city.run_job("make", due=True)

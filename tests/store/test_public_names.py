@@ -1,4 +1,7 @@
-"""The names of the public interface: on FeatureStore, in the module, and in the stub that editors read."""
+"""The names of the public interface.
+
+On FeatureStore, in the module, and in the stub that editors read.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,17 @@ from featurestore.model.requests import (
 from featurestore.store import FeatureStore, connect
 
 PARAMETERS = {
-    "create_featuregroup": "df name * primary_key event_time created_time partition_by version ttl description tags "
-    "expectations validation statistics",
-    "get_or_create_featuregroup": "df name * primary_key event_time created_time partition_by version ttl description "
-    "tags expectations validation statistics",
-    "insert_into_featuregroup": "df name * version mode schema_change on_duplicates transaction validation",
+    "create_featuregroup": (
+        "df name * primary_key event_time created_time partition_by version ttl description "
+        "tags expectations validation statistics"
+    ),
+    "get_or_create_featuregroup": (
+        "df name * primary_key event_time created_time partition_by version ttl description "
+        "tags expectations validation statistics"
+    ),
+    "insert_into_featuregroup": (
+        "df name * version mode schema_change on_duplicates transaction validation"
+    ),
     "delete_from_featuregroup": "name where * version",
     "featuregroup": "name * version",
     "get_featuregroup": "name * version as_of dataframe_type",
@@ -42,12 +51,17 @@ PARAMETERS = {
     "vacuum_featuregroup": "name * version retain",
     "delete_featuregroup": "name * version force",
     "get_feature": "feature * dataframe_type",
-    "get_features": "features * labels label_time versions join_key join as_of include_keys created_time_filter "
-    "dataframe_type",
+    "get_features": (
+        "features * labels label_time versions join_key join as_of include_keys "
+        "created_time_filter dataframe_type"
+    ),
     "explain_features": "features * labels",
     "check_leakage": "frame * sample seed",
-    "create_training_dataset": "data name * label data_format splits split_by stratify seed key shards rows_per_shard "
-    "version compression description tags expectations validation statistics progress",
+    "create_training_dataset": (
+        "data name * label data_format splits split_by stratify seed key shards "
+        "rows_per_shard version compression description tags expectations validation "
+        "statistics progress"
+    ),
     "get_training_dataset": "name * version",
     "get_training_datasets": "",
     "get_latest_training_dataset_version": "name",
@@ -61,7 +75,9 @@ PARAMETERS = {
     "visualize_featuregroup_distributions": "name * version plot figsize",
     "visualize_featuregroup_clusters": "name * version plot figsize",
     "visualize_featuregroup_descriptive_stats": "name * version",
-    "visualize_training_dataset_correlations": "name * version split plot figsize cmap annot method",
+    "visualize_training_dataset_correlations": (
+        "name * version split plot figsize cmap annot method"
+    ),
     "visualize_training_dataset_distributions": "name * version split plot figsize",
     "visualize_training_dataset_clusters": "name * version split plot figsize",
     "visualize_training_dataset_descriptive_stats": "name * version split",
@@ -74,8 +90,19 @@ PARAMETERS = {
     "pause_job": "name",
     "unpause_job": "name",
 }
-ELSEWHERE = ["FeatureStore", "TimeSplit", "TrainingDataset", "FeatureGroup", "FeatureFrame", "FeatureStoreError",
-             "compare_statistics", "connect", "job", "sql_job", "training_job"]  # fmt: skip
+ELSEWHERE = [
+    "FeatureStore",
+    "TimeSplit",
+    "TrainingDataset",
+    "FeatureGroup",
+    "FeatureFrame",
+    "FeatureStoreError",
+    "compare_statistics",
+    "connect",
+    "job",
+    "sql_job",
+    "training_job",
+]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -168,9 +195,12 @@ featurestore.visualize_featuregroup_correlations("eit_school")
 """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
-        capture_output=True, text=True, cwd=tmp_path, env={"PATH": "", "MPLBACKEND": "agg", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PATH": "", "MPLBACKEND": "agg", "HOME": str(tmp_path)},
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "col_9" in done.stdout
 

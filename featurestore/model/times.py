@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 
 from featurestore.errors import InvalidArgument
 
@@ -66,6 +68,11 @@ def from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+# The one clock of the library. Tests replace it here, so that whoever imported ``utc_now`` by name
+# follows, whenever that was.
+clock: Callable[[], datetime] = partial(datetime.now, UTC)
+
+
 def utc_now() -> datetime:
-    """Return the present moment; the one clock of the library, which tests replace."""
-    return datetime.now(UTC)
+    """Return the present time."""
+    return clock()

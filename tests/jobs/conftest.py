@@ -60,7 +60,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The library's one clock, standing still at the end of the trips until a test moves it."""
     found = Clock()
-    monkeypatch.setattr(times, "utc_now", found)
+    monkeypatch.setattr(times, "clock", found)
     return found
 
 

@@ -86,11 +86,11 @@ def _prepare(places: tuple[str, ...], now: datetime) -> None:
         setattr(importlib.import_module(module), function, die)
     clock = Clock()
     clock.now = now
-    times.utc_now = clock
+    times.clock = clock
 
 
 def schedule(location: str, began: float, speed: float, now: datetime) -> None:
     """Be a scheduler whose clock showed ``now`` at ``began``, and is ``speed`` times as fast."""
     faulthandler.enable()
-    times.utc_now = lambda: now + timedelta(seconds=(time.time() - began) * speed)
+    times.clock = lambda: now + timedelta(seconds=(time.time() - began) * speed)
     featurestore.connect(location).scheduler(Options(every=0.1)).run()

@@ -184,10 +184,10 @@ def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
         heartbeats.record(connection, elsewhere)
     path = half_created(store, owner=elsewhere)
     now = times.utc_now()
-    monkeypatch.setattr(times, "utc_now", lambda: now + dt.timedelta(seconds=59))
+    monkeypatch.setattr(times, "clock", lambda: now + dt.timedelta(seconds=59))
     featurestore.connect(store.location)
     assert is_delta_table(path)
-    monkeypatch.setattr(times, "utc_now", lambda: now + dt.timedelta(seconds=61))
+    monkeypatch.setattr(times, "clock", lambda: now + dt.timedelta(seconds=61))
     again = featurestore.connect(store.location)
     assert not os.path.exists(path)
     assert left_over(again) == []

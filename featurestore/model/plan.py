@@ -56,6 +56,15 @@ class Output:
 
 
 @dataclass(frozen=True)
+class RowSample:
+    """A share of the rows: those whose hash over the columns ``by`` lies below ``fraction`` of all hashes."""
+
+    fraction: float
+    seed: int
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Join:
     """How one source meets the left side.
 
@@ -82,7 +91,7 @@ class FeaturePlan:
     result; each is a left column or the name of an output. ``left_time`` names a left column;
     ``fixed_time`` is one moment for all rows instead (batch scoring); both None where no join needs
     a time. ``keep_order`` asks for the label order (labels in memory): the labels then carry the
-    column ``ROW``. ``filters`` (DuckDB's SQL) cut the joined rows.
+    column ``ROW``. ``filters`` (DuckDB's SQL) and ``samples`` cut the joined rows.
 
     ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
     name in the result is another one. ``left_rows`` is how many rows the left side has, where that
@@ -105,6 +114,7 @@ class FeaturePlan:
     filters: tuple[str, ...] = ()
     left_renames: tuple[Output, ...] = ()
     left_rows: int | None = None
+    samples: tuple[RowSample, ...] = ()
 
     def __repr__(self) -> str:
         columns, groups = len(self.columns), len(self.sources)
@@ -122,6 +132,8 @@ class FeaturePlan:
             extra["left_plan"] = self.left_plan.to_json()
         if self.filters:
             extra["filters"] = list(self.filters)
+        if self.samples:
+            extra["samples"] = [{**asdict(each), "by": list(each.by)} for each in self.samples]
         if self.left_renames:
             extra["left_renames"] = [asdict(each) for each in self.left_renames]
         return extra | {
@@ -206,9 +218,18 @@ class FeaturePlan:
         >>> store.get_features(["weather.temp"], labels="questions").plan.rows
         4
         """
-        if self.how != "left" or self.filters:
+        if self.how != "left" or self.cuts_rows:
             return None
         return self.left_rows
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Whether filters or samples leave rows out.
+
+        >>> store.get_featuregroup("weather").filter("temp > 38").plan.cuts_rows
+        True
+        """
+        return bool(self.filters or self.samples)
 
     def _named(self, columns: Sequence[str]) -> tuple[str, ...]:
         names = {each.column: each.name for each in reversed(self.left_outputs)}
@@ -224,7 +245,7 @@ class FeaturePlan:
         ('temp',)
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
-        if self.filters:  # a filter may look at any column
+        if self.cuts_rows:  # a filter may look at any column
             return replace(self, columns=tuple(columns), schema=schema)
         joins = []
         for join in self.joins:
@@ -236,6 +257,10 @@ class FeaturePlan:
     def filter(self, predicate: str) -> FeaturePlan:
         """Return the plan of the rows for which an SQL predicate (DuckDB's dialect) is true."""
         return replace(self, filters=(*self.filters, predicate))
+
+    def sample(self, sample: RowSample) -> FeaturePlan:
+        """Return the plan of a share of the rows."""
+        return replace(self, samples=(*self.samples, sample))
 
 
 def plan_of_group(source: Source) -> FeaturePlan:

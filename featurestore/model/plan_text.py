@@ -25,6 +25,9 @@ def describe(plan: FeaturePlan) -> str:
         lines += ["", *_join(plan, join, number)]
     if plan.filters:
         lines += ["", f"filter     {' and '.join(plan.filters)}"]
+    for sample in plan.samples:
+        share = f"{sample.fraction:g} of the rows by the hash of {', '.join(sample.by)}"
+        lines += ["", f"sample     {share}, seed {sample.seed}"]
     if plan.notes:
         lines.append("")
     lines += [f"note       {note}" for note in plan.notes]

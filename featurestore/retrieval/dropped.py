@@ -30,7 +30,7 @@ def dropped_rows(
         chain.append(chain[-1].left_plan)
     if not drops(plan):
         return None
-    if rows is not None and not any(each.filters for each in chain):
+    if rows is not None and not any(each.cuts_rows for each in chain):
         return _left_rows(session, chain[-1], labels) - rows
     return sum(
         _left_rows(session, each, labels) - _joined_rows(session, each, labels)
@@ -83,7 +83,7 @@ def drops(plan: FeaturePlan) -> bool:
 
 
 def _filtered(plan: FeaturePlan) -> bool:
-    return bool(plan.filters) or (plan.left_plan is not None and _filtered(plan.left_plan))
+    return plan.cuts_rows or (plan.left_plan is not None and _filtered(plan.left_plan))
 
 
 def _left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
@@ -106,5 +106,5 @@ def _left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> in
 
 def _joined_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
     """Return how many rows the joins of one plan leave, before its filters."""
-    narrow = replace(plan, filters=(), keep_order=False).select(plan.left_columns[:1])
+    narrow = replace(plan, filters=(), samples=(), keep_order=False).select(plan.left_columns[:1])
     return session.engine.count(run(session, narrow, labels=labels))

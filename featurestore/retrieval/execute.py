@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
-from featurestore.model.plan import ROW, FeaturePlan
-from featurestore.plugins.engine import Relation
+from featurestore.hashing import row_hash
+from featurestore.model.plan import ROW, FeaturePlan, RowSample
+from featurestore.plugins.engine import Engine, Relation
 from featurestore.session import Session
 from featurestore.sql import predicate
 
 Labels = Callable[[], Relation]
+_SAMPLE_SEED = 0x53414D504C45
 
 
 def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) -> Relation:
@@ -31,24 +34,46 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         left = run(session, _with_row(plan.left_plan) if ordered else plan.left_plan, labels=labels)
     elif plan.left_source is None and labels is not None:
         left = labels()
-    if not plan.filters:
+    if not plan.cuts_rows:
         return engine.retrieve(plan, labels=left)
-    relation = engine.retrieve(_unfiltered(plan), labels=left)
+    relation = engine.retrieve(_uncut(plan), labels=left)
     for text in plan.filters:
         condition = predicate(text, schema=relation.schema, dialect=engine.dialect)
         relation = engine.filter(relation, condition)
+    for sample in plan.samples:
+        relation = sampled(engine, relation, sample)
     return engine.select(relation, {name: name for name in plan.columns})
 
 
-def _unfiltered(plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan with every joined column and no filter: a filter may look at columns that are not returned."""
+def sampled(engine: Engine, relation: Relation, sample: RowSample) -> Relation:
+    """Return the rows of a sample, the same ones on every engine and at every reading."""
+    return engine.map_batches(relation, _SampledRows(sample), schema=relation.schema)
+
+
+@dataclass(frozen=True)
+class _SampledRows:
+    """Keeps the rows of a batch whose hash is low."""
+
+    sample: RowSample
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # Splits of training datasets go by the same hash: with another seed a sample falls into all of them.
+        seed = self.sample.seed ^ _SAMPLE_SEED
+        hashes = row_hash(batch, columns=self.sample.by, seed=seed)
+        limit = int(self.sample.fraction * 2**64)
+        kept = np.ones(len(hashes), dtype=bool) if limit >= 2**64 else hashes < np.uint64(limit)
+        return batch.filter(pa.array(kept))
+
+
+def _uncut(plan: FeaturePlan) -> FeaturePlan:
+    """Return the plan with all columns and all rows: a filter may look at columns that are not returned."""
     fields = [plan.left_schema.field(name) for name in plan.left_columns]
     for join in plan.joins:
         fields += [
             join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs
         ]
     schema = pa.schema(fields)
-    return replace(plan, columns=tuple(schema.names), schema=schema, filters=())
+    return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
 
 
 def _with_row(plan: FeaturePlan) -> FeaturePlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.model.plan import FeaturePlan
+from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions, show
 from featurestore.retrieval.dropped import announced, dropped_rows, drops
-from featurestore.retrieval.execute import Labels, run
+from featurestore.retrieval.execute import Labels, run, sampled
 from featurestore.session import Session
 from featurestore.sql import fix_clock, predicate
 
@@ -118,12 +118,7 @@ class FeatureFrame:
         Raises:
             FeatureNotFound: The frame has no such column; lists those it has.
         """
-        chosen = [name for each in columns for name in ([each] if isinstance(each, str) else each)]
-        absent = [name for name in chosen if name not in self.columns]
-        if absent:
-            raise FeatureNotFound(
-                f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}."
-            )
+        chosen = self._names(columns)
         if not chosen or len(set(chosen)) != len(chosen):
             raise InvalidArgument(
                 f"select({', '.join(map(repr, chosen))}) needs one or more different columns."
@@ -143,7 +138,10 @@ class FeatureFrame:
     def filter(self, sql: str) -> FeatureFrame:
         """Return a frame of the rows for which a predicate (DuckDB's SQL, on any engine) is true.
 
-        >>> frame.filter("temp > 20 and origin = 'JFK'")  # doctest: +SKIP
+        >>> store.get_featuregroup("weather").filter("temp > 37 and origin = 'JFK'").count()
+        1
+
+        What it may say: ``docs/how-to/conditions.md``; it means the same on every engine. ``now()`` is read once, here.
         """
         engine, now = self._session.engine, utc_now()
         fixed = fix_clock(sql, now=now)
@@ -159,6 +157,75 @@ class FeatureFrame:
         return FeatureFrame(
             self._session, lambda: engine.filter(self.relation, condition), schema=self.schema
         )
+
+    def drop(self, *columns: str) -> FeatureFrame:
+        """Return a frame without some of the columns; these are not read.
+
+        >>> store.get_featuregroup("weather").drop("wind", "temp").columns
+        ['origin', 'measured_at']
+
+        Raises:
+            FeatureNotFound: The frame has no such column; lists those it has.
+        """
+        dropped = self._names(columns)
+        return self.select(*(name for name in self.columns if name not in dropped))
+
+    def sample(
+        self, *, fraction: float, seed: int = 0, by: str | Sequence[str] | None = None
+    ) -> FeatureFrame:
+        """Return a frame of a share of the rows: always the same ones, on every engine.
+
+        A row is chosen by the hash of its columns ``by`` and the seed, so rows that are equal there stay together
+        (``by="customer"`` keeps all rows of a customer or none), and rows that come later change nothing for
+        those that are there.
+
+        >>> weather = store.get_featuregroup("weather")
+        >>> weather.sample(fraction=0.5, by="origin").to_arrow().column("origin").to_pylist()
+        ['LGA', 'LGA']
+
+        Args:
+            fraction: The share, above 0 and at most 1; the number of rows is near it, not exact.
+            seed: Another seed is another sample.
+            by: The columns that are hashed; None takes the keys and the time of the rows where the frame knows them,
+                else all columns.
+
+        Raises:
+            InvalidArgument: The fraction is no share.
+            FeatureNotFound: The frame has no such column.
+        """
+        if isinstance(fraction, bool) or not 0 < fraction <= 1:
+            raise InvalidArgument(
+                f"fraction={fraction!r} is no share of the rows.",
+                hint="fraction=0.1 is every tenth",
+            )
+        names = self._sampled_by() if by is None else self._names([by])
+        sample = RowSample(float(fraction), seed, tuple(names))
+        if self._plan is not None:
+            return FeatureFrame.planned(
+                self._session, self._plan.sample(sample), labels=self._labels
+            )
+        engine = self._session.engine
+        return FeatureFrame(
+            self._session, lambda: sampled(engine, self.relation, sample), schema=self.schema
+        )
+
+    def _sampled_by(self) -> list[str]:
+        keys = [] if self._plan is None else list(self._plan.keys)
+        if keys and self._plan is not None and self._plan.time is not None:
+            keys.append(self._plan.time)
+        return list(dict.fromkeys(keys)) or self.columns
+
+    def _names(self, columns: Iterable[str | Sequence[str]]) -> list[str]:
+        """Return the names in arguments that are names or lists of names; all are columns of the frame."""
+        names: list[str] = []
+        for each in columns:
+            names += [each] if isinstance(each, str) else each
+        absent = [name for name in names if name not in self.columns]
+        if absent:
+            raise FeatureNotFound(
+                f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}."
+            )
+        return names
 
     # -- looking --------------------------------------------------------------------------
 
@@ -178,12 +245,28 @@ class FeatureFrame:
         if (
             self._plan is not None
             and self._plan.how == "left"
-            and not self._plan.filters
+            and not self._plan.cuts_rows
             and self._plan.left_columns
         ):
             narrow = self._plan.select(self._plan.left_columns[:1])
             return self._session.engine.count(run(self._session, narrow, labels=self._labels))
         return self._session.engine.count(self.relation)
+
+    def __len__(self) -> int:
+        """Return the number of rows where it is known without reading any.
+
+        Raises:
+            InvalidArgument: It is not known; ``count()`` finds it out.
+        """
+        rows = None if self._plan is None else self._plan.rows
+        if rows is None:
+            raise InvalidArgument(
+                "How many rows the frame has is not known without reading it.", hint="frame.count()"
+            )
+        return rows
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def drops(self) -> bool:

@@ -292,7 +292,7 @@ def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
         ]
     schema = pa.schema(fields)
     return replace(
-        plan, left_source=None, left_plan=None, left_schema=labels, how="left", filters=(), keep_order=True,
+        plan, left_source=None, left_plan=None, left_schema=labels, how="left", filters=(), samples=(), keep_order=True,
         columns=tuple(schema.names), schema=schema,
     )  # fmt: skip
 

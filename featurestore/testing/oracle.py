@@ -29,7 +29,7 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
         tables: All rows of each group that the plan reads, by name and version, in feature types.
         labels: The left side, where it is not a group.
     """
-    if plan.filters or plan.left_plan is not None:
+    if plan.cuts_rows or plan.left_plan is not None:
         raise ValueError("the oracle knows neither filters nor nested plans")
     left = labels
     if plan.left_source is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged, FeatureStoreError, VersionNotFound
-from featurestore.model.plan import FeaturePlan, Join, Output, Source
+from featurestore.model.plan import FeaturePlan, Join, Output, RowSample, Source
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.session import Session
 
@@ -57,8 +57,13 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         created_time_filter=data["created_time_filter"],
         left_plan=left_plan,
         filters=tuple(data.get("filters", ())),
+        samples=tuple(_sample(each) for each in data.get("samples", ())),
         left_renames=tuple(Output(**each) for each in data.get("left_renames", ())),
     )
+
+
+def _sample(data: Mapping[str, Any]) -> RowSample:
+    return RowSample(data["fraction"], data["seed"], tuple(data["by"]))
 
 
 def _source(session: Session, data: Mapping[str, Any]) -> Source:

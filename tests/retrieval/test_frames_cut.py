@@ -1,0 +1,102 @@
+"""Frames cut to some of their rows and columns: samples, columns left out, and how many rows are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import FeatureNotFound, InvalidArgument
+from featurestore.hashing import row_hash
+from featurestore.store import FeatureStore
+
+PEOPLE = pa.table(
+    {
+        "person": pa.array(np.arange(1000) // 4),
+        "visit": pa.array(np.arange(1000) % 4),
+        "age": pa.array(np.arange(1000) % 90, pa.float64()),
+    }
+)
+
+
+def test_a_sample_holds_the_rows_of_low_hashes_on_every_engine(store: FeatureStore) -> None:
+    store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
+    hashes = row_hash(PEOPLE, columns=["person", "visit"], seed=7 ^ 0x53414D504C45)
+    expected = PEOPLE.filter(pa.array(hashes < np.uint64(int(0.2 * 2**64))))
+    assert 150 < expected.num_rows < 250
+    sample = store.get_featuregroup("people").sample(fraction=0.2, seed=7)
+    order = [("person", "ascending"), ("visit", "ascending")]
+    assert sample.to_arrow().sort_by(order) == expected
+    cut = sample.select("age").filter("age >= 45")
+    assert cut.count() == sum(age >= 45 for age in expected.column("age").to_pylist())
+
+
+def test_rows_that_are_equal_in_the_sampled_columns_stay_together(
+    duckdb_store: FeatureStore,
+) -> None:
+    frame = duckdb_store.create_featuregroup(
+        PEOPLE, "people", primary_key=["person", "visit"]
+    ).read()
+    persons = frame.sample(fraction=0.3, by="person").to_arrow().column("person").to_pylist()
+    assert all(persons.count(person) == 4 for person in set(persons))
+    assert 50 < len(set(persons)) < 100
+    other = frame.sample(fraction=0.3, seed=1, by="person").to_arrow().column("person").to_pylist()
+    assert set(other) != set(persons)
+
+
+def test_a_sample_falls_into_every_split_and_is_made_again(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
+    frame = duckdb_store.get_featuregroup("people").sample(fraction=0.5)
+    assert "0.5 of the rows by the hash of person, visit, seed 0" in str(frame.plan)
+    made = duckdb_store.create_training_dataset(
+        frame, "halves", splits={"train": 0.5, "test": 0.5}, data_format="parquet", progress=False
+    )
+    assert made.num_rows("train") > 200
+    assert made.num_rows("test") > 200
+    assert made.verify(recompute=True).ok
+
+
+def test_a_sample_of_rows_without_keys_goes_by_all_columns(duckdb_store: FeatureStore) -> None:
+    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
+    assert frame.sample(fraction=1.0).to_arrow() == PEOPLE
+    assert frame.plan is not None
+    assert frame.sample(fraction=0.5).plan.samples[0].by == ("person", "visit", "age")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fraction", [0, -1, 1.5, float("nan"), True])
+def test_a_fraction_that_is_no_share_is_refused(
+    duckdb_store: FeatureStore, fraction: float
+) -> None:
+    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
+    with pytest.raises(InvalidArgument, match=r"fraction=0\.1"):
+        frame.sample(fraction=fraction)
+
+
+def test_columns_are_left_out_by_name(duckdb_store: FeatureStore) -> None:
+    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
+    assert frame.drop("age").columns == frame.drop(["age"]).columns == ["person", "visit"]
+    for wrong in (lambda: frame.drop("agee"), lambda: frame.sample(fraction=0.5, by="agee")):
+        with pytest.raises(FeatureNotFound, match="'age'"):
+            wrong()
+    with pytest.raises(InvalidArgument):
+        frame.drop("person", "visit", "age")
+
+
+def test_the_length_of_a_frame_is_what_the_log_knows(duckdb_store: FeatureStore) -> None:
+    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
+    assert len(frame) == 1000
+    assert frame.filter("age > 5")
+    with pytest.raises(InvalidArgument, match=r"count\(\)"):
+        len(frame.filter("age > 5"))
+
+
+def test_the_clock_of_a_filter_is_read_once_and_said(duckdb_store: FeatureStore) -> None:
+    table = PEOPLE.append_column("at", pa.array([0] * 1000, pa.timestamp("us", tz="UTC")))
+    frame = duckdb_store.create_featuregroup(table, "people").read()
+    cut = frame.filter("at < now() - interval 1 day")
+    assert cut.plan is not None
+    assert "now()" not in cut.plan.filters[0]
+    assert "now()" in str(cut.plan)
+    assert cut.count() == 1000
+    commit = duckdb_store.delete_from_featuregroup("people", "at > now()")
+    assert commit.delta_version == 1

@@ -1,0 +1,112 @@
+"""Every function that queries may use on Spark, over edge values and groups, on both engines."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from featurestore.plugins.engine import Engine
+from featurestore.sql import query
+from featurestore.sql.functions import SPARK_QUERY_FUNCTIONS
+from tests.sql.edges import TABLE, plain_values
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TIMES = ("year", "quarter", "month", "week", "day", "dayofmonth", "dayofyear")
+_CALLS = [
+    *(f"{name}(a_{kind})" for name in _TIMES for kind in ("date", "timestamp")),
+    *(f"{name}(a_timestamp)" for name in ("hour", "minute", "second")),
+    *(f"date_trunc('{unit}', a_timestamp)" for unit in ("hour", "day", "week", "month", "year")),
+    *(f"{name}(a_text, b_text)" for name in ("starts_with", "ends_with", "contains", "strpos")),
+    *(f"{name}(a_text)" for name in ("length", "char_length")),
+    *(f"{name}(a_text, 2)" for name in ("left", "right", "substring", "substr")),
+    *(f"{name}(a_{kind}, b_{kind})" for name in ("coalesce", "ifnull", "nullif", "greatest", "least")
+      for kind in ("integer", "number", "text", "date", "timestamp", "decimal", "boolean")),
+    "replace(a_text, b_text, 'x')",
+    "substring(a_text, 1, 2)",
+    "abs(a_small::bigint)",
+    "abs(a_number)",
+    "isnan(a_number)",
+    "isinf(a_number)",
+    "case when a_integer > 0 then b_text else 'none' end",
+    "a_small::bigint + b_small::bigint * 2 - 1",
+    "a_number + b_number * 0.5",
+    "a_timestamp + interval 1 hour",
+    "a_text || b_text",
+    "a_text like 'a%'",
+    "a_integer::double",
+    "extract(month from a_timestamp)",
+]  # fmt: skip
+_GROUPED = [
+    "select a_text as g, count(*) as n, count(b_integer) as c, count(distinct b_text) as d "
+    "from edges group by 1",
+    "select a_text as g, sum(b_small) as s, avg(b_small) as m, sum(b_decimal) as t from edges group by 1",
+    "select a_text as g, min(b_number) as a, max(b_number) as b, min(b_text) as c, max(b_text) as d, "
+    "min(b_timestamp) as e, max(b_date) as f from edges group by all",
+    "select a_text as g, sum(b_small) filter (where b_small > 0) as f from edges group by all",
+    "select id as g, row_number() over (partition by a_text order by id) as r, "
+    "lag(id) over (partition by b_text order by id) as l, lead(id, 2) over (order by id) as e, "
+    "rank() over (order by a_text) as k, dense_rank() over (order by b_number desc) as d, "
+    "rank() over (order by a_integer desc nulls first) as j from edges",
+    "select x as g, x + 1 as y from range(3) r(x)",
+    "select x as g from generate_series(1, 3) r(x)",
+    "select id as g, unnest(a_list) as x from edges where id < 3",
+    "select a.id as g, b.a_text as t from edges a join edges b on a.b_text = b.a_text and a.id = b.id",
+]  # fmt: skip
+
+
+def _results(engine: Engine, folder: Path) -> dict[str, Any]:
+    """Return what the engine makes of each call and query, in an order of its own."""
+    edges = engine.stage(engine.from_arrow(TABLE.to_reader()), str(folder))
+
+    def rows(text: str) -> dict[str, list[Any]]:
+        written = query(text, tables=["edges"], dialect=engine.dialect)
+        found = engine.user_sql(written, tables={"edges": edges}, parameters={})
+        table = engine.stream(found).read_all()
+        return {name: plain_values(table.column(name)) for name in table.column_names}
+
+    calls = ", ".join(f"{call} as e{number}" for number, call in enumerate(_CALLS))
+    by_row = rows(f"select id, {calls} from edges")
+    order = sorted(range(TABLE.num_rows), key=by_row["id"].__getitem__)
+    found: dict[str, Any] = {}
+    for number, call in enumerate(_CALLS):
+        found[call] = [by_row[f"e{number}"][row] for row in order]
+    for text in _GROUPED:
+        columns = rows(text)
+        found[text] = sorted(map(repr, zip(*columns.values(), strict=True)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the embedded engine makes of each query."""
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+    engine = DuckDBEngine()
+    try:
+        return _results(engine, tmp_path_factory.mktemp("edges"))
+    finally:
+        engine.close()
+
+
+def test_every_function_is_compared() -> None:
+    called = set(re.findall(r"([a-z_]+)\(", " ".join([*_CALLS, *_GROUPED])))
+    assert called >= SPARK_QUERY_FUNCTIONS
+
+
+@pytest.mark.spark
+def test_queries_mean_the_same_on_both_engines(
+    spark: SparkSession, embedded: dict[str, Any], tmp_path: Path
+) -> None:
+    from featurestore_connectors.spark_delta import SparkEngine
+
+    different = {}
+    for text, values in _results(SparkEngine(spark), tmp_path).items():
+        if values != embedded[text]:
+            pairs = zip(values, embedded[text], strict=False)
+            different[text] = next((pair for pair in pairs if pair[0] != pair[1]), "rows")
+    assert different == {}

@@ -1,15 +1,37 @@
-"""Names in, correct training rows out: planner, point-in-time rules, explain, FeatureFrame."""
+"""Names in, correct training rows out: planner, point-in-time rule, explain, FeatureFrame.
+
+Names are looked up when they are asked for: engines, and Spark's executors, import ``point_in_time`` alone.
+"""
 
 from __future__ import annotations
 
-from featurestore.retrieval.conversions import check_dataframe_type, convert
-from featurestore.retrieval.execute import run
-from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
-from featurestore.retrieval.features import explain_features, get_feature, get_features
-from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featurestore.retrieval.conversions import check_dataframe_type, convert
+    from featurestore.retrieval.execute import run
+    from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
+    from featurestore.retrieval.features import explain_features, get_feature, get_features
+    from featurestore.retrieval.frame import FeatureFrame
+    from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
 
 __all__ = [
     "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert", "check_dataframe_type",
     "explain_value", "Explanation", "ExplainedRow", "check_leakage", "LeakReport", "Leak",
 ]  # fmt: skip
+
+_HOMES = {
+    "FeatureFrame": "frame",
+    "run": "execute",
+    **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
+    **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
+    **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),
+    **dict.fromkeys(("Leak", "LeakReport", "check_leakage"), "leakage"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

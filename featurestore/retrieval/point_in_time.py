@@ -1,0 +1,158 @@
+"""The point-in-time rule: which row of a feature group answers a label. Pure; engines compile what is said here.
+
+Of the rows of a group whose key equals the label's and that are *eligible* at the label's time, the greatest
+by (event time, created time, tie hash) answers.
+
+* A row is eligible from its event time on; where the group declares a created time, from the later of the two
+  (unless ``created_time_filter=False``: then created time only decides ties). Rows without these times never are.
+* The answer counts as missing when its event time is older than ``ttl``; no older row takes its place.
+* Keys that are null match nothing; a label without a time matches only groups without event time.
+* A group without event time has one row per key, the greatest by the same order, whatever the label's time.
+
+A row that becomes known late may be older than one that is eligible already. So where created time counts, the
+last eligible row is not always the greatest: engines then take a running maximum (ADR 0011). Where log or spec say
+that keys and times are unique, no two rows tie, and no row is hashed.
+
+``featurestore.testing.oracle`` says the same by looking at every row, and every engine is compared with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.errors import EngineError
+from featurestore.hashing import tie_hash
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.plan import FeaturePlan, Join
+from featurestore.plugins.engine import Relation
+
+# The column that holds the tie hash while rows are compared, as an integer of the same order.
+TIE = "__fs_tie"
+_SIGN = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True)
+class FeatureSide:
+    """One group on its way to the labels of a plan, and what the rule says about it."""
+
+    number: int
+    join: Join
+    plan: FeaturePlan
+
+    @property
+    def spec(self) -> FeatureGroupSpec:
+        """The definition of the group."""
+        return self.join.source.spec
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Short names of the key columns, in the order of ``join.on``: ``k0, k1, ...``."""
+        return tuple(f"k{index}" for index in range(len(self.join.on)))
+
+    @property
+    def times(self) -> tuple[tuple[str, str], ...]:
+        """The group's times that order its rows, the first one first: (role, column)."""
+        declared = (("event", self.join.event_time), ("created", self.join.created_time))
+        return tuple((role, column) for role, column in declared if column is not None)
+
+    @property
+    def eligible_from(self) -> tuple[str, ...]:
+        """The roles of the times whose latest is the one from which a row counts; nulls there rule it out."""
+        roles = []
+        if self.join.event_time is not None:
+            roles.append("event")
+        if self.counts_when_known:
+            roles.append("created")
+        return tuple(roles)
+
+    @property
+    def counts_when_known(self) -> bool:
+        """Whether a row counts only from its created time on."""
+        return self.join.created_time is not None and self.plan.created_time_filter
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the answer differs between labels of one key."""
+        return self.join.event_time is not None and self.plan.fixed_time is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last eligible row of a label may be another than the greatest."""
+        return self.is_timed and self.counts_when_known
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether no two rows can tie: the log says so, and the join is on the whole primary key.
+
+        What the log claims leaves nulls out, and without the filter rows of unknown created time count.
+        """
+        nulls_count = self.join.created_time is not None and not self.counts_when_known
+        return self.join.source.unique and bool(self.spec.primary_key) and not nulls_count
+
+    @property
+    def last_is_greatest(self) -> bool:
+        """Whether the row that became eligible last is the answer: only its time orders the rows of a key."""
+        return self.is_timed and self.is_unique and self.join.created_time is None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the group that the join needs: keys, times, outputs."""
+        keys = [key for _, key in self.join.on]
+        times = [column for _, column in self.times]
+        outputs = [output.column for output in self.join.outputs]
+        return tuple(dict.fromkeys([*keys, *times, *outputs]))
+
+
+def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
+    """Return the groups that a plan joins, in its order."""
+    return [FeatureSide(number, join, plan) for number, join in enumerate(plan.joins)]
+
+
+def label_columns(plan: FeaturePlan) -> list[str]:
+    """Return the columns of the left side that a plan needs, at least one: its rows are counted by them."""
+    needed = [output.column for output in plan.left_outputs]
+    needed += [left for join in plan.joins for left, _ in join.on]
+    if plan.left_time is not None:
+        needed.append(plan.left_time)
+    return list(dict.fromkeys(needed)) or [plan.left_schema.names[0]]
+
+
+def given_labels(labels: Relation | None) -> Relation:
+    """Return the labels that were handed over beside a plan.
+
+    Raises:
+        EngineError: The plan needs labels and got none.
+    """
+    if labels is None:
+        raise EngineError(
+            "The plan needs labels and got none.", hint="pass the labels that it was planned for"
+        )
+    return labels
+
+
+def label_time_column(plan: FeaturePlan) -> str:
+    """Return the left column that holds the label's time.
+
+    Raises:
+        EngineError: The plan names none.
+    """
+    if plan.left_time is None:
+        raise EngineError("The plan joins as of a time and names none.", hint="label_time=")
+    return plan.left_time
+
+
+@dataclass(frozen=True)
+class AddTieHash:
+    """Adds the hash that decides between rows of equal keys and times; runs where the rows are."""
+
+    columns: tuple[str, ...]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return ``columns`` of a batch and the hash of all its columns."""
+        signed = pa.array((tie_hash(batch) ^ _SIGN).view(np.int64))
+        kept = batch.select(list(self.columns))
+        schema = kept.schema.append(pa.field(TIE, pa.int64()))
+        return pa.RecordBatch.from_arrays([*kept.columns, signed], schema=schema)

@@ -250,7 +250,7 @@ INSTEAD: dict[str, str] = {
 _ON_SPARK = """
     count sum avg min max row_number rank dense_rank lag lead
     coalesce ifnull nullif greatest least abs length char_length starts_with ends_with contains
-    replace substring substr left right strpos year quarter month week day dayofmonth dayofyear
-    hour minute second date_trunc isnan isinf unnest range generate_series
+    replace substring substr left right strpos year quarter month day dayofmonth dayofyear
+    hour minute second date_trunc unnest
 """
 SPARK_QUERY_FUNCTIONS = frozenset(_ON_SPARK.split())

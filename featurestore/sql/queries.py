@@ -34,6 +34,15 @@ _PARTS_LISTED = """
     Comprehension JSONExtract JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls RespectNulls
 """
 _PARTS = frozenset(_PARTS_LISTED.split())
+# Of these, what was not shown to mean the same on Spark, and the types to which casts do.
+_NOT_ON_SPARK_LISTED = """
+    Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv Pow
+    BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift AtTimeZone Collate
+    StartsWith Lambda Bracket Slice Array Struct PropertyEQ ToMap Comprehension JSONExtract
+    JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls RespectNulls WithinGroup
+"""
+_NOT_ON_SPARK = frozenset(_NOT_ON_SPARK_LISTED.split())
+_CASTS_ON_SPARK = frozenset({"DOUBLE", "DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ"})
 # Functions that stand for tables and compute their rows; all others read files or the database.
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
@@ -61,6 +70,8 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
             f"{short(text)} is not a SELECT.", hint="a query reads tables and changes nothing"
         )
     _check_parts(tree, text)
+    if dialect != DIALECT:
+        _check_proven(tree, text, dialect)
     _check_functions(tree, text, dialect)
     _Scopes(text, tables).check(tree, frozenset())
     if dialect == DIALECT:
@@ -91,6 +102,23 @@ def _check_parts(tree: exp.Expr, text: str) -> None:
             raise InvalidSql(
                 f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which a query cannot say.",
                 hint="a query is one SELECT over its tables",
+            )
+
+
+def _check_proven(tree: exp.Expr, text: str, dialect: str) -> None:
+    """Refuse parts that were not shown to mean the same on another engine."""
+    from sqlglot import exp
+
+    for node in tree.walk():
+        is_cast = isinstance(node, exp.Cast)
+        if is_cast and str(node.args["to"].this.name) in _CASTS_ON_SPARK:
+            continue
+        calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
+        if is_cast or calls_table or type(node).__name__ in _NOT_ON_SPARK:
+            raise InvalidSql(
+                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which was not shown to mean "
+                f"the same on {dialect}.",
+                hint="write the job in Python: it gets its inputs as Spark DataFrames",
             )
 
 

@@ -30,8 +30,10 @@ def test_queries_for_duckdb_stay_as_they_were_written() -> None:
 
 
 def test_queries_are_transpiled_for_spark() -> None:
-    found = query("select * exclude (a), x::int as i from trips", tables=["trips"], dialect="spark")
-    assert found == "SELECT * EXCEPT (a), CAST(x AS INT) AS i FROM trips"
+    found = query(
+        "select * exclude (a), x::double as i from trips", tables=["trips"], dialect="spark"
+    )
+    assert found == "SELECT * EXCEPT (a), CAST(x AS DOUBLE) AS i FROM trips"
 
 
 def test_named_parameters_survive() -> None:
@@ -171,6 +173,25 @@ def test_the_listed_functions_of_duckdb_compute_from_their_arguments_alone() -> 
     stable = dict(rows)
     assert [name for name in _duckdb_functions() if not stable.get(name, True)] == []
     assert len(_duckdb_functions() & set(stable)) > 400
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select id::int as i from trips",
+        "select id::varchar as i from trips",
+        "select * from trips, range(3)",
+        "select * from trips, unnest([1]) u(x)",
+        "select * from trips where zone ilike 'A'",
+        "select * from trips where zone ~ 'a'",
+        "select * from (pivot trips on zone using count(*))",
+        "select id // 2 as i from trips",
+    ],
+)
+def test_what_differs_on_spark_is_refused_there(text: str) -> None:
+    assert query(text, tables=["trips"], dialect="duckdb") == text
+    with pytest.raises(InvalidSql, match="Hint: write the job in Python"):
+        query(text, tables=["trips"], dialect="spark")
 
 
 def test_what_was_not_compared_is_refused_on_spark_and_named() -> None:

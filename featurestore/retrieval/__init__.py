@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from featurestore.retrieval.conversions import check_dataframe_type, convert
-    from featurestore.retrieval.execute import run
+    from featurestore.retrieval.execution import run
     from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
     from featurestore.retrieval.features import explain_features, get_feature, get_features
     from featurestore.retrieval.frame import FeatureFrame
@@ -23,7 +23,7 @@ __all__ = [
 
 _HOMES = {
     "FeatureFrame": "frame",
-    "run": "execute",
+    "run": "execution",
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
     **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),

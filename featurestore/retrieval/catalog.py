@@ -17,7 +17,7 @@ from featurestore.registry import featuregroups, features
 from featurestore.retrieval.resolve import Specs
 from featurestore.session import Session
 
-AsOf = datetime | str | Mapping[str, int | datetime | str]
+AsOfArgument = datetime | str | Mapping[str, int | datetime | str]
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
@@ -78,7 +78,9 @@ class Pins:
     Every group is pinned once, so that all parts of one plan read the same version of it.
     """
 
-    def __init__(self, session: Session, specs: Specs, *, as_of: AsOf | None = None) -> None:
+    def __init__(
+        self, session: Session, specs: Specs, *, as_of: AsOfArgument | None = None
+    ) -> None:
         self._session = session
         self._specs = specs
         self._sources: dict[tuple[str, int], Source] = {}

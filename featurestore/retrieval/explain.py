@@ -21,7 +21,7 @@ from featurestore.model.times import parse_moment, utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.show import cell
+from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
 from featurestore.sql import quote
 

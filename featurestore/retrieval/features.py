@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, JoinKind
-from featurestore.retrieval.catalog import AsOf, Pins, RegisteredSpecs
-from featurestore.retrieval.execute import Labels
+from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
+from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.joinkeys import JoinKey
+from featurestore.retrieval.join_keys import JoinKey
 from featurestore.retrieval.labels import open_labels
 from featurestore.retrieval.planner import (
+    LabelSide,
     LabelTime,
-    Left,
-    Wish,
+    RetrievalOptions,
     plan_with_labels,
     plan_without_labels,
 )
@@ -31,7 +31,7 @@ def get_features(
     versions: Mapping[str, int] | None = None,
     join_key: JoinKey | None = None,
     join: JoinKind = "left",
-    as_of: AsOf | None = None,
+    as_of: AsOfArgument | None = None,
     include_keys: bool = False,
     created_time_filter: bool = True,
 ) -> FeatureFrame:
@@ -45,7 +45,7 @@ def get_features(
         LabelTimeRequired: The time of the labels cannot be told.
         ColumnConflict: Two columns of the result would have one name.
     """
-    wish = Wish(
+    options = RetrievalOptions(
         label_time=label_time,
         join_key=join_key,
         how=join,
@@ -53,7 +53,7 @@ def get_features(
         created_time_filter=created_time_filter,
     )
     plan, relation = _plan(
-        session, features, labels=labels, versions=versions, as_of=as_of, wish=wish
+        session, features, labels=labels, versions=versions, as_of=as_of, options=options
     )
     return FeatureFrame.planned(session, plan, labels=relation)
 
@@ -77,7 +77,7 @@ def explain_features(
     versions: Mapping[str, int] | None = None,
     join_key: JoinKey | None = None,
     join: JoinKind = "left",
-    as_of: AsOf | None = None,
+    as_of: AsOfArgument | None = None,
     include_keys: bool = False,
     created_time_filter: bool = True,
 ) -> FeaturePlan:
@@ -108,8 +108,8 @@ def _plan(
     *,
     labels: object | None,
     versions: Mapping[str, int] | None,
-    as_of: AsOf | None,
-    wish: Wish,
+    as_of: AsOfArgument | None,
+    options: RetrievalOptions,
 ) -> tuple[FeaturePlan, Labels | None]:
     registered = RegisteredSpecs(session)
     pins = Pins(session, registered, as_of=as_of)
@@ -117,18 +117,18 @@ def _plan(
     found = resolve(features, specs=specs, versions=versions, groups_with=registered.groups_with)
     if labels is None:
         source = pins.source(found[0].group)
-        left = Left(
+        left = LabelSide(
             source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
         )
-        plan = plan_without_labels(found, left=left, wish=wish, source=pins.source)
+        plan = plan_without_labels(found, left=left, options=options, source=pins.source)
         pins.check_used()
         return plan, None
-    if wish.include_keys:
+    if options.include_keys:
         raise InvalidArgument(
             "include_keys is for retrieval without labels: all columns of the labels are returned anyway.",
             hint="leave include_keys out",
         )
     opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)
-    plan = plan_with_labels(found, left=opened.left, wish=wish, source=pins.source)
+    plan = plan_with_labels(found, left=opened.left, options=options, source=pins.source)
     pins.check_used()
     return plan, opened.relation

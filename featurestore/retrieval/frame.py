@@ -14,9 +14,10 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval import conversions, show
-from featurestore.retrieval.dropped import announced, dropped_rows, drops
-from featurestore.retrieval.execute import Labels, run, sampled
+from featurestore.retrieval import conversions
+from featurestore.retrieval.dropped_rows import announced, dropped_rows, drops
+from featurestore.retrieval.execution import Labels, run, sampled
+from featurestore.retrieval.rendering import as_html, as_text
 from featurestore.session import Session
 from featurestore.sql import fix_clock, predicate
 
@@ -232,9 +233,7 @@ class FeatureFrame:
     def show(self, n: int = 20, *, width: int = 20) -> None:
         """Write the first ``n`` rows to standard output, as Spark draws them."""
         table = self._first(n + 1)
-        sys.stdout.write(
-            show.as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n)
-        )
+        sys.stdout.write(as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n))
 
     def head(self, n: int = 5) -> pa.Table:
         """Return the first ``n`` rows as an Arrow table."""
@@ -288,9 +287,7 @@ class FeatureFrame:
         more = (
             f"first {_HTML_ROWS} rows" if table.num_rows > _HTML_ROWS else f"{table.num_rows} rows"
         )
-        return show.as_html(
-            table.slice(0, _HTML_ROWS), caption=f"{more} of {len(self.columns)} columns"
-        )
+        return as_html(table.slice(0, _HTML_ROWS), caption=f"{more} of {len(self.columns)} columns")
 
     def _first(self, n: int) -> pa.Table:
         if n < 0:

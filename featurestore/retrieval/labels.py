@@ -14,9 +14,9 @@ from featurestore.model.plan import ROW
 from featurestore.model.references import parse_group_reference
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.catalog import Pins
-from featurestore.retrieval.execute import Labels
+from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.planner import Left
+from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import Specs, find_spec
 from featurestore.session import Session
 
@@ -25,7 +25,7 @@ from featurestore.session import Session
 class OpenedLabels:
     """What the planner sees of the labels, and their relation where the plan does not hold the way to it."""
 
-    left: Left
+    left: LabelSide
     relation: Labels | None
 
 
@@ -45,7 +45,7 @@ def open_labels(
         name, version = parse_group_reference(labels)
         spec = find_spec(name, version=version or (versions or {}).get(name), specs=specs)
         source = pins.source((spec.name, spec.version))
-        left = Left(
+        left = LabelSide(
             source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
         )
         return OpenedLabels(left, None)
@@ -54,16 +54,16 @@ def open_labels(
     adopted = session.engine.adopt(labels)
     if adopted is not None:
         _check_names(adopted.schema)
-        return OpenedLabels(Left(adopted.schema), lambda: adopted)
+        return OpenedLabels(LabelSide(adopted.schema), lambda: adopted)
     return _from_memory(session, ingest.to_reader(labels).read_all())
 
 
 def _from_frame(frame: FeatureFrame) -> OpenedLabels:
     plan = frame.plan
     if plan is None:
-        return OpenedLabels(Left(frame.schema), lambda: frame.relation)
+        return OpenedLabels(LabelSide(frame.schema), lambda: frame.relation)
     time = plan.time
-    left = Left(frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows)
+    left = LabelSide(frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows)
     return OpenedLabels(left, frame.labels)
 
 
@@ -75,7 +75,7 @@ def _from_memory(session: Session, table: pa.Table) -> OpenedLabels:
     def relation() -> Relation:
         return session.engine.from_arrow(numbered.to_reader())
 
-    return OpenedLabels(Left(table.schema, ordered=True, rows=table.num_rows), relation)
+    return OpenedLabels(LabelSide(table.schema, ordered=True, rows=table.num_rows), relation)
 
 
 def _check_names(schema: pa.Schema) -> None:

@@ -26,9 +26,9 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.execute import Labels
+from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.show import cell
+from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
 from featurestore.sql import quote
 

@@ -20,7 +20,7 @@ from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
 from featurestore.model.times import parse_moment
-from featurestore.retrieval.joinkeys import JoinKey, Pairs, pairs, per_group
+from featurestore.retrieval.join_keys import JoinKey, Pairs, pairs, per_group
 from featurestore.retrieval.resolve import Feature
 
 GroupId = tuple[str, int]
@@ -28,7 +28,7 @@ LabelTime = str | datetime | date
 
 
 @dataclass(frozen=True)
-class Left:
+class LabelSide:
     """The left side of a retrieval.
 
     ``source`` is set for a group, ``plan`` for the result of another retrieval; ``time`` is the column that
@@ -44,7 +44,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Wish:
+class RetrievalOptions:
     """What the caller asked for beyond features and labels."""
 
     label_time: LabelTime | None = None
@@ -55,7 +55,11 @@ class Wish:
 
 
 def plan_with_labels(
-    features: Sequence[Feature], *, left: Left, wish: Wish, source: Callable[[GroupId], Source]
+    features: Sequence[Feature],
+    *,
+    left: LabelSide,
+    options: RetrievalOptions,
+    source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
     """Return the plan that adds features to labels: all label columns first, then the features as requested.
 
@@ -64,40 +68,52 @@ def plan_with_labels(
         NoJoinKey: A group's key is not among the label columns.
         LabelTimeRequired: The time of the labels cannot be told.
     """
-    columns = tuple(left.schema.names)
-    outputs = tuple(Output(name, name) for name in columns)
-    return _plan(features, left=left, left_outputs=outputs, order=columns, wish=wish, source=source)
+    outputs = tuple(Output(name, name) for name in left.schema.names)
+    return _plan(features, left=left, left_outputs=outputs, options=options, source=source)
 
 
 def plan_without_labels(
-    features: Sequence[Feature], *, left: Left, wish: Wish, source: Callable[[GroupId], Source]
+    features: Sequence[Feature],
+    *,
+    left: LabelSide,
+    options: RetrievalOptions,
+    source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
     """Return the plan whose left side is the group of the first feature: its rows, as of its event time."""
     spec = _left_group(left)
-    own = [feature for feature in features if feature.group == (spec.name, spec.version)]
+    own: list[Feature] = []
+    joined: list[Feature] = []
+    for feature in features:
+        (own if feature.group == (spec.name, spec.version) else joined).append(feature)
     outputs = [Output(feature.column, feature.name) for feature in own]
-    if wish.include_keys:
-        keys = [*spec.primary_key, *((spec.event_time,) if spec.event_time else ())]
-        outputs = [
-            Output(key, key) for key in keys if all(each.column != key for each in outputs)
-        ] + outputs
-    joined = [feature for feature in features if feature.group != (spec.name, spec.version)]
-    requested = [feature.name for feature in features]
-    order = tuple(each.name for each in outputs if each.name not in requested)
+    keys = _unrequested_keys(spec, outputs) if options.include_keys else []
+    requested = {feature.name for feature in features}
+    order = [output.name for output in keys if output.name not in requested]
     plan = _plan(
-        joined, left=left, left_outputs=tuple(outputs), order=order, wish=wish, source=source
+        joined,
+        left=left,
+        left_outputs=(*keys, *outputs),
+        options=options,
+        source=source,
     )
-    names = (*order, *requested)
-    return _reordered(plan, names)
+    return _reordered(plan, [*order, *(feature.name for feature in features)])
+
+
+def _unrequested_keys(spec: FeatureGroupSpec, outputs: Sequence[Output]) -> list[Output]:
+    """Return the keys and the time of a group that are not among the columns asked for."""
+    taken = {output.column for output in outputs}
+    keys = list(spec.primary_key)
+    if spec.event_time is not None:
+        keys.append(spec.event_time)
+    return [Output(key, key) for key in keys if key not in taken]
 
 
 def _plan(
     features: Sequence[Feature],
     *,
-    left: Left,
+    left: LabelSide,
     left_outputs: tuple[Output, ...],
-    order: Sequence[str],
-    wish: Wish,
+    options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
     _check_names(left_outputs, features)
@@ -105,35 +121,30 @@ def _plan(
     for feature in features:
         grouped.setdefault(feature.group, []).append(feature)
     specs = [members[0].spec for members in grouped.values()]
-    said = per_group(wish.join_key, left=left.schema, groups=specs)
-    joins = tuple(
-        _join(
-            source(group),
-            members,
-            on=pairs(members[0].spec, left=left.schema, said=said[group], groups=specs),
-        )
-        for group, members in grouped.items()
-    )
+    said = per_group(options.join_key, left=left.schema, groups=specs)
+    joins = []
+    for group, members in grouped.items():
+        on = pairs(members[0].spec, left=left.schema, said=said[group], groups=specs)
+        joins.append(_join(source(group), members, on=on))
     timed = [join.source.spec for join in joins if join.event_time is not None]
-    left_time, fixed_time = _times(wish.label_time, left=left, timed=timed)
-    names = {
-        each.name: left.schema.field(each.column).with_name(each.name) for each in left_outputs
-    }
-    fields = [*names.values(), *(f.spec.schema.field(f.column).with_name(f.name) for f in features)]
+    left_time, fixed_time = _times(options.label_time, left=left, timed=timed)
+    fields = [left.schema.field(each.column).with_name(each.name) for each in left_outputs]
+    for feature in features:
+        fields.append(feature.spec.schema.field(feature.column).with_name(feature.name))
     schema = pa.schema(fields)
     return FeaturePlan(
         left_source=left.source,
         left_schema=left.schema,
-        left_columns=tuple(names),
+        left_columns=tuple(each.name for each in left_outputs),
         left_time=left_time,
         fixed_time=fixed_time,
-        joins=joins,
+        joins=tuple(joins),
         columns=tuple(schema.names),
         schema=schema,
-        how=_how(wish.how),
-        created_time_filter=wish.created_time_filter,
+        how=_how(options.how),
+        created_time_filter=options.created_time_filter,
         keep_order=left.ordered,
-        notes=tuple(_notes(joins, wish=wish)),
+        notes=tuple(_notes(joins, options=options)),
         left_plan=left.plan,
         left_renames=tuple(each for each in left_outputs if each.name != each.column),
         left_rows=left.rows,
@@ -160,7 +171,7 @@ def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
     )
 
 
-def _left_group(left: Left) -> FeatureGroupSpec:
+def _left_group(left: LabelSide) -> FeatureGroupSpec:
     if left.source is None:
         raise InvalidArgument("Without labels the left side is a feature group.")
     return left.source.spec
@@ -192,9 +203,9 @@ def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
 
 
 def _times(
-    label_time: LabelTime | None, *, left: Left, timed: Sequence[FeatureGroupSpec]
+    label_time: LabelTime | None, *, left: LabelSide, timed: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
-    """Return the left time column, or the one moment for all rows."""
+    """Return the left time column, or the one time for all rows."""
     columns = [
         field.name
         for field in left.schema
@@ -209,24 +220,24 @@ def _times(
             )
         return label_time, None
     if label_time is not None:
-        return None, _moment(label_time, columns=columns)
+        return None, _fixed_time(label_time, columns=columns)
     if left.time is not None:
         return left.time, None
-    if not timed:
-        return (columns[0] if len(columns) == 1 else None), None
     if len(columns) == 1:
         return columns[0], None
+    if not timed:
+        return None, None
     groups = listing(spec.name for spec in timed)
-    what = f"one of {listing(columns)}" if columns else "there is none"
+    what, hint = "there is none", "label_time=datetime(...), one time for all rows"
+    if columns:
+        what, hint = f"one of {listing(columns)}", f"label_time={columns[0]!r}"
     raise LabelTimeRequired(
         f"Features of {groups} are joined as of a time; the time column of the left side cannot be told: {what}.",
-        hint=f"label_time={columns[0]!r}"
-        if columns
-        else "label_time=datetime(...), one moment for all rows",
+        hint=hint,
     )
 
 
-def _moment(label_time: LabelTime, *, columns: Sequence[str]) -> datetime:
+def _fixed_time(label_time: LabelTime, *, columns: Sequence[str]) -> datetime:
     try:
         return parse_moment(label_time, argument="label_time")
     except InvalidArgument as error:
@@ -247,7 +258,7 @@ def _how(how: str) -> JoinKind:
     )
 
 
-def _notes(joins: Sequence[Join], *, wish: Wish) -> list[str]:
+def _notes(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
     notes = []
     for join in joins:
         spec = join.source.spec
@@ -258,13 +269,13 @@ def _notes(joins: Sequence[Join], *, wish: Wish) -> list[str]:
             )
         if join.ttl is not None:
             notes.append(f"{name}: values older than {format_duration(join.ttl)} count as missing")
-        if join.created_time is not None and not wish.created_time_filter:
+        if join.created_time is not None and not options.created_time_filter:
             notes.append(
                 f"{name}: values are used before they were known (created_time_filter=False)"
             )
         if not spec.primary_key:
             notes.append(f"{name} has no primary key: of several rows the latest is taken")
-    if wish.how == "inner":
+    if options.how == "inner":
         notes.append(
             "label rows without a row in every group are dropped (join='inner'); how many is said when all rows are "
             "read, and by frame.dropped()"

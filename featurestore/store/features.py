@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
     from featurestore.retrieval import FeatureFrame, LeakReport
     from featurestore.retrieval.conversions import DataframeType
-    from featurestore.retrieval.joinkeys import JoinKey
+    from featurestore.retrieval.join_keys import JoinKey
 
 __all__ = ["FeatureCalls"]
 

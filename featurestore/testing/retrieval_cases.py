@@ -117,7 +117,7 @@ class Cases:
     rows: pa.Table
     labels: pa.Table
     roles: dict[str, Any]
-    wish: dict[str, Any]
+    options: dict[str, Any]
     features: tuple[str, ...]
     unique: bool
 
@@ -211,7 +211,7 @@ def _cases(
         "created_time": "created" if shape.created else None,
         "ttl": None if shape.ttl is None else shape.ttl * step,
     }
-    wish = {
+    options = {
         "created_time_filter": shape.waits,
         "how": shape.how,
         "label_time": _micros(3) if shape.fixed else "at",
@@ -220,7 +220,7 @@ def _cases(
         rows=table,
         labels=pa.table({name: pa.array(values, kinds[name]) for name, values in labels.items()}),
         roles=roles,
-        wish=wish,
+        options=options,
         features=tuple(_FEATURES),
         unique=shape.unique,
     )

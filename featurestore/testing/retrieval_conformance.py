@@ -29,7 +29,12 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.planner import Left, Wish, plan_with_labels, plan_without_labels
+from featurestore.retrieval.planner import (
+    LabelSide,
+    RetrievalOptions,
+    plan_with_labels,
+    plan_without_labels,
+)
 from featurestore.retrieval.resolve import resolve
 from featurestore.testing.oracle import bits, brute_force
 from featurestore.testing.retrieval_cases import SHAPES, JoinShape, random_cases
@@ -88,7 +93,7 @@ class World:
         return source
 
     def plan(
-        self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any
+        self, features: Sequence[str], labels: pa.Table | str | None, **options: Any
     ) -> FeaturePlan:
         """Return the plan of a retrieval, as the store would make it."""
         specs: dict[str, dict[int, FeatureGroupSpec]] = {}
@@ -96,14 +101,19 @@ class World:
             specs.setdefault(name, {})[version] = source.spec
         found = resolve(features, specs=specs)
         if isinstance(labels, pa.Table):
-            left = Left(labels.schema, ordered=True, rows=labels.num_rows)
+            left = LabelSide(labels.schema, ordered=True, rows=labels.num_rows)
             return plan_with_labels(
-                found, left=left, wish=Wish(**wish), source=self.sources.__getitem__
+                found,
+                left=left,
+                options=RetrievalOptions(**options),
+                source=self.sources.__getitem__,
             )
         source = self.sources[(labels, 1) if labels is not None else found[0].group]
-        left = Left(source.spec.schema, source=source, time=source.spec.event_time)
+        left = LabelSide(source.spec.schema, source=source, time=source.spec.event_time)
         make = plan_without_labels if labels is None else plan_with_labels
-        return make(found, left=left, wish=Wish(**wish), source=self.sources.__getitem__)
+        return make(
+            found, left=left, options=RetrievalOptions(**options), source=self.sources.__getitem__
+        )
 
     def run(self, plan: FeaturePlan, labels: pa.Table | None = None) -> pa.Table:
         """Return what the engine gives for a plan."""
@@ -114,10 +124,10 @@ class World:
         return self.engine.stream(self.engine.retrieve(plan, labels=relation)).read_all()
 
     def check(
-        self, features: Sequence[str], labels: pa.Table | str | None, **wish: Any
+        self, features: Sequence[str], labels: pa.Table | str | None, **options: Any
     ) -> list[dict[str, Any]]:
         """Return the rows that the engine gives; they equal the oracle's bit by bit."""
-        plan = self.plan(features, labels, **wish)
+        plan = self.plan(features, labels, **options)
         given = labels if isinstance(labels, pa.Table) else None
         found = self.run(plan, given)
         expected = brute_force(plan, tables=self.tables, labels=given)
@@ -780,7 +790,9 @@ def check_cases(world: World, shape: JoinShape, *, count: int, seed: int) -> Non
     cases = random_cases(shape, count=count, seed=seed)
     name = f"w{len(world.tables)}"
     world.group(name, cases.rows, unique=cases.unique or None, parts=2, **cases.roles)
-    plan = world.plan([f"{name}.{column}" for column in cases.features], cases.labels, **cases.wish)
+    plan = world.plan(
+        [f"{name}.{column}" for column in cases.features], cases.labels, **cases.options
+    )
     found = world.run(plan, cases.labels)
     expected = brute_force(plan, tables=world.tables, labels=cases.labels)
     _assert_equal_cases(found, expected, cases.labels, cases.rows)

@@ -21,7 +21,12 @@ from featurestore.errors import (
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.types import TIMESTAMP
-from featurestore.retrieval.planner import Left, Wish, plan_with_labels, plan_without_labels
+from featurestore.retrieval.planner import (
+    LabelSide,
+    RetrievalOptions,
+    plan_with_labels,
+    plan_without_labels,
+)
 from featurestore.retrieval.resolve import Specs, resolve
 
 
@@ -67,15 +72,17 @@ def source(group: tuple[str, int]) -> Source:
 
 
 def plan(
-    *features: str, labels: pa.Schema | None = LABELS, versions: Any = None, **wish: Any
+    *features: str, labels: pa.Schema | None = LABELS, versions: Any = None, **options: Any
 ) -> FeaturePlan:
     found = resolve(list(features), specs=SPECS, versions=versions)
     if labels is not None:
-        left = Left(labels, ordered=True, rows=10)
-        return plan_with_labels(found, left=left, wish=Wish(**wish), source=source)
+        left = LabelSide(labels, ordered=True, rows=10)
+        return plan_with_labels(
+            found, left=left, options=RetrievalOptions(**options), source=source
+        )
     first = source(found[0].group)
-    left = Left(first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows)
-    return plan_without_labels(found, left=left, wish=Wish(**wish), source=source)
+    left = LabelSide(first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows)
+    return plan_without_labels(found, left=left, options=RetrievalOptions(**options), source=source)
 
 
 # -- references -----------------------------------------------------------------------------

@@ -27,46 +27,54 @@ def per_group(
     """
     if not isinstance(join_key, Mapping):
         return {(spec.name, spec.version): join_key for spec in groups}
-    by_name = {
-        name: spec for spec in groups for name in (spec.name, f"{spec.name}@v{spec.version}")
-    }
-    of_groups = {
-        key
-        for key in join_key
-        if key in by_name and not _is_column_pair(key, join_key[key], left=left)
-    }
-    columns = {key: value for key, value in join_key.items() if key not in of_groups}
-    strange = [
-        key for key, value in columns.items() if key not in left.names or not isinstance(value, str)
-    ]
-    if strange:
+    by_group, columns = _split(join_key, left=left, groups=groups)
+    _check_columns(columns, left=left, groups=groups)
+    result: dict[tuple[str, int], Keys | None] = {}
+    for spec in groups:
+        shared = {column: key for column, key in columns.items() if key in _keys(spec)}
+        said: Keys | None = shared or None
+        for name in (spec.name, f"{spec.name}@v{spec.version}"):
+            said = by_group.get(name, said)
+        result[spec.name, spec.version] = said
+    return result
+
+
+def _split(
+    join_key: Mapping[str, Any], *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
+) -> tuple[dict[str, Keys], dict[str, Any]]:
+    """Return what ``join_key=`` says by group, and what it says of left columns for all groups."""
+    names = {spec.name for spec in groups} | {f"{spec.name}@v{spec.version}" for spec in groups}
+    by_group: dict[str, Keys] = {}
+    columns: dict[str, Any] = {}
+    for name, value in join_key.items():
+        # A left column may have the name of a group: then {name: key} is about the column.
+        is_column = isinstance(value, str) and name in left.names
+        if name in names and not is_column:
+            by_group[name] = value
+        else:
+            columns[name] = value
+    return by_group, columns
+
+
+def _check_columns(
+    columns: Mapping[str, Any], *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
+) -> None:
+    unknown, unused = [], []
+    for name, key in columns.items():
+        if name not in left.names or not isinstance(key, str):
+            unknown.append(name)
+        elif not any(key in _keys(spec) for spec in groups):
+            unused.append(f"{name}: {key}")
+    if unknown:
         raise InvalidArgument(
-            f"join_key names {listing(strange)}: neither a column of the left side ({listing(left.names)}) "
+            f"join_key names {listing(unknown)}: neither a column of the left side ({listing(left.names)}) "
             f"nor a joined group ({listing(spec.name for spec in groups)}).",
             hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key column'}}",
         )
-    unused = [
-        f"{key}: {value}"
-        for key, value in columns.items()
-        if not any(value in _keys(spec) for spec in groups)
-    ]
     if unused:
         raise NoJoinKey(
             f"join_key has {listing(unused)}, which is a key of no joined group. {show_keys(groups)}"
         )
-    result: dict[tuple[str, int], Keys | None] = {}
-    for spec in groups:
-        own = next(
-            (
-                join_key[name]
-                for name in (f"{spec.name}@v{spec.version}", spec.name)
-                if name in of_groups
-            ),
-            None,
-        )
-        shared = {key: value for key, value in columns.items() if value in _keys(spec)}
-        result[spec.name, spec.version] = own if own is not None else (shared or None)  # type: ignore[assignment]
-    return result
 
 
 def pairs(
@@ -107,9 +115,10 @@ def pairs(
 
 def show_keys(groups: Sequence[FeatureGroupSpec]) -> str:
     """Return one sentence with the primary key of each group."""
-    return "Keys: " + "; ".join(
-        f"{spec.name}@v{spec.version} ({', '.join(spec.primary_key) or 'none'})" for spec in groups
-    )
+    keys = []
+    for spec in groups:
+        keys.append(f"{spec.name}@v{spec.version} ({', '.join(spec.primary_key) or 'none'})")
+    return f"Keys: {'; '.join(keys)}"
 
 
 def comparable(left: pa.DataType, right: pa.DataType) -> bool:
@@ -125,10 +134,10 @@ def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dic
     """Return {key column: left column} as far as ``join_key=`` says it."""
     if said is None:
         return {}
+    known = _keys(spec)
     if isinstance(said, Mapping):
         chosen: dict[str, Any] = {key: column for column, key in said.items()}
-        strange = [key for key in chosen if key not in _keys(spec)]
-        if strange or len(chosen) != len(said):
+        if len(chosen) != len(said) or not set(chosen) <= set(known):
             raise NoJoinKey(
                 f"join_key={dict(said)!r} does not fit feature group {spec.name!r}, "
                 f"whose key is {listing(spec.primary_key)}.",
@@ -136,26 +145,19 @@ def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dic
             )
         return chosen
     names = [said] if isinstance(said, str) else list(said)
-    strange = [name for name in names if name not in _keys(spec)]
-    if not strange:
-        return {name: name for name in names}
-    if len(names) == len(spec.primary_key) == 1 and names[0] in left.names:
+    others = [name for name in names if name not in known]
+    if others and len(names) == len(spec.primary_key) == 1 and names[0] in left.names:
         return {spec.primary_key[0]: names[0]}
-    if any(name not in left.names for name in strange):
+    if any(name not in left.names for name in others):
         raise NoJoinKey(
-            f"join_key names {listing(strange)}, a column neither of the left side nor a key of {spec.name!r}. "
+            f"join_key names {listing(others)}, a column neither of the left side nor a key of {spec.name!r}. "
             f"{show_keys([spec])}. The left side has {listing(left.names, limit=30)}.",
         )
-    return {name: name for name in names if name in _keys(spec)}
+    return {name: name for name in names if name in known}
 
 
 def _keys(spec: FeatureGroupSpec) -> Sequence[str]:
     return spec.primary_key or tuple(spec.schema.names)
-
-
-def _is_column_pair(key: str, value: object, *, left: pa.Schema) -> bool:
-    """Tell whether an entry whose name is a group's is nevertheless about a left column of that name."""
-    return isinstance(value, str) and key in left.names
 
 
 def _check_comparable(spec: FeatureGroupSpec, *, key: str, left: pa.Field) -> None:

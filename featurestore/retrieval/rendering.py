@@ -28,31 +28,39 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
     |NULL|
     +----+
     """
-    rows = [[_cut(cell(value), width) for value in row] for row in _rows(table)]
     names = table.column_names
-    widths = [
-        max(3, len(name), *(len(row[index]) for row in rows)) for index, name in enumerate(names)
-    ]
+    widths = [max(3, len(name)) for name in names]
+    rows = []
+    for values in _rows(table):
+        texts = [_cut(cell(value), width) for value in values]
+        widths = [max(pair) for pair in zip(widths, map(len, texts), strict=True)]
+        rows.append(texts)
     rule = "+" + "+".join("-" * each for each in widths) + "+"
-    lines = [rule, _line(names, widths), rule, *(_line(row, widths) for row in rows), rule]
+    lines = [rule, _line(names, widths), rule]
+    lines += [_line(texts, widths) for texts in rows]
+    lines.append(rule)
     if more:
         lines.append(f"only showing top {limit} row{'' if limit == 1 else 's'}")
     return "\n".join(lines) + "\n"
 
 
 def as_html(table: pa.Table, *, caption: str) -> str:
-    """Return a table as HTML for notebooks; every cell is escaped."""
-    head = "".join(
-        f"<th>{html.escape(field.name)}<br><small>{html.escape(str(field.type))}</small></th>"
-        for field in table.schema
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td>{html.escape(_cut(cell(value), 60))}</td>" for value in row)
-        + "</tr>"
-        for row in _rows(table)
-    )
-    return f"<table><caption>{html.escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    """Return a table as HTML for notebooks; every cell is escaped.
+
+    >>> as_html(pa.table({"a": ["<b>"]}), caption="1 row")[-43:]
+    '<tr><td>&lt;b&gt;</td></tr></tbody></table>'
+    """
+    parts = [f"<table><caption>{html.escape(caption)}</caption><thead><tr>"]
+    for field in table.schema:
+        name, kind = html.escape(field.name), html.escape(str(field.type))
+        parts.append(f"<th>{name}<br><small>{kind}</small></th>")
+    parts.append("</tr></thead><tbody>")
+    for values in _rows(table):
+        parts.append("<tr>")
+        parts += [f"<td>{html.escape(_cut(cell(value), 60))}</td>" for value in values]
+        parts.append("</tr>")
+    parts.append("</tbody></table>")
+    return "".join(parts)
 
 
 def cell(value: object) -> str:
@@ -83,9 +91,8 @@ def _rows(table: pa.Table) -> list[tuple[object, ...]]:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return (
-        "|" + "|".join(text.rjust(width) for text, width in zip(cells, widths, strict=True)) + "|"
-    )
+    padded = (text.rjust(width) for text, width in zip(cells, widths, strict=True))
+    return f"|{'|'.join(padded)}|"
 
 
 def _cut(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan
-from featurestore.retrieval.execute import Labels, run
+from featurestore.retrieval.execution import Labels, run
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.retrieval")

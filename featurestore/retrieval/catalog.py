@@ -84,12 +84,12 @@ class Pins:
         self._session = session
         self._specs = specs
         self._sources: dict[tuple[str, int], Source] = {}
-        self._moment = (
-            None
-            if as_of is None or isinstance(as_of, Mapping)
-            else parse_moment(as_of, argument="as_of")
-        )
-        self._by_group = dict(as_of) if isinstance(as_of, Mapping) else {}
+        self._timestamp: datetime | None = None
+        self._by_group: dict[str, int | datetime | str] = {}
+        if isinstance(as_of, Mapping):
+            self._by_group = dict(as_of)
+        elif as_of is not None:
+            self._timestamp = parse_moment(as_of, argument="as_of")
         for group in self._by_group:
             if parse_group_reference(group)[0] not in specs:
                 raise FeatureGroupNotFound(
@@ -97,8 +97,8 @@ class Pins:
                 )
 
     def specs(self) -> Specs:
-        """Return the definitions that there were at the moment of ``as_of=``."""
-        if self._moment is None:
+        """Return the definitions that there were at the time of ``as_of=``."""
+        if self._timestamp is None:
             return self._specs
         return SpecsAt(self._specs, self._version_at)
 
@@ -128,21 +128,21 @@ class Pins:
                 if isinstance(wanted, int):
                     return wanted
                 return version_at(path, parse_moment(wanted, argument=f"as_of[{key!r}]"))
-        return None if self._moment is None else version_at(path, self._moment)
+        return None if self._timestamp is None else version_at(path, self._timestamp)
 
     def _version_at(self, name: str, version: int) -> int | None:
         try:
             found = version_at(
-                self._session.featuregroup_path(name, version), self._moment_or_raise()
+                self._session.featuregroup_path(name, version), self._timestamp_or_raise()
             )
         except VersionNotFound:
             return None
         return found if found > 0 else None  # commit 0 is an empty table: not a group yet
 
-    def _moment_or_raise(self) -> datetime:
-        if self._moment is None:
-            raise InvalidArgument("as_of= names no moment.")
-        return self._moment
+    def _timestamp_or_raise(self) -> datetime:
+        if self._timestamp is None:
+            raise InvalidArgument("as_of= names no time.")
+        return self._timestamp
 
 
 def pinned_source(path: str, *, delta_version: int | None = None) -> Source:

@@ -84,18 +84,18 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     """
     if not table.num_columns:
         return np.empty((table.num_rows, 0))
-    parts = [
-        _as_array(column.combine_chunks(), name)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    ]
-    kinds = {part.dtype.kind for part in parts}
-    if kinds <= set("biuf"):
-        return np.concatenate(parts, axis=1)
-    return np.concatenate([part.astype(object) for part in parts], axis=1)
+    parts = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        array = column.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # some releases of pyarrow combine into one chunk
+            array = pa.concat_arrays(array.chunks)
+        parts.append(_as_array(array, name))
+    if any(part.dtype.kind not in "biuf" for part in parts):
+        parts = [part.astype(object) for part in parts]
+    return np.concatenate(parts, axis=1)
 
 
-def _as_array(column: pa.Array | pa.ChunkedArray, name: str) -> np.ndarray[Any, Any]:
-    array = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
     kind = array.type
     if pat.is_fixed_size_list(kind) and _is_number(kind.value_type):
         if array.null_count:

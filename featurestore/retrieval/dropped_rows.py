@@ -32,11 +32,11 @@ def dropped_rows(
         return None
     if rows is not None and not any(each.cuts_rows for each in chain):
         return _left_rows(session, chain[-1], labels) - rows
-    return sum(
-        _left_rows(session, each, labels) - _joined_rows(session, each, labels)
-        for each in chain
-        if each.how == "inner"
-    )
+    dropped = 0
+    for each in chain:
+        if each.how == "inner":
+            dropped += _left_rows(session, each, labels) - _joined_rows(session, each, labels)
+    return dropped
 
 
 def announced(
@@ -57,7 +57,8 @@ def announced(
 
 def sentence(dropped: int) -> str:
     """Return what is said of dropped label rows."""
-    return f"{dropped:,} label row{'' if dropped == 1 else 's'} without a row in every group dropped (join='inner')"
+    rows = "1 label row" if dropped == 1 else f"{dropped:,} label rows"
+    return f"{rows} without a row in every group dropped (join='inner')"
 
 
 def _counted(

@@ -69,21 +69,20 @@ def _uncut(plan: FeaturePlan) -> FeaturePlan:
     """Return the plan with all columns and all rows: a filter may look at columns that are not returned."""
     fields = [plan.left_schema.field(name) for name in plan.left_columns]
     for join in plan.joins:
-        fields += [
-            join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs
-        ]
+        schema = join.source.spec.schema
+        fields += [schema.field(each.column).with_name(each.name) for each in join.outputs]
     schema = pa.schema(fields)
     return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
 
 
 def _with_row(plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan that hands the labels' places on instead of sorting by them."""
-    place = pa.field(ROW, pa.int64())
+    """Return the plan that hands the labels' positions on instead of sorting by them."""
+    position = pa.field(ROW, pa.int64())
     return replace(
         plan,
-        left_schema=plan.left_schema.append(place),
+        left_schema=plan.left_schema.append(position),
         left_columns=(*plan.left_columns, ROW),
         columns=(*plan.columns, ROW),
-        schema=plan.schema.append(place),
+        schema=plan.schema.append(position),
         keep_order=False,
     )

@@ -1,8 +1,8 @@
-"""Which row gives the value of a key at a moment, since when the table holds it, and why the others lost."""
+"""Which row gives the value of a key at a time, since when the table holds it, and why the others lost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -28,6 +28,7 @@ from featurestore.sql import quote
 _SHOWN = 10
 _SHOWN_OF_THE_FUTURE = 3
 _FUTURE = "in the future"
+_LOWEST = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class ExplainedRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer for one key at one moment: the row that won (None: nulls), and rows that lost, nearest first."""
+    """The answer for one key at one time: the row that won (None: nulls), and rows that lost, nearest first."""
 
     group: str
     version: int
@@ -67,10 +68,11 @@ class Explanation:
             lines.append("No row wins: every feature is null.")
         else:
             lines += [f"  {name:<24} {cell(self.row.values[name])}" for name in self.features]
-            lines += ["", f"  from {_place(self.row)}: {self.row.reason}"]
+            lines += ["", f"  from {_described(self.row)}: {self.row.reason}"]
         if self.lost:
-            lines += ["", f"lost ({self.lost_rows} row{'' if self.lost_rows == 1 else 's'}):"]
-            lines += [f"  {_place(row)}: {row.reason}" for row in self.lost]
+            rows = "1 row" if self.lost_rows == 1 else f"{self.lost_rows} rows"
+            lines += ["", f"lost ({rows}):"]
+            lines += [f"  {_described(row)}: {row.reason}" for row in self.lost]
         if self.lost_rows > len(self.lost):
             lines.append(f"  and {self.lost_rows - len(self.lost)} more")
         return "\n".join(lines) + "\n"
@@ -84,14 +86,14 @@ def explain_value(
     key: Any,
     at: datetime | str | None = None,
 ) -> Explanation:
-    """Return which row of a group gives the features of a key at a moment, by the rules of ``get_features``.
+    """Return which row of a group gives the features of a key at a time, by the rules of ``get_features``.
 
     Args:
         session: The connection.
         name: The group.
         version: Its version; None takes the latest.
         key: ``{column: value}`` for the whole primary key; the bare value where that is one column.
-        at: The moment; None is now.
+        at: The time; None is now.
 
     Raises:
         KeyRequired: The group has no primary key.
@@ -102,9 +104,9 @@ def explain_value(
     source = pinned_source(session.featuregroup_path(group.name, group.version))
     spec = source.spec
     values = _key(spec, key)
-    moment = utc_now() if at is None else parse_moment(at, argument="at")
+    time_asked = utc_now() if at is None else parse_moment(at, argument="at")
     rows = _rows_of_key(session, source, values)
-    judged = _judged(spec, rows, moment)
+    judged = _judged(spec, rows, time_asked)
     won = next((row for row in judged if row[1]), None)
     others = [row[0] for row in judged if not row[1]]
     shown = _nearest(others)
@@ -114,7 +116,7 @@ def explain_value(
         version=spec.version,
         delta_version=source.delta_version,
         key=values,
-        at=moment,
+        at=time_asked,
         row=None if won is None else history.dated(won[0]),
         lost=tuple(history.dated(row) for row in shown),
         lost_rows=len(others),
@@ -122,33 +124,54 @@ def explain_value(
     )
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """One row of the key with what orders it."""
+
+    values: Mapping[str, Any]
+    event: datetime | None
+    created: datetime | None
+    tie: int
+
+    @property
+    def rank(self) -> tuple[datetime, datetime, int]:
+        """What the greatest row has most of: event time, created time, tie hash."""
+        return self.event or _LOWEST, self.created or _LOWEST, self.tie
+
+    def explained(self, reason: str) -> ExplainedRow:
+        """Return the row with the reason why it won or lost."""
+        return ExplainedRow(self.values, self.event, self.created, f"{self.tie:016x}", reason)
+
+
+def _candidates(spec: FeatureGroupSpec, rows: pa.Table) -> list[_Candidate]:
+    """Return the rows of a key, the greatest by the rule first."""
+    hashes = tie_hash(rows).tolist() if rows.num_rows else []
+    found = []
+    for values, tie in zip(rows.to_pylist(), hashes, strict=True):
+        event = _timestamp(values[spec.event_time]) if spec.event_time else None
+        created = _timestamp(values[spec.created_time]) if spec.created_time else None
+        found.append(_Candidate(values, event, created, tie))
+    return sorted(found, key=lambda candidate: candidate.rank, reverse=True)
+
+
 def _judged(
     spec: FeatureGroupSpec, rows: pa.Table, at: datetime
 ) -> list[tuple[ExplainedRow, bool]]:
     """Return every row with its reason and whether it won, the greatest by the rule first."""
-    hashes = tie_hash(rows).tolist() if rows.num_rows else []
-    told = []
-    for values, tie in zip(rows.to_pylist(), hashes, strict=True):
-        event = _moment(values[spec.event_time]) if spec.event_time else None
-        created = _moment(values[spec.created_time]) if spec.created_time else None
-        told.append((event, created, tie, values))
-    lowest = datetime.min.replace(tzinfo=UTC)
-    told.sort(key=lambda row: (row[0] or lowest, row[1] or lowest, row[2]), reverse=True)
-    best: tuple[datetime | None, datetime | None, int] | None = None
+    best: _Candidate | None = None
     judged: list[tuple[ExplainedRow, bool]] = []
     later: list[tuple[ExplainedRow, bool]] = []
-    for event, created, tie, values in told:
-        reason = _not_eligible(spec, event, created, at)
+    for candidate in _candidates(spec, rows):
         won = False
+        reason = _not_eligible(spec, candidate, at)
         if reason is None and best is None:
-            best = (event, created, tie)
-            reason = _expired(spec, event, at)
+            best = candidate
+            reason = _expired(spec, candidate.event, at)
             won = reason is None
-            reason = reason or "the latest row known at that moment"
         elif reason is None and best is not None:
-            reason = _lost_to(best, (event, created, tie))
-        row = ExplainedRow(values, event, created, f"{tie:016x}", reason or "")
-        (judged if best is not None else later).append((row, won))
+            reason = _lost_to(best, candidate)
+        row = candidate.explained(reason or "the latest row known at that time")
+        (later if best is None else judged).append((row, won))
     # Rows of the future come after those of the past, the nearest first.
     return [*judged, *reversed(later)]
 
@@ -160,18 +183,17 @@ def _nearest(rows: list[ExplainedRow]) -> list[ExplainedRow]:
     return past[: _SHOWN - len(future)] + future
 
 
-def _not_eligible(
-    spec: FeatureGroupSpec, event: datetime | None, created: datetime | None, at: datetime
-) -> str | None:
+def _not_eligible(spec: FeatureGroupSpec, candidate: _Candidate, at: datetime) -> str | None:
+    """Return why a row does not count at a time; None where it does (see ``point_in_time``)."""
     if spec.event_time is None:
         return None
-    if event is None:
+    if candidate.event is None:
         return f"{spec.event_time} is null"
-    if event > at:
+    if candidate.event > at:
         return _FUTURE
-    if spec.created_time is not None and created is None:
+    if spec.created_time is not None and candidate.created is None:
         return f"{spec.created_time} is null: never known"
-    if created is not None and created > at:
+    if candidate.created is not None and candidate.created > at:
         return "not known yet"
     return None
 
@@ -182,12 +204,14 @@ def _expired(spec: FeatureGroupSpec, event: datetime | None, at: datetime) -> st
     return f"the latest row, but older than the ttl of {format_duration(spec.ttl)}"
 
 
-def _lost_to(best: tuple[Any, Any, int], row: tuple[Any, Any, int]) -> str:
-    if row[0] != best[0]:
+def _lost_to(best: _Candidate, candidate: _Candidate) -> str:
+    if candidate.event != best.event:
         return "an older event"
-    if row[1] != best[1]:
+    if candidate.created != best.created:
         return "corrected by a row created later"
-    return "equal times, smaller row hash" if row[2] != best[2] else "the same row once more"
+    if candidate.tie != best.tie:
+        return "equal times, smaller row hash"
+    return "the same row once more"
 
 
 class _Origin:
@@ -224,16 +248,12 @@ class _Origin:
         try:
             source = pinned_source(self._source.path, delta_version=version)
             rows = _rows_of_key(self._session, source, self._key)
-        except (
-            StorageError,
-            VersionNotFound,
-        ):  # vacuumed: the row is then dated by the first version still there
+        except (StorageError, VersionNotFound):
+            # Vacuumed: the row is then dated by the first version still there.
             return None
-        return (
-            frozenset(f"{tie:016x}" for tie in tie_hash(rows).tolist())
-            if rows.num_rows
-            else frozenset()
-        )
+        if not rows.num_rows:
+            return frozenset()
+        return frozenset(f"{tie:016x}" for tie in tie_hash(rows).tolist())
 
 
 def _rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
@@ -268,26 +288,26 @@ def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
             f"Feature group {spec.name!r} has no primary key, so no row can be asked for.",
             hint="declare primary_key= when the group is created",
         )
-    given = (
-        dict(key)
-        if isinstance(key, Mapping)
-        else dict(zip(spec.primary_key, _parts(key), strict=False))
-    )
-    parts = 1 if isinstance(key, Mapping) else len(_parts(key))
-    if set(given) != set(spec.primary_key) or (
-        not isinstance(key, Mapping) and parts != len(spec.primary_key)
-    ):
+    given = _named_parts(spec, key)
+    if given is None or set(given) != set(spec.primary_key):
+        example = ", ".join(f"{name!r}: ..." for name in spec.primary_key)
         raise InvalidArgument(
             f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of {spec.name!r}.",
-            hint="key={" + ", ".join(f"{name!r}: ..." for name in spec.primary_key) + "}",
+            hint=f"key={{{example}}}",
         )
     return {
         name: _typed(given[name], spec.schema.field(name).type, name) for name in spec.primary_key
     }
 
 
-def _parts(key: Any) -> Sequence[Any]:
-    return key if isinstance(key, list | tuple) else [key]
+def _named_parts(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
+    """Return the key's values by column; None when there are more or fewer of them."""
+    if isinstance(key, Mapping):
+        return dict(key)
+    parts = key if isinstance(key, list | tuple) else [key]
+    if len(parts) != len(spec.primary_key):
+        return None
+    return dict(zip(spec.primary_key, parts, strict=True))
 
 
 def _typed(value: Any, kind: pa.DataType, name: str) -> Any:
@@ -306,18 +326,22 @@ def _typed(value: Any, kind: pa.DataType, name: str) -> Any:
         raise InvalidArgument(f"key: {name}={value!r} is no {kind}.") from error
 
 
-def _moment(value: datetime | date | None) -> datetime | None:
+def _timestamp(value: datetime | date | None) -> datetime | None:
+    """Return a time as a timestamp; a date is its midnight in UTC."""
     if value is None or isinstance(value, datetime):
         return value
     return datetime.combine(value, time(), tzinfo=UTC)
 
 
-def _place(row: ExplainedRow) -> str:
-    event = "" if row.event_time is None else f"event {cell(row.event_time)}, "
-    created = "" if row.created_time is None else f"created {cell(row.created_time)}, "
-    version = (
-        "an unknown Delta version"
-        if row.delta_version is None
-        else f"Delta version {row.delta_version}"
-    )
-    return f"{event}{created}{version}, hash {row.row_hash[:8]}"
+def _described(row: ExplainedRow) -> str:
+    parts = []
+    if row.event_time is not None:
+        parts.append(f"event {cell(row.event_time)}")
+    if row.created_time is not None:
+        parts.append(f"created {cell(row.created_time)}")
+    if row.delta_version is None:
+        parts.append("an unknown Delta version")
+    else:
+        parts.append(f"Delta version {row.delta_version}")
+    parts.append(f"hash {row.row_hash[:8]}")
+    return ", ".join(parts)

@@ -157,11 +157,9 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         df = df.reset_index()
     wrong = [name for name in df.columns if not isinstance(name, str)]
     if wrong:
-        renames = {name: f"col_{name}" if isinstance(name, int) else "_".join(map(str, name)) for name in wrong[:20]
-                   if isinstance(name, int | tuple)}  # fmt: skip
         raise InvalidName(
             f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
-            hint=f"df.rename(columns={renames!r})" if renames else "rename the columns",
+            hint=_renaming(wrong[:20]),
         )
     try:
         return _reader(pa.Table.from_pandas(df, preserve_index=False).replace_schema_metadata(None))
@@ -174,6 +172,17 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         raise InvalidName(
             f"The dataframe cannot be converted: {error}.", hint="rename the columns"
         ) from error
+
+
+def _renaming(names: list[Any]) -> str:
+    """Return what to write so that columns have texts as names."""
+    renames: dict[Any, str] = {}
+    for name in names:
+        if isinstance(name, int):
+            renames[name] = f"col_{name}"
+        elif isinstance(name, tuple):
+            renames[name] = "_".join(map(str, name))
+    return f"df.rename(columns={renames!r})" if renames else "rename the columns"
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
@@ -238,8 +247,9 @@ def _rows_to_table(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
             "A list without rows has no columns.",
             hint="hand over an empty pyarrow Table or pandas DataFrame with types",
         )
+    columns: dict[Any, list[Any]]
     if all(isinstance(row, Mapping) for row in rows):
-        names: dict[str, None] = dict.fromkeys(key for row in rows for key in row)
+        names = dict.fromkeys(itertools.chain.from_iterable(rows))
         columns = {name: [row.get(name) for row in rows] for name in names}
     elif all(isinstance(row, list | tuple) or hasattr(row, "tolist") for row in rows):
         columns = _columns_of_rows(rows)
@@ -287,9 +297,8 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
     first = next(parts, None)
     if first is None:
         raise UnsupportedDataframe("The iterator gave nothing, so there are no columns.")
-    if isinstance(first, Mapping) or (
-        isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
-    ):
+    is_row = isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
+    if is_row or isinstance(first, Mapping):
         raise UnsupportedDataframe(
             f"An iterator of {type(first).__name__} is not a dataframe.",
             hint="yield pyarrow record batches or dataframes, or hand over a list",
@@ -299,12 +308,10 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
 
     def batches() -> Iterator[pa.RecordBatch]:
         for part in itertools.chain([opened], parts):
-            for batch in part if isinstance(part, pa.RecordBatchReader) else open_stream(part):
-                yield (
-                    batch
-                    if batch.schema == schema
-                    else _convert_batch(_by_name(batch, schema), schema)
-                )
+            for batch in open_stream(part):
+                if batch.schema != schema:
+                    batch = _convert_batch(_by_name(batch, schema), schema)
+                yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
@@ -314,9 +321,8 @@ def _by_name(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         raise UnsupportedDataframe(
             f"A later part of the iterator has the columns {batch.schema.names}; the first one has {schema.names}."
         )
-    return pa.RecordBatch.from_arrays(
-        [batch.column(batch.schema.get_field_index(n)) for n in schema.names], schema.names
-    )
+    columns = [batch.column(batch.schema.get_field_index(name)) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
 # -- types ----------------------------------------------------------------------------------
@@ -351,22 +357,21 @@ def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.A
 
 def _target(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     """Return feature types for given types, those of ``like`` where the values surely fit."""
-    wanted = {} if like is None else {field.name: field.type for field in like}
-    typed = pa.schema(
-        [
-            pa.field(f.name, wanted[f.name]) if pat.is_null(f.type) and f.name in wanted else f
-            for f in given
-        ]
-    )
-    features = feature_schema(typed)
-    return pa.schema(
-        [
-            pa.field(f.name, wanted[f.name])
-            if f.name in wanted and widens(f.type, wanted[f.name])
-            else f
-            for f in features
-        ]
-    )
+    if like is None:
+        return feature_schema(given)
+    typed = []
+    for field in given:
+        index = like.get_field_index(field.name)
+        if pat.is_null(field.type) and index >= 0:
+            field = pa.field(field.name, like.field(index).type)
+        typed.append(field)
+    fields = []
+    for field in feature_schema(pa.schema(typed)):
+        index = like.get_field_index(field.name)
+        if index >= 0 and widens(field.type, like.field(index).type):
+            field = pa.field(field.name, like.field(index).type)
+        fields.append(field)
+    return pa.schema(fields)
 
 
 def _converted(reader: pa.RecordBatchReader, target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -375,10 +380,9 @@ def _converted(reader: pa.RecordBatchReader, target: pa.Schema) -> Iterator[pa.R
 
 
 def _convert_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    columns = [
-        convert_array(column, field.type, name=field.name)
-        for column, field in zip(batch.columns, target, strict=True)
-    ]
+    columns = []
+    for column, field in zip(batch.columns, target, strict=True):
+        columns.append(convert_array(column, field.type, name=field.name))
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
@@ -391,11 +395,13 @@ def _has_naive(kind: pa.DataType) -> bool:
         return kind.tz is None
     if pat.is_dictionary(kind):
         return _has_naive(kind.value_type)
-    return (
-        any(_has_naive(kind.field(index).type) for index in range(kind.num_fields))
-        if is_nested(kind)
-        else False
-    )
+    return any(map(_has_naive, _inner_types(kind)))
+
+
+def _inner_types(kind: pa.DataType) -> list[pa.DataType]:
+    if not is_nested(kind):
+        return []
+    return [kind.field(index).type for index in range(kind.num_fields)]
 
 
 def _from_half(array: pa.Array) -> pa.Array:
@@ -407,17 +413,12 @@ def _from_half(array: pa.Array) -> pa.Array:
 
 
 def _holds_half(kind: pa.DataType) -> bool:
-    if pat.is_float16(kind):
-        return True
-    return is_nested(kind) and any(
-        _holds_half(kind.field(index).type) for index in range(kind.num_fields)
-    )
+    return pat.is_float16(kind) or any(map(_holds_half, _inner_types(kind)))
 
 
 def _rebuilt(array: pa.Array, kind: pa.DataType) -> pa.Array:
     # Older pyarrow cannot cast half floats, alone or inside of lists; Python values can.
-    widened = [None if value is None else value for value in array.to_pylist()]
-    return pa.array(widened, type=kind)
+    return pa.array(array.to_pylist(), type=kind)
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:

@@ -26,7 +26,14 @@ _BATCH_ROWS = 65_536
 
 
 class FeatureFrame:
-    """A lazy table: nothing is read until rows are asked for.
+    """A lazy table: nothing is read until rows are asked for, and then anew at each call.
+
+    A frame is immutable and may be used from several threads; ``select``, ``drop``, ``filter`` and ``sample`` give new
+    frames over the same pinned versions, so two readings give the same rows whatever is written meanwhile.
+
+    >>> frame = store.get_features(["weather.temp"], labels="questions")
+    >>> frame
+    FeatureFrame[tailnum: string, origin: string, asked_at: timestamp[us, tz=UTC], late: bool, temp: double]
 
     Args:
         session: The connection whose engine reads the rows.
@@ -69,7 +76,11 @@ class FeatureFrame:
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns, in order."""
+        """The names of the columns, in order.
+
+        >>> store.get_featuregroup("weather").columns
+        ['origin', 'measured_at', 'temp', 'wind']
+        """
         return list(self.schema.names)
 
     @property
@@ -115,6 +126,9 @@ class FeatureFrame:
 
     def select(self, *columns: str) -> FeatureFrame:
         """Return a frame of some of the columns, in the order given; only these are read.
+
+        >>> store.get_featuregroup("weather").select("temp", "origin").columns
+        ['temp', 'origin']
 
         Raises:
             FeatureNotFound: The frame has no such column; lists those it has.
@@ -231,16 +245,33 @@ class FeatureFrame:
     # -- looking --------------------------------------------------------------------------
 
     def show(self, n: int = 20, *, width: int = 20) -> None:
-        """Write the first ``n`` rows to standard output, as Spark draws them."""
+        """Write the first ``n`` rows to standard output, as Spark draws them.
+
+        >>> store.get_featuregroup("planes").show()
+        +-------+-----+
+        |tailnum|seats|
+        +-------+-----+
+        |    N10|  100|
+        |    N20|  200|
+        +-------+-----+
+        """
         table = self._first(n + 1)
         sys.stdout.write(as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n))
 
     def head(self, n: int = 5) -> pa.Table:
-        """Return the first ``n`` rows as an Arrow table."""
+        """Return the first ``n`` rows as an Arrow table.
+
+        >>> store.get_featuregroup("planes").head(1).to_pylist()
+        [{'tailnum': 'N10', 'seats': 100}]
+        """
         return self._first(n)
 
     def count(self) -> int:
-        """Return the number of rows; where every label gives one row, nothing is joined for it."""
+        """Return the number of rows; where every label gives one row, nothing is joined for it.
+
+        >>> store.get_features("planes.seats", labels="questions").count()
+        4
+        """
         if (
             self._plan is not None
             and self._plan.how == "left"
@@ -253,6 +284,9 @@ class FeatureFrame:
 
     def __len__(self) -> int:
         """Return the number of rows where it is known without reading any.
+
+        >>> len(store.get_featuregroup("weather"))
+        4
 
         Raises:
             InvalidArgument: It is not known; ``count()`` finds it out.
@@ -274,6 +308,9 @@ class FeatureFrame:
 
     def dropped(self, rows: int | None = None) -> int | None:
         """Return how many label rows ``join="inner"`` leaves out; None where every label row stays.
+
+        >>> store.get_features("planes.seats", labels="questions", join="inner").dropped()
+        0
 
         Rows that ``filter`` leaves out are not counted. ``rows`` is the number of the frame's rows, where it has been
         counted: without filters nothing is then joined for the answer.
@@ -297,11 +334,19 @@ class FeatureFrame:
     # -- reading --------------------------------------------------------------------------
 
     def to_arrow(self) -> pa.Table:
-        """Return all rows as an Arrow table."""
+        """Return all rows as an Arrow table.
+
+        >>> store.get_featuregroup("planes").to_arrow().num_rows
+        2
+        """
         return self._stream().read_all()
 
     def to_batches(self, *, rows: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as record batches of at most ``rows`` rows, read as they are asked for."""
+        """Yield the rows as record batches of at most ``rows`` rows, read as they are asked for.
+
+        >>> [batch.num_rows for batch in store.get_featuregroup("weather").to_batches(rows=3)]
+        [3, 1]
+        """
         if rows < 1:
             raise InvalidArgument(f"rows={rows} is not a batch size.", hint="rows=65536")
         for batch in self._stream(batch_rows=rows):
@@ -309,15 +354,27 @@ class FeatureFrame:
                 yield batch.slice(start, rows)
 
     def to_pandas(self) -> Any:
-        """Return all rows as a pandas DataFrame."""
+        """Return all rows as a pandas DataFrame.
+
+        >>> store.get_featuregroup("planes").to_pandas().shape
+        (2, 2)
+        """
         return conversions.to_pandas(self.to_arrow())
 
     def to_polars(self) -> Any:
-        """Return all rows as a polars DataFrame."""
+        """Return all rows as a polars DataFrame.
+
+        >>> store.get_featuregroup("planes").to_polars().shape
+        (2, 2)
+        """
         return conversions.to_polars(self.to_arrow())
 
     def to_numpy(self) -> np.ndarray[Any, Any]:
-        """Return all rows as one 2-D array (see ``retrieval.conversions.to_numpy``)."""
+        """Return all rows as one 2-D array (see ``retrieval.conversions.to_numpy``).
+
+        >>> store.get_featuregroup("weather").select("temp", "wind").to_numpy().max(axis=0)
+        array([39., 12.])
+        """
         return conversions.to_numpy(self.to_arrow())
 
     def to_spark(self) -> Any:

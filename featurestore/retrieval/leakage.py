@@ -5,7 +5,7 @@ at or before it, also where the retrieval did not look at created time. A group 
 time columns that its rows have. What is left is searched here, by other code than the engine's, and compared.
 
 Values that were *computed* from later data carry an early stamp, which no cut of the stored rows can show. For
-such groups ``recompute`` takes the function that makes them: it is called with a moment and gives the group's rows
+such groups ``recompute`` takes the function that makes them: it is called with a time and gives the group's rows
 as they come out when its inputs end there.
 """
 
@@ -34,8 +34,8 @@ from featurestore.sql import quote
 
 Recompute = Mapping[str, Callable[[datetime], object]]
 _EXAMPLES = 3
-# Computing a group anew may take long: at most this many moments of the sample are tried.
-_MOMENTS = 20
+# Computing a group anew may take long: at most this many times in the sample are tried.
+_TIMES_TRIED = 20
 _NEVER = np.iinfo(np.int64).min
 
 
@@ -68,9 +68,8 @@ class LeakReport:
         return self.ok
 
     def __str__(self) -> str:
-        lines = [
-            f"{'no leak' if self.ok else 'LEAK'}: {self.rows:,} rows, {self.features} features"
-        ]
+        verdict = "no leak" if self.ok else "LEAK"
+        lines = [f"{verdict}: {self.rows:,} rows, {self.features} features"]
         for leak in self.leaks:
             lines.append(
                 f"  {leak.feature} of {leak.group}: {leak.rows:,} of {self.rows:,} values change; {leak.why}"
@@ -89,7 +88,7 @@ def check_leakage(
         frame: What ``get_features`` returned.
         sample: How many label rows to look at.
         seed: Which ones.
-        recompute: For computed groups: the function that makes the group's rows from inputs up to a moment.
+        recompute: For computed groups: the function that makes the group's rows from inputs up to a time.
 
     Raises:
         InvalidArgument: The frame does not come from ``get_features``.
@@ -141,23 +140,23 @@ class _Check:
         engine = self.session.engine
         relation = engine.retrieve(whole, labels=engine.from_arrow(numbered.to_reader()))
         given = engine.stream(relation).read_all()
-        moments = _label_times(plan, labels)
+        times = _label_times(plan, labels)
         for join in plan.joins:
-            self._join(join, labels, given, moments)
+            self._join(join, labels, given, times)
         return given.select(list(plan.columns))
 
     def _join(
-        self, join: Join, labels: pa.Table, given: pa.Table, moments: np.ndarray[Any, Any]
+        self, join: Join, labels: pa.Table, given: pa.Table, times: np.ndarray[Any, Any]
     ) -> None:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
         keys = _keys(labels, [left for left, _ in join.on])
         rows = _rows_of_labels(self.session, join, labels)
-        again = _Rows(join, rows).answers(keys, moments)
-        self._compare(join, given, again, np.arange(len(keys)), keys, moments, why=_why(join))
+        again = _Rows(join, rows).answers(keys, times)
+        self._compare(join, given, again, np.arange(len(keys)), keys, times, why=_why(join))
         if group in self.recompute:
-            self._recomputed(join, given, keys, moments)
+            self._recomputed(join, given, keys, times)
         elif join.source.spec.job is not None:
             self.unchecked.append(
                 f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
@@ -168,59 +167,45 @@ class _Check:
         join: Join,
         given: pa.Table,
         keys: list[tuple[Any, ...]],
-        moments: np.ndarray[Any, Any],
+        times: np.ndarray[Any, Any],
     ) -> None:
-        known = np.unique(moments[moments != _NEVER])
-        tried = (
-            known[np.linspace(0, len(known) - 1, min(_MOMENTS, len(known))).astype(int)]
-            if len(known)
-            else known
-        )
-        for moment in tried:
-            made = self.recompute[join.source.spec.name](from_micros(int(moment)))
-            relation = ingest.to_relation(
-                made, engine=self.session.engine, like=join.source.spec.schema
-            )
+        schema = join.source.spec.schema
+        for time in _spread(np.unique(times[times != _NEVER])):
+            made = self.recompute[join.source.spec.name](from_micros(int(time)))
+            relation = ingest.to_relation(made, engine=self.session.engine, like=schema)
             rows = self.session.engine.stream(relation).read_all()
-            places = np.flatnonzero(moments == moment)
-            again = _Rows(
-                join,
-                rows.select([n for n in join.source.spec.schema.names if n in rows.column_names]),
-            )
-            answers = again.answers([keys[place] for place in places], moments[places])
-            self._compare(
-                join,
-                given,
-                answers,
-                places,
-                keys,
-                moments,
-                why="computed from data that came later",
-            )
+            known = [name for name in schema.names if name in rows.column_names]
+            positions = np.flatnonzero(times == time)
+            again = _Rows(join, rows.select(known))
+            answers = again.answers([keys[position] for position in positions], times[positions])
+            why = "computed from data that came later"
+            self._compare(join, given, answers, positions, keys, times, why=why)
 
     def _compare(
         self,
         join: Join,
         given: pa.Table,
         again: Mapping[str, pa.Array],
-        places: np.ndarray[Any, Any],
+        positions: np.ndarray[Any, Any],
         keys: list[tuple[Any, ...]],
-        moments: np.ndarray[Any, Any],
+        times: np.ndarray[Any, Any],
         *,
         why: str,
     ) -> None:
         for output in join.outputs:
-            had = given.column(output.name).combine_chunks().take(pa.array(places))
+            had = given.column(output.name).combine_chunks().take(pa.array(positions))
             has = again[output.column]
             changed = np.flatnonzero(_hashes(had) != _hashes(has))
             if not len(changed):
                 continue
-            examples = tuple(
-                f"{', '.join(map(cell, keys[places[index]]))} at {_shown(moments[places[index]])}: "
-                f"{cell(had[index].as_py())}, without later rows {cell(has[index].as_py())}"
-                for index in changed[:_EXAMPLES].tolist()
-            )
-            self.leaks.append(Leak(output.name, _name(join), len(changed), why, examples))
+            examples = []
+            for index in changed[:_EXAMPLES].tolist():
+                key = ", ".join(map(cell, keys[positions[index]]))
+                shown = _shown(times[positions[index]])
+                before, after = cell(had[index].as_py()), cell(has[index].as_py())
+                examples.append(f"{key} at {shown}: {before}, without later rows {after}")
+            leak = Leak(output.name, _name(join), len(changed), why, tuple(examples))
+            self.leaks.append(leak)
 
 
 class _Rows:
@@ -235,48 +220,56 @@ class _Rows:
         order = np.lexsort((ties, *reversed(ranks)))
         self._table = rows.take(pa.array(order))
         cuts = [_micros(rows.column(name))[order] for name in (times or _time_columns(join))]
-        # A row without a declared time was never known; other time columns say nothing where they are null.
-        self._until = np.max(cuts, axis=0) if cuts else np.full(len(order), _NEVER + 1)
-        self._known = (
-            ~np.any([cut == _NEVER for cut in cuts], axis=0) if times else np.ones(len(order), bool)
-        )
+        self._until = np.full(len(order), _NEVER + 1)
+        self._known = np.ones(len(order), bool)
+        if cuts:
+            self._until = np.max(cuts, axis=0)
+        if times:
+            # A row without a declared time was never known; other time columns say nothing where they are null.
+            self._known = np.min(cuts, axis=0) != _NEVER
         self._event = ranks[0][order] if times else None
-        self._places: dict[tuple[Any, ...], list[int]] = {}
-        for place, index in enumerate(order.tolist()):
+        self._positions: dict[tuple[Any, ...], list[int]] = {}
+        for position, index in enumerate(order.tolist()):
             if None not in keys[index]:
-                self._places.setdefault(keys[index], []).append(place)
+                self._positions.setdefault(keys[index], []).append(position)
 
     def answers(
-        self, keys: Sequence[tuple[Any, ...]], moments: np.ndarray[Any, Any]
+        self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
     ) -> dict[str, pa.Array]:
         """Return the values of each output for each label, by the column's name."""
-        found = [self._search(key, int(moment)) for key, moment in zip(keys, moments, strict=True)]
+        found = [self._search(key, int(time)) for key, time in zip(keys, times, strict=True)]
         indices = pa.array(found, pa.int64())
         result = {}
         for output in self._join.outputs:
             column = self._table.column(output.column).combine_chunks()
-            result[output.column] = (
-                column.take(indices) if len(column) else pa.nulls(len(found), column.type)
-            )
+            if len(column):
+                result[output.column] = column.take(indices)
+            else:
+                result[output.column] = pa.nulls(len(found), column.type)
         return result
 
-    def _search(self, key: tuple[Any, ...], moment: int) -> int | None:
-        places = np.asarray(self._places.get(key, ()), dtype=np.int64)
-        if moment == _NEVER:  # a label without time meets only rows that need none
-            places = places if self._event is None else places[:0]
+    def _search(self, key: tuple[Any, ...], time: int) -> int | None:
+        positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
+        if time == _NEVER:  # a label without time meets only rows that need none
+            positions = positions if self._event is None else positions[:0]
         else:
-            places = places[self._known[places] & (self._until[places] <= moment)]
-        if not len(places):
+            positions = positions[self._known[positions] & (self._until[positions] <= time)]
+        if not len(positions):
             return None
-        last = int(places[-1])
-        ttl = self._join.ttl
-        if (
-            ttl is not None
-            and self._event is not None
-            and moment - int(self._event[last]) > ttl.total_seconds() * 1e6
-        ):
-            return None
+        last = int(positions[-1])
+        if self._join.ttl is not None and self._event is not None:
+            age = time - int(self._event[last])
+            if age > self._join.ttl.total_seconds() * 1e6:
+                return None
         return last
+
+
+def _spread(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return at most ``_TIMES_TRIED`` of some times, from the first to the last."""
+    if not len(times):
+        return times
+    count = min(_TIMES_TRIED, len(times))
+    return times[np.linspace(0, len(times) - 1, count).astype(int)]
 
 
 def _joins_something(plan: FeaturePlan) -> bool:
@@ -287,9 +280,8 @@ def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
     """Return the plan over labels in memory, with every output, no filter and one row for each label."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
-        fields += [
-            join.source.spec.schema.field(each.column).with_name(each.name) for each in join.outputs
-        ]
+        given = join.source.spec.schema
+        fields += [given.field(each.column).with_name(each.name) for each in join.outputs]
     schema = pa.schema(fields)
     return replace(
         plan, left_source=None, left_plan=None, left_schema=labels, how="left", filters=(), samples=(), keep_order=True,
@@ -343,10 +335,11 @@ def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
     lefts = list(dict.fromkeys(left for left, _ in join.on))
     wanted = labels.select(lefts).group_by(lefts).aggregate([])
     dialect = engine.dialect
-    matches = " AND ".join(
-        f"fs_rows.{quote(key, dialect=dialect)} = fs_wanted.{quote(left, dialect=dialect)}"
-        for left, key in join.on
-    )
+    conditions = []
+    for left, key in join.on:
+        mine, theirs = quote(key, dialect=dialect), quote(left, dialect=dialect)
+        conditions.append(f"fs_rows.{mine} = fs_wanted.{theirs}")
+    matches = " AND ".join(conditions)
     found = engine.sql(
         f"SELECT fs_rows.* FROM fs_rows WHERE EXISTS (SELECT 1 FROM fs_wanted WHERE {matches})",
         tables={"fs_rows": relation, "fs_wanted": engine.from_arrow(wanted.to_reader())},
@@ -371,11 +364,8 @@ def _micros(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 
 
 def _time_columns(join: Join) -> list[str]:
-    return [
-        each.name
-        for each in join.source.spec.schema
-        if pat.is_timestamp(each.type) or pat.is_date(each.type)
-    ]
+    fields = join.source.spec.schema
+    return [each.name for each in fields if pat.is_timestamp(each.type) or pat.is_date(each.type)]
 
 
 def _keys(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
@@ -384,24 +374,23 @@ def _keys(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
 
 def _hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
     # Equal hashes are equal bits: NaN is itself, null is no value.
-    return (
-        np.asarray(tie_hash(pa.table({"value": array}))) if len(array) else np.zeros(0, np.uint64)
-    )
+    if not len(array):
+        return np.zeros(0, np.uint64)
+    return np.asarray(tie_hash(pa.table({"value": array})))
 
 
 def _why(join: Join) -> str:
     if join.event_time is None:
-        return f"the group has no event time, and its {listing(_time_columns(join))} lies after the label's time"
-    return (
-        "rows count that became known after the label's time"
-        if join.created_time
-        else "rows of the future count"
-    )
+        times = listing(_time_columns(join))
+        return f"the group has no event time, and its {times} lies after the label's time"
+    if join.created_time is not None:
+        return "rows count that became known after the label's time"
+    return "rows of the future count"
 
 
 def _name(join: Join) -> str:
     return f"{join.source.spec.name}@v{join.source.spec.version}"
 
 
-def _shown(moment: Any) -> str:
-    return "no time" if int(moment) == _NEVER else cell(from_micros(int(moment)))
+def _shown(time: Any) -> str:
+    return "no time" if int(time) == _NEVER else cell(from_micros(int(time)))

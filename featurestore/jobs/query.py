@@ -54,12 +54,15 @@ class Query:
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
         """Return the rows of a window from inputs that are cut already."""
-        tables = list(inputs)
-        text = _transpiled(self.spec.code, tuple(tables), self.engine.dialect)
+        text = _transpiled(self.spec.code, tuple(inputs), self.engine.dialect)
+        tables = {}
+        for name, relation in inputs.items():
+            columns = sql.columns_read(self.spec.code, relation.schema.names)
+            tables[name] = self.engine.select(relation, {column: column for column in columns})
         used = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
         bound = {_START: window.start, _END: window.end}
         return self.engine.user_sql(
-            text, tables=inputs, parameters={name: bound[name] for name in bound if name in used}
+            text, tables=tables, parameters={name: bound[name] for name in bound if name in used}
         )
 
 

@@ -7,7 +7,7 @@ not on a list of what is allowed comes through.
 from __future__ import annotations
 
 from featurestore.sql.conditions import fix_clock, predicate
-from featurestore.sql.queries import parameters, query
+from featurestore.sql.queries import columns_read, parameters, query
 from featurestore.sql.text import DIALECT, quote
 
-__all__ = ["DIALECT", "fix_clock", "parameters", "predicate", "query", "quote"]
+__all__ = ["DIALECT", "columns_read", "fix_clock", "parameters", "predicate", "query", "quote"]

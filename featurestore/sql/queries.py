@@ -9,7 +9,7 @@ of its own, without files, network or settings (``Engine.user_sql``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -91,6 +91,32 @@ def parameters(text: str) -> tuple[str, ...]:
     tree = parse_statement(text, what="query")
     found = (node for node in tree.walk() if isinstance(node, exp.Parameter | exp.Placeholder))
     return tuple(dict.fromkeys(node.name for node in found))
+
+
+def columns_read(text: str, columns: Sequence[str]) -> list[str]:
+    """Return those columns of a table that a query may read, at least one; all where that cannot be told.
+
+    >>> columns_read("select zone, count(*) from trips group by zone", ["id", "zone", "fare"])
+    ['zone']
+    >>> columns_read("select * from trips", ["id", "zone"])
+    ['id', 'zone']
+    """
+    from sqlglot import exp
+
+    tree = parse_statement(text, what="query", calls_by_name=True)
+    tables = set()
+    for table in tree.find_all(exp.Table):
+        tables |= {table.name.lower(), table.alias.lower()}
+    for node in tree.walk():
+        counts = isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() == "count"
+        whole_row = isinstance(node, exp.Column) and node.name.lower() in tables
+        by_pattern = isinstance(node, exp.Anonymous) and node.name.lower() == "columns"
+        natural = isinstance(node, exp.Join) and str(node.args.get("method")).upper() == "NATURAL"
+        if whole_row or by_pattern or natural or (isinstance(node, exp.Star) and not counts):
+            return list(columns)
+    named = {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
+    read = [column for column in columns if column.lower() in named]
+    return read or list(columns[:1])
 
 
 def _check_parts(tree: exp.Expr, text: str) -> None:

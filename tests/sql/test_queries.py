@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import FeatureStoreError, InvalidSql
-from featurestore.sql import parameters, query
+from featurestore.sql import columns_read, parameters, query
 from featurestore.sql.queries import _duckdb_functions
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
@@ -199,6 +199,26 @@ def test_what_was_not_compared_is_refused_on_spark_and_named() -> None:
     assert query(text, tables=["trips"], dialect="duckdb") == text
     with pytest.raises(InvalidSql, match=r"(?s)median.*Hint:.*count"):
         query(text, tables=["trips"], dialect="spark")
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("select max(ID) as id from trips", ["id"]),
+        ("select count(*) from trips where zone = 'a'", ["zone"]),
+        ("select count(*) from trips", ["id"]),
+        ("select t.zone from trips t join (select id from trips) using (id)", ["id", "zone"]),
+        ("from trips", ["id", "zone", "fare"]),
+        ("select trips from trips", ["id", "zone", "fare"]),
+        ("select t from trips as t", ["id", "zone", "fare"]),
+        ("select t.* from trips t", ["id", "zone", "fare"]),
+        ("select columns('f.*') from trips", ["id", "zone", "fare"]),
+        ("select 1 from trips natural join other", ["id", "zone", "fare"]),
+        ("select count(distinct fare) from trips", ["fare"]),
+    ],
+)
+def test_a_query_reads_the_columns_that_it_names(text: str, read: list[str]) -> None:
+    assert columns_read(text, ["id", "zone", "fare"]) == read
 
 
 def test_the_unknown_table_is_named_with_those_that_exist() -> None:

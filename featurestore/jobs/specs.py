@@ -170,7 +170,7 @@ def _check_overlap(spec: JobSpec) -> None:
 
 
 def _check_query(spec: JobSpec) -> None:
-    """Refuse SQL that cannot be parsed, reads other tables, or has no form on Spark."""
+    """Refuse SQL that cannot be parsed or does more than read its tables."""
     # What Spark cannot say alike is refused when the job runs there.
     sql.query(spec.code, tables=list(spec.inputs), dialect=sql.DIALECT)
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND

@@ -4,8 +4,10 @@ The frame itself is never changed and never copied as a whole; streams stay stre
 Conversions are those of ``model.types``; what they mean for values:
 
 * times without zone are taken as UTC, with one warning a call; finer than microseconds is refused;
-* dictionaries (categories) become their values; null columns take the type that the group has, else are refused;
-* a pandas index without name is dropped, a named one (after ``groupby``, ``set_index``) becomes columns;
+* dictionaries (categories) become their values; null columns take the type that the group has, else
+are refused;
+* a pandas index without name is dropped, a named one (after ``groupby``, ``set_index``) becomes
+columns;
 * 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...
 """
 
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 65_536
 _KINDS = (
-    "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with __arrow_c_stream__, "
-    "2-D numpy array, list of rows or of dicts, iterator of record batches, Spark DataFrame, DuckDB relation, "
+    "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
+    "__arrow_c_stream__, "
+    "2-D numpy array, list of rows or of dicts, iterator of record batches, Spark DataFrame, "
+    "DuckDB relation, "
     "FeatureFrame"
 )
 
@@ -42,7 +46,8 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
     Args:
         df: Any of the kinds that API lists as a dataframe argument.
-        engine: Adopts its own native frames without copying; takes everything else as an Arrow stream.
+        engine: Adopts its own native frames without copying; takes everything else as an Arrow
+        stream.
         like: Types to give where values allow it: null columns, and columns that widen into them.
 
     Raises:
@@ -58,7 +63,8 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Relation]:
     """Give a dataframe argument as a relation for as long as one call reads it; arguments as in ``to_relation``.
 
-    What the engine parks of a stream is removed at the end, so nothing that is read later may be made of it.
+    What the engine parks of a stream is removed at the end, so nothing that is read later may be
+    made of it.
     """
     adopted = _adopted(df, engine)
     if adopted is not None:
@@ -201,7 +207,8 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
 
     if array.ndim != 2 or array.dtype.names is not None:
         raise UnsupportedDataframe(
-            f"A numpy array of shape {array.shape} is not a dataframe; arrays have two dimensions, (rows, columns).",
+            f"A numpy array of shape {array.shape} is not a dataframe; arrays have two "
+            "dimensions, (rows, columns).",
             hint="array.reshape(len(array), -1)",
         )
     if array.dtype.kind not in "biufUSM":
@@ -236,7 +243,8 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
         return pa.RecordBatchReader._import_from_c_capsule(df.__arrow_c_stream__())
     except pa.ArrowInvalid as error:
         raise UnsupportedDataframe(
-            f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: {error}.",
+            f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: "
+            f"{error}.",
             hint="hand over a pyarrow Table, or use pyarrow 16 or newer",
         ) from error
 
@@ -319,7 +327,8 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
 def _by_name(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if sorted(batch.schema.names) != sorted(schema.names):
         raise UnsupportedDataframe(
-            f"A later part of the iterator has the columns {batch.schema.names}; the first one has {schema.names}."
+            f"A later part of the iterator has the columns {batch.schema.names}; the first one "
+            f"has {schema.names}."
         )
     columns = [batch.column(batch.schema.get_field_index(name)) for name in schema.names]
     return pa.RecordBatch.from_arrays(columns, schema.names)

@@ -1,6 +1,7 @@
 """Names in, correct training rows out: planner, point-in-time rule, explain, FeatureFrame.
 
-Names are looked up when they are asked for: engines, and Spark's executors, import ``point_in_time`` alone.
+Names are looked up when they are asked for: engines, and Spark's executors, import
+``point_in_time`` alone.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def to_pandas(table: pa.Table) -> Any:
     except ImportError as error:
         raise missing_extra("pandas", "pandas") from error
     with warnings.catch_warnings():
-        # An older pyarrow reaches for a name that pandas 2 has deprecated; neither is the caller's doing.
+        # An older pyarrow reaches for a name that pandas 2 has deprecated; neither is the caller's
+        # doing.
         warnings.filterwarnings("ignore", "DatetimeTZBlock is deprecated", DeprecationWarning)
         return table.to_pandas()
 
@@ -75,8 +76,8 @@ def to_polars(table: pa.Table) -> Any:
 def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     """Return a 2-D array, one row a row, in the common type of the columns.
 
-    Nulls become NaN in numeric columns and None elsewhere. Fixed-size lists of numbers spread over their own
-    columns. Texts, times and mixtures give an array of objects.
+    Nulls become NaN in numeric columns and None elsewhere. Fixed-size lists of numbers spread over
+    their own columns. Texts, times and mixtures give an array of objects.
 
     >>> to_numpy(pa.table({"a": [1, 2], "b": [0.5, None]}))
     array([[1. , 0.5],

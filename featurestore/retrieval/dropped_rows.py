@@ -21,9 +21,10 @@ def dropped_rows(
 ) -> int | None:
     """Return how many label rows the inner joins of a plan, and of the plans that feed it, drop.
 
-    None where no join drops any. ``rows`` is the number of the plan's rows where the caller has counted them; then,
-    without filters, the labels alone are counted, and only where planning does not know how many there are. Else
-    the joins run once more, on keys and times alone. Rows that filters leave out are not counted.
+    None where no join drops any. ``rows`` is the number of the plan's rows where the caller has
+    counted them; then, without filters, the labels alone are counted, and only where planning does
+    not know how many there are. Else the joins run once more, on keys and times alone. Rows that
+    filters leave out are not counted.
     """
     chain = [plan]
     while chain[-1].left_plan is not None:
@@ -48,7 +49,8 @@ def announced(
 ) -> pa.RecordBatchReader:
     """Return a reader that, once all its rows are read, says in the log how many label rows the joins dropped.
 
-    A filter between the joins and the reader hides their number: then nothing is said but how to count.
+    A filter between the joins and the reader hides their number: then nothing is said but how to
+    count.
     """
     if plan is None or not drops(plan):
         return reader

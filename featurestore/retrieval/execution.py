@@ -24,8 +24,8 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     Args:
         session: The connection whose engine runs the plan.
         plan: What to retrieve.
-        labels: Gives the relation of the caller's labels, where the plan (or the plan that feeds it) has such;
-            called once for each run, since a relation over a stream can be read once.
+        labels: Gives the relation of the caller's labels, where the plan (or the plan that feeds
+            it) has such; called once for each run, since a relation over a stream can be read once.
     """
     engine = session.engine
     left: Relation | None = None
@@ -57,7 +57,8 @@ class _SampledRows:
     sample: RowSample
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        # Splits of training datasets go by the same hash: with another seed a sample falls into all of them.
+        # Splits of training datasets go by the same hash: with another seed a sample falls into all
+        # of them.
         seed = self.sample.seed ^ _SAMPLE_SEED
         hashes = row_hash(batch, columns=self.sample.by, seed=seed)
         limit = int(self.sample.fraction * 2**64)

@@ -292,7 +292,8 @@ def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
     if given is None or set(given) != set(spec.primary_key):
         example = ", ".join(f"{name!r}: ..." for name in spec.primary_key)
         raise InvalidArgument(
-            f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of {spec.name!r}.",
+            f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of "
+            f"{spec.name!r}.",
             hint=f"key={{{example}}}",
         )
     return {

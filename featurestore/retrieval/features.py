@@ -40,7 +40,8 @@ def get_features(
     See ``FeatureStore.get_features`` for the arguments.
 
     Raises:
-        FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference means nothing, or too much.
+        FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference means nothing, or too
+        much.
         NoJoinKey: A group's primary key is not in the columns of the left side.
         LabelTimeRequired: The time of the labels cannot be told.
         ColumnConflict: Two columns of the result would have one name.
@@ -125,7 +126,8 @@ def _plan(
         return plan, None
     if options.include_keys:
         raise InvalidArgument(
-            "include_keys is for retrieval without labels: all columns of the labels are returned anyway.",
+            "include_keys is for retrieval without labels: all columns of the labels are returned "
+            "anyway.",
             hint="leave include_keys out",
         )
     opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)

@@ -28,8 +28,9 @@ _BATCH_ROWS = 65_536
 class FeatureFrame:
     """A lazy table: nothing is read until rows are asked for, and then anew at each call.
 
-    A frame is immutable and may be used from several threads; ``select``, ``drop``, ``filter`` and ``sample`` give new
-    frames over the same pinned versions, so two readings give the same rows whatever is written meanwhile.
+    A frame is immutable and may be used from several threads; ``select``, ``drop``, ``filter`` and
+    ``sample`` give new frames over the same pinned versions, so two readings give the same rows
+    whatever is written meanwhile.
 
     >>> frame = store.get_features(["weather.temp"], labels="questions")
     >>> frame
@@ -37,7 +38,8 @@ class FeatureFrame:
 
     Args:
         session: The connection whose engine reads the rows.
-        relation: The rows, or a function that gives them (called again for each reading of a stream).
+        relation: The rows, or a function that gives them (called again for each reading of a
+        stream).
         schema: The columns; needed when ``relation`` is a function.
         plan: The feature plan that the rows come from, if they come from one.
     """
@@ -156,7 +158,8 @@ class FeatureFrame:
         >>> store.get_featuregroup("weather").filter("temp > 37 and origin = 'JFK'").count()
         1
 
-        What it may say: ``docs/how-to/conditions.md``; it means the same on every engine. ``now()`` is read once, here.
+        What it may say: ``docs/how-to/conditions.md``; it means the same on every engine. ``now()``
+        is read once, here.
         """
         engine, now = self._session.engine, utc_now()
         fixed = fix_clock(sql, now=now)
@@ -190,9 +193,9 @@ class FeatureFrame:
     ) -> FeatureFrame:
         """Return a frame of a share of the rows: always the same ones, on every engine.
 
-        A row is chosen by the hash of its columns ``by`` and the seed, so rows that are equal there stay together
-        (``by="customer"`` keeps all rows of a customer or none), and rows that come later change nothing for
-        those that are there.
+        A row is chosen by the hash of its columns ``by`` and the seed, so rows that are equal there
+        stay together (``by="customer"`` keeps all rows of a customer or none), and rows that come
+        later change nothing for those that are there.
 
         >>> weather = store.get_featuregroup("weather")
         >>> weather.sample(fraction=0.5, by="origin").to_arrow().column("origin").to_pylist()
@@ -201,8 +204,8 @@ class FeatureFrame:
         Args:
             fraction: The share, above 0 and at most 1; the number of rows is near it, not exact.
             seed: Another seed is another sample.
-            by: The columns that are hashed; None takes the keys and the time of the rows where the frame knows them,
-                else all columns.
+            by: The columns that are hashed; None takes the keys and the time of the rows where the
+                frame knows them, else all columns.
 
         Raises:
             InvalidArgument: The fraction is no share.
@@ -312,7 +315,8 @@ class FeatureFrame:
         >>> store.get_features("planes.seats", labels="questions", join="inner").dropped()
         0
 
-        Rows that ``filter`` leaves out are not counted. ``rows`` is the number of the frame's rows, where it has been
+        Rows that ``filter`` leaves out are not counted. ``rows`` is the number of the frame's rows,
+        where it has been
         counted: without filters nothing is then joined for the answer.
         """
         if self._plan is None:

@@ -67,13 +67,16 @@ def _check_columns(
             unused.append(f"{name}: {key}")
     if unknown:
         raise InvalidArgument(
-            f"join_key names {listing(unknown)}: neither a column of the left side ({listing(left.names)}) "
+            f"join_key names {listing(unknown)}: neither a column of the left side "
+            f"({listing(left.names)}) "
             f"nor a joined group ({listing(spec.name for spec in groups)}).",
-            hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key column'}}",
+            hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key "
+            "column'}}",
         )
     if unused:
         raise NoJoinKey(
-            f"join_key has {listing(unused)}, which is a key of no joined group. {show_keys(groups)}"
+            f"join_key has {listing(unused)}, which is a key of no joined group. "
+            f"{show_keys(groups)}"
         )
 
 
@@ -86,16 +89,19 @@ def pairs(
 ) -> Pairs:
     """Return (left column, key column) for every primary-key column of a group.
 
-    A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are all that are
+    A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
+    all that are
     joined: a refusal shows the key of each.
 
     Raises:
-        NoJoinKey: A key column has no partner on the left side, or the partners' types do not compare.
+        NoJoinKey: A key column has no partner on the left side, or the partners' types do not
+        compare.
     """
     chosen = _named(spec, left=left, said=said)
     if not spec.primary_key and not chosen:
         raise NoJoinKey(
-            f"Feature group {spec.name!r} declares no primary key. The left side has {listing(left.names, limit=30)}, "
+            f"Feature group {spec.name!r} declares no primary key. The left side has "
+            f"{listing(left.names, limit=30)}, "
             f"the group {listing(spec.schema.names, limit=30)}.",
             hint=f"join_key={{{spec.name!r}: 'column'}} joins on a column that both have",
         )
@@ -104,8 +110,10 @@ def pairs(
         column = chosen.get(key, key)
         if column not in left.names:
             raise NoJoinKey(
-                f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}; the left side has no column "
-                f"{column!r}, it has {listing(left.names, limit=30)}. {show_keys(groups or [spec])}.",
+                f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}; the left "
+                "side has no column "
+                f"{column!r}, it has {listing(left.names, limit=30)}. "
+                f"{show_keys(groups or [spec])}.",
                 hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
             )
         _check_comparable(spec, key=key, left=left.field(column))
@@ -150,7 +158,8 @@ def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dic
         return {spec.primary_key[0]: names[0]}
     if any(name not in left.names for name in others):
         raise NoJoinKey(
-            f"join_key names {listing(others)}, a column neither of the left side nor a key of {spec.name!r}. "
+            f"join_key names {listing(others)}, a column neither of the left side nor a key of "
+            f"{spec.name!r}. "
             f"{show_keys([spec])}. The left side has {listing(left.names, limit=30)}.",
         )
     return {name: name for name in names if name in known}
@@ -173,6 +182,7 @@ def _check_comparable(spec: FeatureGroupSpec, *, key: str, left: pa.Field) -> No
     if pat.is_floating(left.type) and pat.is_integer(right):
         hint += f", with pandas: df[{left.name!r}] = df[{left.name!r}].astype('Int64')"
     raise NoJoinKey(
-        f"The key {key!r} of feature group {spec.name!r} is {right}; the left column {left.name!r} is {left.type}.",
+        f"The key {key!r} of feature group {spec.name!r} is {right}; the left column "
+        f"{left.name!r} is {left.type}.",
         hint=hint,
     )

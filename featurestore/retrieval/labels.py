@@ -39,7 +39,8 @@ def open_labels(
 ) -> OpenedLabels:
     """Return the left side that ``labels=`` means; nothing of a table is read.
 
-    Rows in memory keep their order and are held as Arrow, so that the frame can be read again and again.
+    Rows in memory keep their order and are held as Arrow, so that the frame can be read again and
+    again.
     """
     if isinstance(labels, str):
         name, version = parse_group_reference(labels)

@@ -1,12 +1,13 @@
 """The leak check: a sample of training rows computed again without anything that came later.
 
-For each sampled label the rows of every group are cut to those of the label's time: event time and created time
-at or before it, also where the retrieval did not look at created time. A group without event time is cut by the
-time columns that its rows have. What is left is searched here, by other code than the engine's, and compared.
+For each sampled label the rows of every group are cut to those of the label's time: event time and
+created time at or before it, also where the retrieval did not look at created time. A group without
+event time is cut by the time columns that its rows have. What is left is searched here, by other
+code than the engine's, and compared.
 
-Values that were *computed* from later data carry an early stamp, which no cut of the stored rows can show. For
-such groups ``recompute`` takes the function that makes them: it is called with a time and gives the group's rows
-as they come out when its inputs end there.
+Values that were *computed* from later data carry an early stamp, which no cut of the stored rows
+can show. For such groups ``recompute`` takes the function that makes them: it is called with a time
+and gives the group's rows as they come out when its inputs end there.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class LeakReport:
         lines = [f"{verdict}: {self.rows:,} rows, {self.features} features"]
         for leak in self.leaks:
             lines.append(
-                f"  {leak.feature} of {leak.group}: {leak.rows:,} of {self.rows:,} values change; {leak.why}"
+                f"  {leak.feature} of {leak.group}: {leak.rows:,} of {self.rows:,} values change; "
+                f"{leak.why}"
             )
             lines += [f"    {example}" for example in leak.examples]
         lines += [f"  not checked: {each}" for each in self.unchecked]
@@ -88,7 +90,8 @@ def check_leakage(
         frame: What ``get_features`` returned.
         sample: How many label rows to look at.
         seed: Which ones.
-        recompute: For computed groups: the function that makes the group's rows from inputs up to a time.
+        recompute: For computed groups: the function that makes the group's rows from inputs up to a
+        time.
 
     Raises:
         InvalidArgument: The frame does not come from ``get_features``.
@@ -96,7 +99,8 @@ def check_leakage(
     plan = getattr(frame, "plan", None)
     if not isinstance(frame, FeatureFrame) or plan is None or not _joins_something(plan):
         raise InvalidArgument(
-            "check_leakage needs a frame that get_features returned, with features joined to labels.",
+            "check_leakage needs a frame that get_features returned, with features joined to "
+            "labels.",
             hint="check_leakage(get_features([...], labels=...))",
         )
     if sample < 1:
@@ -108,7 +112,8 @@ def check_leakage(
     strange = [name for name in checked.recompute if name not in checked.groups]
     if strange:
         raise InvalidArgument(
-            f"recompute names {listing(strange)}; the frame joins {listing(sorted(checked.groups))}."
+            f"recompute names {listing(strange)}; the frame joins "
+            f"{listing(sorted(checked.groups))}."
         )
     return LeakReport(
         labels.num_rows,
@@ -225,7 +230,8 @@ class _Rows:
         if cuts:
             self._until = np.max(cuts, axis=0)
         if times:
-            # A row without a declared time was never known; other time columns say nothing where they are null.
+            # A row without a declared time was never known; other time columns say nothing where
+            # they are null.
             self._known = np.min(cuts, axis=0) != _NEVER
         self._event = ranks[0][order] if times else None
         self._positions: dict[tuple[Any, ...], list[int]] = {}

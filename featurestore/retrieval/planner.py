@@ -31,8 +31,8 @@ LabelTime = str | datetime | date
 class LabelSide:
     """The left side of a retrieval.
 
-    ``source`` is set for a group, ``plan`` for the result of another retrieval; ``time`` is the column that
-    such a side already uses as its time. ``ordered`` asks for the rows in their order.
+    ``source`` is set for a group, ``plan`` for the result of another retrieval; ``time`` is the
+    column that such a side already uses as its time. ``ordered`` asks for the rows in their order.
     """
 
     schema: pa.Schema
@@ -157,7 +157,8 @@ def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
     absent = [member.column for member in members if member.column not in present]
     if absent:
         raise FeatureNotFound(
-            f"Feature group {spec.name!r} had no {listing(absent)} at Delta version {source.delta_version}; "
+            f"Feature group {spec.name!r} had no {listing(absent)} at Delta version "
+            f"{source.delta_version}; "
             f"it had {listing(spec.schema.names, limit=20)}.",
             hint="ask for a later as_of",
         )
@@ -197,7 +198,8 @@ def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
         if folded in seen:
             raise ColumnConflict(
                 f"{feature} would be called {feature.name!r}, as is {seen[folded]}.",
-                hint=f"'{feature.spec.name}.{feature.column} as {feature.spec.name}_{feature.column}'",
+                hint=f"'{feature.spec.name}.{feature.column} as "
+                f"{feature.spec.name}_{feature.column}'",
             )
         seen[folded] = f"{feature}"
 
@@ -214,7 +216,8 @@ def _times(
     if isinstance(label_time, str) and label_time in left.schema.names:
         if label_time not in columns:
             raise LabelTimeRequired(
-                f"label_time={label_time!r} is a column of type {left.schema.field(label_time).type}; "
+                f"label_time={label_time!r} is a column of type "
+                f"{left.schema.field(label_time).type}; "
                 f"times are timestamps or dates. There are {listing(columns)}.",
                 hint=f"convert it first, with pandas: pd.to_datetime(df[{label_time!r}], utc=True)",
             )
@@ -232,7 +235,8 @@ def _times(
     if columns:
         what, hint = f"one of {listing(columns)}", f"label_time={columns[0]!r}"
     raise LabelTimeRequired(
-        f"Features of {groups} are joined as of a time; the time column of the left side cannot be told: {what}.",
+        f"Features of {groups} are joined as of a time; the time column of the left side cannot "
+        f"be told: {what}.",
         hint=hint,
     )
 
@@ -277,7 +281,8 @@ def _notes(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
             notes.append(f"{name} has no primary key: of several rows the latest is taken")
     if options.how == "inner":
         notes.append(
-            "label rows without a row in every group are dropped (join='inner'); how many is said when all rows are "
+            "label rows without a row in every group are dropped (join='inner'); how many is said "
+            "when all rows are "
             "read, and by frame.dropped()"
         )
     return notes

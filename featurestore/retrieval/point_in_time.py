@@ -1,19 +1,23 @@
 """The point-in-time rule: which row of a feature group answers a label. Pure; engines compile what is said here.
 
-Of the rows of a group whose key equals the label's and that are *eligible* at the label's time, the greatest
-by (event time, created time, tie hash) answers.
+Of the rows of a group whose key equals the label's and that are *eligible* at the label's time, the
+greatest by (event time, created time, tie hash) answers.
 
-* A row is eligible from its event time on; where the group declares a created time, from the later of the two
-  (unless ``created_time_filter=False``: then created time only decides ties). Rows without these times never are.
-* The answer counts as missing when its event time is older than ``ttl``; no older row takes its place.
+* A row is eligible from its event time on; where the group declares a created time, from the later
+  of the two (unless ``created_time_filter=False``: then created time only decides ties). Rows
+  without these times never are.
+* The answer counts as missing when its event time is older than ``ttl``; no older row takes its
+place.
 * Keys that are null match nothing; a label without a time matches only groups without event time.
-* A group without event time has one row per key, the greatest by the same order, whatever the label's time.
+* A group without event time has one row per key, the greatest by the same order, whatever the
+label's time.
 
-A row that becomes known late may be older than one that is eligible already. So where created time counts, the
-last eligible row is not always the greatest: engines then take a running maximum (ADR 0011). Where log or spec say
-that keys and times are unique, no two rows tie, and no row is hashed.
+A row that becomes known late may be older than one that is eligible already. So where created time
+counts, the last eligible row is not always the greatest: engines then take a running maximum (ADR
+0011). Where log or spec say that keys and times are unique, no two rows tie, and no row is hashed.
 
-``featurestore.testing.oracle`` says the same by looking at every row, and every engine is compared with it.
+``featurestore.testing.oracle`` says the same by looking at every row, and every engine is compared
+with it.
 """
 
 from __future__ import annotations
@@ -87,7 +91,8 @@ class FeatureSide:
     def is_unique(self) -> bool:
         """Whether no two rows can tie: the log says so, and the join is on the whole primary key.
 
-        What the log claims leaves nulls out, and without the filter rows of unknown created time count.
+        What the log claims leaves nulls out, and without the filter rows of unknown created time
+        count.
         """
         nulls_count = self.join.created_time is not None and not self.counts_when_known
         return self.join.source.unique and bool(self.spec.primary_key) and not nulls_count

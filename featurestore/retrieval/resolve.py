@@ -47,8 +47,9 @@ def resolve(
 ) -> tuple[Feature, ...]:
     """Return the columns that references mean, in the order requested.
 
-    A plain name searches the latest version of every group, its features first, then its keys and times.
-    ``groups_with`` tells which groups may have a column, so that the others need not be looked at.
+    A plain name searches the latest version of every group, its features first, then its keys and
+    times. ``groups_with`` tells which groups may have a column, so that the others need not be
+    looked at.
 
     Raises:
         FeatureNotFound: No such feature; names those that are near.
@@ -95,7 +96,8 @@ def _find_in_group(
 ) -> list[Feature]:
     if reference.version is not None and pinned.get(group, reference.version) != reference.version:
         raise InvalidArgument(
-            f"{str(reference)!r} asks for version {reference.version}, versions= for {pinned[group]}.",
+            f"{str(reference)!r} asks for version {reference.version}, versions= for "
+            f"{pinned[group]}.",
             hint="pin the version in one place",
         )
     version = reference.version if reference.version is not None else pinned.get(group)
@@ -103,14 +105,16 @@ def _find_in_group(
     if reference.is_star:
         if not spec.features:
             raise FeatureNotFound(
-                f"Feature group {spec.name!r} has keys and times only: {listing(spec.schema.names)}.",
+                f"Feature group {spec.name!r} has keys and times only: "
+                f"{listing(spec.schema.names)}.",
                 hint="name a key itself, for example "
                 + repr(f"{spec.name}.{spec.schema.names[0]}"),
             )
         return [Feature(spec, column, column) for column in spec.features]
     if reference.feature not in spec.schema.names:
         raise FeatureNotFound(
-            f"Feature group {spec.name!r} version {spec.version} has no feature {reference.feature!r}; "
+            f"Feature group {spec.name!r} version {spec.version} has no feature "
+            f"{reference.feature!r}; "
             f"it has {listing(spec.schema.names, limit=20)}.",
             hint=_near(reference.feature, spec.schema.names, prefix=f"{spec.name}."),
         )

@@ -1,7 +1,7 @@
 """User SQL: DuckDB's dialect in, checked against lists of what is allowed, and out for the engine.
 
-``conditions`` are over one row (filters, deletes), ``queries`` over tables (SQL jobs). Nothing that is
-not on a list of what is allowed comes through.
+``conditions`` are over one row (filters, deletes), ``queries`` over tables (SQL jobs). Nothing that
+is not on a list of what is allowed comes through.
 """
 
 from __future__ import annotations

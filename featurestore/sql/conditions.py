@@ -1,8 +1,9 @@
 """Conditions on one row: DuckDB's SQL in, the same condition for either engine out.
 
-A condition is parsed, every part of it is given a kind (text, integer, timestamp ...) from the columns'
-types, and is then written anew for the engine from the templates of ``functions``. So it means the same
-on every engine, and nothing of the user's text reaches an engine but names and constants.
+A condition is parsed, every part of it is given a kind (text, integer, timestamp ...) from the
+columns' types, and is then written anew for the engine from the templates of ``functions``. So it
+means the same on every engine, and nothing of the user's text reaches an engine but names and
+constants.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
     "((`speed` >= CAST(10 AS DOUBLE)) AND (`zone` = 'A'))"
 
     Raises:
-        InvalidSql: It is no condition, names unknown columns, or says what does not mean the same on
-            every engine; the hint is what to write.
+        InvalidSql: It is no condition, names unknown columns, or says what does not mean the same
+            on every engine; the hint is what to write.
     """
     condition = expression(text, schema=schema, dialect=dialect)
     if condition.kind != "boolean":

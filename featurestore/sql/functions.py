@@ -1,12 +1,13 @@
 """What a condition may say: functions and operators that mean the same on every engine.
 
-Each entry was proven: ``tests/sql/test_conditions_mean_the_same.py`` builds an expression for every entry
-here, runs it over a table of edge values on both engines, and compares value by value; and for DuckDB with
-what DuckDB itself makes of it. What is not here is refused on both engines, so a condition never changes
-its meaning with the engine. To add a function, add it here and run that test.
+Each entry was proven: ``tests/sql/test_conditions_mean_the_same.py`` builds an expression for every
+entry here, runs it over a table of edge values on both engines, and compares value by value; and
+for DuckDB with what DuckDB itself makes of it. What is not here is refused on both engines, so a
+condition never changes its meaning with the engine. To add a function, add it here and run that
+test.
 
-Templates are SQL of the engine; ``{0}`` is the first argument. Whole numbers are computed with 64 bits,
-others in double precision; a result out of range and a division by zero are null.
+Templates are SQL of the engine; ``{0}`` is the first argument. Whole numbers are computed with 64
+bits, others in double precision; a result out of range and a division by zero are null.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# "number" is a double, "float" a float32 column, "unsigned" an uint64 column, which can be compared only;
+# "number" is a double, "float" a float32 column, "unsigned" an uint64 column, which can be compared
+# only;
 # "unit" and "count" are constants in the text.
 Kind = Literal[
     "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date", "timestamp",

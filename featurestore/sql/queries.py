@@ -1,10 +1,10 @@
 """Queries of users: one SELECT over named tables, checked against what it may hold.
 
-Three things stand between a query and the machine. Its tree may hold listed parts only, and every table
-is looked up in the scope where it stands: a name is a table of the query's, or of a WITH that is visible
-there. Its functions are listed: on the embedded engine those of DuckDB that compute from their arguments
-alone, on Spark those that were compared with DuckDB's (``tests/sql``). And DuckDB runs it in a database
-of its own, without files, network or settings (``Engine.user_sql``).
+Three things stand between a query and the machine. Its tree may hold listed parts only, and every
+table is looked up in the scope where it stands: a name is a table of the query's, or of a WITH that
+is visible there. Its functions are listed: on the embedded engine those of DuckDB that compute from
+their arguments alone, on Spark those that were compared with DuckDB's (``tests/sql``). And DuckDB
+runs it in a database of its own, without files, network or settings (``Engine.user_sql``).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
         dialect: The engine's.
 
     Raises:
-        InvalidSql: It is no single SELECT, reads other tables or files, asks the clock or chance, or
-            uses what was not shown to mean the same in the dialect.
+        InvalidSql: It is no single SELECT, reads other tables or files, asks the clock or chance,
+            or uses what was not shown to mean the same in the dialect.
     """
     from sqlglot import exp
 
@@ -126,7 +126,8 @@ def _check_parts(tree: exp.Expr, text: str) -> None:
             raise _refused_function(name.lower(), text)
         if name not in _PARTS:
             raise InvalidSql(
-                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which a query cannot say.",
+                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which a query cannot "
+                "say.",
                 hint="a query is one SELECT over its tables",
             )
 
@@ -142,7 +143,8 @@ def _check_proven(tree: exp.Expr, text: str, dialect: str) -> None:
         calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
         if is_cast or calls_table or type(node).__name__ in _NOT_ON_SPARK:
             raise InvalidSql(
-                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which was not shown to mean "
+                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which was not shown to "
+                "mean "
                 f"the same on {dialect}.",
                 hint="write the job in Python: it gets its inputs as Spark DataFrames",
             )

@@ -1,10 +1,10 @@
 """Feature plans as DuckDB queries: an ASOF join where one time decides, a running maximum where two do.
 
-The rule is ``featurestore.retrieval.point_in_time``. An ASOF join takes one inequality and its last row is the
-answer, which is the rule as long as rows count from their event time on. Where they count from their created time
-on, a late row may be older than one that counts already. So keys and times of labels and rows are sorted together,
-the running maximum of (event time, created time) names the row of each label, and its features are then fetched:
-they pass through no sort.
+The rule is ``featurestore.retrieval.point_in_time``. An ASOF join takes one inequality and its last
+row is the answer, which is the rule as long as rows count from their event time on. Where they
+count from their created time on, a late row may be older than one that counts already. So keys and
+times of labels and rows are sorted together, the running maximum of (event time, created time)
+names the row of each label, and its features are then fetched: they pass through no sort.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from featurestore.retrieval.point_in_time import (
 from featurestore_connectors.duckdb_delta.sqltext import names, quote
 
 _LABELS = "fs_labels"
-# The labels once more, numbered and held for the query where it reads them twice: they may be a stream.
+# The labels once more, numbered and held for the query where it reads them twice: they may be a
+# stream.
 _HELD_LABELS = "fs_held_labels"
 _NUMBER = "__fs_number"
 # Looking up the labels' keys first pays where a group has so many times more rows.
 _FEW_SHARE = 20
-# Makes the microseconds of any date positive, so that two times pack into one integer of their order.
+# Makes the microseconds of any date positive, so that two times pack into one integer of their
+# order.
 _SHIFT = 1 << 62
 _HALF = 1 << 63
 
@@ -180,7 +182,8 @@ class _Compiled:
             mine, theirs = f"l.{quote(left)}", f"{self.name}.{key}"
             is_binary = pat.is_binary(self.rule.spec.schema.field(column).type)
             if is_binary and self.rule.is_timed and len(self.rule.keys) > 1:
-                # DuckDB 2.0's ASOF join loses the rows of binary keys behind others; texts it finds.
+                # DuckDB 2.0's ASOF join loses the rows of binary keys behind others; texts it
+                # finds.
                 mine, theirs = f"hex({mine})", f"hex({theirs})"
             conditions.append(f"{mine} = {theirs}")
         if self.rule.is_timed:
@@ -261,13 +264,15 @@ class _Compiled:
     def _known(self, rows: str) -> str:
         """Return for each label's number the row that was the greatest of its key, of those known at its time.
 
-        At equal times rows come before labels: the frame of the running maximum ends with the label's peers.
+        At equal times rows come before labels: the frame of the running maximum ends with the
+        label's peers.
         """
         keys = ", ".join(self.rule.keys)
         found = (
             f"SELECT {keys}, number, make_timestamptz((best >> 63)::BIGINT - {_SHIFT}) AS event, "
             f"make_timestamptz((best & {_HALF - 1})::BIGINT - {_SHIFT}) AS created "
-            f"FROM (SELECT {keys}, number, max(best) OVER (PARTITION BY {keys} ORDER BY since) AS best "
+            f"FROM (SELECT {keys}, number, max(best) OVER (PARTITION BY {keys} ORDER BY since) AS "
+            "best "
             f"FROM ({self._rows_and_labels()})) WHERE number IS NOT NULL AND best IS NOT NULL"
         )
         same = " AND ".join(f"s.{column} = f.{column}" for column in self.tie_columns)
@@ -318,7 +323,8 @@ def _label_time(plan: FeaturePlan) -> str:
 def _first(rows: str, columns: list[str], order: list[str]) -> str:
     """Return the query of the first row of those that share columns."""
     window = f"(PARTITION BY {', '.join(columns)} ORDER BY {', '.join(order)})"
-    # Not row_number() = 1: DuckDB turns that into an aggregate over sort keys, in which -0.0 is 0.0.
+    # Not row_number() = 1: DuckDB turns that into an aggregate over sort keys, in which -0.0 is
+    # 0.0.
     return f"SELECT * FROM ({rows}) QUALIFY lag(true) OVER {window} IS NULL"
 
 

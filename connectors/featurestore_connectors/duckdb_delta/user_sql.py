@@ -1,7 +1,7 @@
 """Queries of users, in a DuckDB database of their own that sees their tables and nothing else.
 
-It opens no file and no network, its settings are locked, and it looks up no Python variable. Tables come
-in as Arrow streams and the result goes out as one; each reading runs the query anew.
+It opens no file and no network, its settings are locked, and it looks up no Python variable. Tables
+come in as Arrow streams and the result goes out as one; each reading runs the query anew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Feature plans on Spark: labels and rows in one sorted stream, a running maximum, no range join.
 
-The rule is ``featurestore.retrieval.point_in_time``. Rows enter the stream of their key at the time from which
-they are eligible; so at each label the greatest row seen until then is the answer. Groups that are joined on the
-same columns share one shuffle.
+The rule is ``featurestore.retrieval.point_in_time``. Rows enter the stream of their key at the time
+from which they are eligible; so at each label the greatest row seen until then is the answer.
+Groups that are joined on the same columns share one shuffle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from featurestore_connectors.spark_delta.sqltext import column, timestamp
 
 _PART = "part"
 _DAY = 86_400_000_000
-# What groups must share to share one sort: the left columns, and the types of the keys that these meet.
+# What groups must share to share one sort: the left columns, and the types of the keys that these
+# meet.
 _SharedKeys = tuple[tuple[str, str], ...]
 
 
@@ -161,7 +162,8 @@ class _Compiled:
             fields.append(column(TIE).alias("tie"))
         for index, output in enumerate(self.rule.join.outputs):
             fields.append(column(output.column).alias(f"o{index}"))
-        # A struct of nulls is no null, so it tells a row of nulls from no row; but it cannot be empty.
+        # A struct of nulls is no null, so it tells a row of nulls from no row; but it cannot be
+        # empty.
         return fields or [F.lit(True).alias("found")]
 
     def _keys(self) -> list[Any]:
@@ -229,9 +231,9 @@ def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list
 def _almost_sorted(merged: Any, keys: list[str]) -> Any:
     """Return the stream shuffled by the hash of its keys and sorted by that hash and the second, one integer.
 
-    Spark sorts by one integer without comparing rows. The window's sort by all keys and times, which compares rows all
-    over memory, then finds them almost in order. Seconds before 1970 and after 2106 come in another order here, which
-    costs time and changes no answer.
+    Spark sorts by one integer without comparing rows. The window's sort by all keys and times,
+    which compares rows all over memory, then finds them almost in order. Seconds before 1970 and
+    after 2106 come in another order here, which costs time and changes no answer.
     """
     from pyspark.sql import functions as F
 

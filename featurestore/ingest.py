@@ -1,4 +1,4 @@
-"""What a user hands over: a native frame that the engine adopts, or an Arrow stream of feature types.
+"""What a user hands over: a native frame that the engine adopts, or a stream of feature types.
 
 The frame itself is never changed and never copied as a whole; streams stay streams.
 Conversions are those of ``model.types``; what they mean for values:
@@ -61,7 +61,9 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
 @contextmanager
 def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Relation]:
-    """Give a dataframe argument as a relation for as long as one call reads it; arguments as in ``to_relation``.
+    """Give a dataframe argument as a relation for as long as one call reads it.
+
+    Arguments as in ``to_relation``.
 
     What the engine parks of a stream is removed at the end, so nothing that is read later may be
     made of it.
@@ -78,7 +80,10 @@ def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
 
 def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> pa.Schema:
-    """Return the feature types of a dataframe argument, none of whose rows is read; arguments as in ``to_relation``."""
+    """Return the feature types of a dataframe argument, none of whose rows is read.
+
+    Arguments as in ``to_relation``.
+    """
     adopted = _adopted(df, engine)
     return to_reader(df, like=like).schema if adopted is None else adopted.schema
 
@@ -103,7 +108,10 @@ def _check_names(schema: pa.Schema) -> None:
 
 
 def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
-    """Return a dataframe argument as an Arrow stream of feature types; arguments as in ``to_relation``."""
+    """Return a dataframe argument as an Arrow stream of feature types.
+
+    Arguments as in ``to_relation``.
+    """
     reader = open_stream(df)
     _check_names(reader.schema)
     target = _target(reader.schema, like)
@@ -441,7 +449,7 @@ def _not_a_dataframe(df: object) -> UnsupportedDataframe:
 
 
 def _depth() -> int:
-    """Return how many frames lie between the warning and the caller's code, so that it points there."""
+    """Return how many frames lie between a warning and the caller's code, where it points."""
     frame, depth = sys._getframe(1), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith(
         ("featurestore.", "functools")

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
 
 __all__ = [
-    "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert", "check_dataframe_type",
-    "explain_value", "Explanation", "ExplainedRow", "check_leakage", "LeakReport", "Leak",
+    "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert",
+    "check_dataframe_type", "explain_value", "Explanation", "ExplainedRow", "check_leakage",
+    "LeakReport", "Leak",
 ]  # fmt: skip
 
 _HOMES = {

@@ -1,4 +1,7 @@
-"""What the planner needs to know of the store: definitions from the registry, sources pinned in the Delta logs."""
+"""What the planner needs to know of the store.
+
+Definitions from the registry, sources pinned in the Delta logs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ AsOfArgument = datetime | str | Mapping[str, int | datetime | str]
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
-    """The definitions of a store by name and version; those of a group are read when it is first asked for."""
+    """The definitions of a store by name and version.
+
+    Those of a group are read when it is first asked for.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -147,7 +153,7 @@ class Pins:
 
 
 def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
-    """Return the group at a Delta table, at a version (the latest when None), with what its log says about it."""
+    """Return the group at a Delta table, pinned to a version: the latest when None."""
     state = read_snapshot(path, delta_version)
     return Source(
         spec=commits.spec_of(state),

@@ -1,4 +1,7 @@
-"""How many label rows inner joins leave out: counted from what is known where possible, by a narrow join else."""
+"""How many label rows inner joins leave out.
+
+Counted from what is known where possible, by a narrow join else.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def announced(
     *,
     labels: Labels | None,
 ) -> pa.RecordBatchReader:
-    """Return a reader that, once all its rows are read, says in the log how many label rows the joins dropped.
+    """Return a reader that says in the log how many label rows the joins dropped, once it is read.
 
     A filter between the joins and the reader hides their number: then nothing is said but how to
     count.

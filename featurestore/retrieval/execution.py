@@ -67,7 +67,10 @@ class _SampledRows:
 
 
 def _uncut(plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan with all columns and all rows: a filter may look at columns that are not returned."""
+    """Return the plan with all columns and all rows.
+
+    A filter may look at columns that are not returned.
+    """
     fields = [plan.left_schema.field(name) for name in plan.left_columns]
     for join in plan.joins:
         schema = join.source.spec.schema

@@ -1,4 +1,4 @@
-"""Which row gives the value of a key at a time, since when the table holds it, and why the others lost."""
+"""Which row gives the value of a key at a time, since when it is there, and why others lost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _LOWEST = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class ExplainedRow:
-    """One row of the key. ``delta_version`` is the first version of the table that holds it, if that can be read."""
+    """One row of the key.
+
+    ``delta_version`` is the first version of the table that holds it, if that can be read.
+    """
 
     values: Mapping[str, Any]
     event_time: datetime | None
@@ -45,7 +48,10 @@ class ExplainedRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The answer for one key at one time: the row that won (None: nulls), and rows that lost, nearest first."""
+    """The answer for one key at one time.
+
+    ``row`` won, None means nulls; those of ``lost`` lost, the nearest first.
+    """
 
     group: str
     version: int
@@ -86,7 +92,7 @@ def explain_value(
     key: Any,
     at: datetime | str | None = None,
 ) -> Explanation:
-    """Return which row of a group gives the features of a key at a time, by the rules of ``get_features``.
+    """Return which row of a group gives the features of a key at a time, as ``get_features`` would.
 
     Args:
         session: The connection.
@@ -215,7 +221,10 @@ def _lost_to(best: _Candidate, candidate: _Candidate) -> str:
 
 
 class _Origin:
-    """Finds the first Delta version that holds a row, by halving; what a version holds of the key is read once."""
+    """Finds the first Delta version that holds a row, by halving.
+
+    What a version holds of the key is read once.
+    """
 
     def __init__(self, session: Session, source: Source, key: Mapping[str, Any]) -> None:
         self._session = session

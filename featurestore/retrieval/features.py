@@ -82,7 +82,9 @@ def explain_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
 ) -> FeaturePlan:
-    """Return the plan that ``get_features`` would run with these arguments; nothing is read but logs.
+    """Return the plan that ``get_features`` would run with these arguments.
+
+    Nothing is read but logs.
 
     ``str(plan)`` is the text for people.
     """

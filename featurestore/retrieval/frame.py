@@ -32,9 +32,8 @@ class FeatureFrame:
     ``sample`` give new frames over the same pinned versions, so two readings give the same rows
     whatever is written meanwhile.
 
-    >>> frame = store.get_features(["weather.temp"], labels="questions")
-    >>> frame
-    FeatureFrame[tailnum: string, origin: string, asked_at: timestamp[us, tz=UTC], late: bool, temp: double]
+    >>> store.get_featuregroup("planes")
+    FeatureFrame[tailnum: string, seats: int64]
 
     Args:
         session: The connection whose engine reads the rows.
@@ -67,7 +66,10 @@ class FeatureFrame:
     def planned(
         cls, session: Session, plan: FeaturePlan, *, labels: Labels | None = None
     ) -> FeatureFrame:
-        """Return the frame of a feature plan; ``labels`` gives the relation of the caller's labels."""
+        """Return the frame of a feature plan.
+
+        ``labels`` gives the relation of the caller's labels.
+        """
         frame = cls(
             session, lambda: run(session, plan, labels=labels), schema=plan.schema, plan=plan
         )
@@ -234,7 +236,10 @@ class FeatureFrame:
         return list(dict.fromkeys(keys)) or self.columns
 
     def _names(self, columns: Iterable[str | Sequence[str]]) -> list[str]:
-        """Return the names in arguments that are names or lists of names; all are columns of the frame."""
+        """Return the names in arguments that are names or lists of names.
+
+        All are columns of the frame.
+        """
         names: list[str] = []
         for each in columns:
             names += [each] if isinstance(each, str) else each
@@ -386,7 +391,7 @@ class FeatureFrame:
         return self._session.engine.to_spark(self.relation)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Export the rows through the Arrow PyCapsule interface, so that any Arrow library takes the frame."""
+        """Export the rows through the Arrow PyCapsule interface, which Arrow libraries take."""
         return self._stream().__arrow_c_stream__(requested_schema)
 
     def _stream(self, *, batch_rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:

@@ -130,7 +130,7 @@ def show_keys(groups: Sequence[FeatureGroupSpec]) -> str:
 
 
 def comparable(left: pa.DataType, right: pa.DataType) -> bool:
-    """Tell whether values of two types can be equal without a conversion that loses or invents something."""
+    """Tell whether values of two types can be equal without a conversion that loses something."""
     if pat.is_integer(left) and pat.is_integer(right):
         return True
     if pat.is_decimal(left) and pat.is_decimal(right):

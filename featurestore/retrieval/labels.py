@@ -23,7 +23,7 @@ from featurestore.session import Session
 
 @dataclass(frozen=True)
 class OpenedLabels:
-    """What the planner sees of the labels, and their relation where the plan does not hold the way to it."""
+    """What the planner sees of the labels, and their relation where the plan has no way to it."""
 
     left: LabelSide
     relation: Labels | None

@@ -53,7 +53,10 @@ class Leak:
 
 @dataclass(frozen=True)
 class LeakReport:
-    """What a leak check found. ``ok``: nothing changed. ``unchecked`` says what the check could not look at."""
+    """What a leak check found. ``ok``.
+
+    Nothing changed. ``unchecked`` says what the check could not look at.
+    """
 
     rows: int
     features: int
@@ -137,7 +140,10 @@ class _Check:
         self.features = 0
 
     def plan(self, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
-        """Check every join of a plan over sampled labels; return the rows that the plan gives for them."""
+        """Check every join of a plan over sampled labels.
+
+        Return the rows that the plan gives for them.
+        """
         if plan.left_plan is not None:
             labels = self.plan(plan.left_plan, labels)
         whole = _over_labels(plan, labels.schema)
@@ -283,22 +289,33 @@ def _joins_something(plan: FeaturePlan) -> bool:
 
 
 def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
-    """Return the plan over labels in memory, with every output, no filter and one row for each label."""
+    """Return the plan over labels in memory: every output, no filter, one row for each label."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
         given = join.source.spec.schema
         fields += [given.field(each.column).with_name(each.name) for each in join.outputs]
     schema = pa.schema(fields)
     return replace(
-        plan, left_source=None, left_plan=None, left_schema=labels, how="left", filters=(), samples=(), keep_order=True,
-        columns=tuple(schema.names), schema=schema,
-    )  # fmt: skip
+        plan,
+        left_source=None,
+        left_plan=None,
+        left_schema=labels,
+        how="left",
+        filters=(),
+        samples=(),
+        keep_order=True,
+        columns=tuple(schema.names),
+        schema=schema,
+    )
 
 
 def _sampled_labels(
     session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
 ) -> pa.Table:
-    """Return a sample of the left side that the whole chain of plans begins with; only its columns are read."""
+    """Return a sample of the left side that the whole chain of plans begins with.
+
+    Only its columns are read.
+    """
     first = plan
     while first.left_plan is not None:
         first = first.left_plan

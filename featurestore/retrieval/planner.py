@@ -61,7 +61,9 @@ def plan_with_labels(
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
-    """Return the plan that adds features to labels: all label columns first, then the features as requested.
+    """Return the plan that adds features to labels.
+
+    All label columns first, then the features as requested.
 
     Raises:
         ColumnConflict: Two columns of the result would have one name.
@@ -79,7 +81,10 @@ def plan_without_labels(
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
-    """Return the plan whose left side is the group of the first feature: its rows, as of its event time."""
+    """Return the plan whose left side is the group of the first feature.
+
+    Its rows, as of its event time.
+    """
     spec = _left_group(left)
     own: list[Feature] = []
     joined: list[Feature] = []

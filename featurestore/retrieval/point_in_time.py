@@ -1,4 +1,6 @@
-"""The point-in-time rule: which row of a feature group answers a label. Pure; engines compile what is said here.
+"""The point-in-time rule: which row of a feature group answers a label. Pure.
+
+Engines compile what is said here.
 
 Of the rows of a group whose key equals the label's and that are *eligible* at the label's time, the
 greatest by (event time, created time, tie hash) answers.
@@ -64,7 +66,10 @@ class FeatureSide:
 
     @property
     def eligible_from(self) -> tuple[str, ...]:
-        """The roles of the times whose latest is the one from which a row counts; nulls there rule it out."""
+        """The roles of the times whose latest is the one from which a row counts.
+
+        Nulls there rule it out.
+        """
         roles = []
         if self.join.event_time is not None:
             roles.append("event")
@@ -99,7 +104,10 @@ class FeatureSide:
 
     @property
     def last_is_greatest(self) -> bool:
-        """Whether the row that became eligible last is the answer: only its time orders the rows of a key."""
+        """Whether the row that became eligible last is the answer.
+
+        Only its time orders the rows of a key.
+        """
         return self.is_timed and self.is_unique and self.join.created_time is None
 
     @property
@@ -117,7 +125,10 @@ def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
 
 
 def label_columns(plan: FeaturePlan) -> list[str]:
-    """Return the columns of the left side that a plan needs, at least one: its rows are counted by them."""
+    """Return the columns of the left side that a plan needs, at least one.
+
+    Its rows are counted by them.
+    """
     needed = [output.column for output in plan.left_outputs]
     needed += [left for join in plan.joins for left, _ in join.on]
     if plan.left_time is not None:

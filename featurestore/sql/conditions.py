@@ -125,7 +125,7 @@ def _clock_name(node: exp.Expr) -> str | None:
 
 @dataclass(frozen=True)
 class Typed:
-    """A part of a condition, written for the engine. ``constant`` is its value where the text gives one."""
+    """A part of a condition, written for the engine; ``constant`` is its value if it has one."""
 
     sql: str
     kind: Kind
@@ -207,7 +207,10 @@ class _Writer:
     # -- columns and constants ------------------------------------------------------------
 
     def _column(self, node: exp.Expr) -> Typed:
-        """Return a column, or a field of a struct: a condition has no tables, so ``a.b`` is a field."""
+        """Return a column, or a field of a struct.
+
+        A condition has no tables, so ``a.b`` is a field.
+        """
         from sqlglot import exp
 
         if not isinstance(node, exp.Column) or node.is_star or node.args.get("join_mark"):
@@ -448,7 +451,7 @@ class _Writer:
         raise self._wrong_kinds("these", parts)
 
     def _comparable(self, parts: list[Typed]) -> list[str]:
-        """Return parts that are compared with each other, in kinds that compare without surprise."""
+        """Return parts that are compared with each other, in kinds that compare."""
         kinds = {part.kind for part in parts}
         times = {"date", "timestamp"}
         if kinds & times and kinds <= {*times, "text"}:
@@ -532,7 +535,10 @@ class _Writer:
         return Typed(found.template(self._dialect).format(part.sql), kind)
 
     def _binary(self, text: str) -> Typed:
-        r"""Return the bytes that DuckDB's notation means: ``\xFF`` for each byte that is no ASCII."""
+        r"""Return the bytes that DuckDB's notation means.
+
+        ``\xFF`` for each byte that is no ASCII.
+        """
         pieces = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
         value = bytes(int(code, 16) if code else ord(char) % 256 for code, char in pieces)
         if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", text):

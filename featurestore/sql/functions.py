@@ -19,14 +19,17 @@ from typing import Literal
 # only;
 # "unit" and "count" are constants in the text.
 Kind = Literal[
-    "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date", "timestamp",
-    "list", "struct", "interval", "null", "unit", "count",
+    "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date",
+    "timestamp", "list", "struct", "interval", "null", "unit", "count",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Function:
-    """One way to call a function: the kinds of its arguments, of its result, and its text for each engine."""
+    """One way to call a function.
+
+    The kinds of its arguments, of its result, and its text for each engine.
+    """
 
     arguments: tuple[Kind, ...]
     result: Kind
@@ -177,7 +180,9 @@ CASTS: dict[tuple[Kind, Kind], Function] = {
     ("boolean", "integer"): _same(("boolean",), "integer", "CAST({0} AS BIGINT)"),
     ("integer", "number"): _same(("integer",), "number", "CAST({0} AS DOUBLE)"),
     ("float", "number"): _same(("float",), "number", "CAST({0} AS DOUBLE)"),
-    ("integer", "text"): Function(("integer",), "text", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"),
+    ("integer", "text"): Function(
+        ("integer",), "text", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"
+    ),
     ("date", "timestamp"): Function(("date",), "timestamp", _MIDNIGHT_DUCKDB, _MIDNIGHT_SPARK),
     ("timestamp", "date"): _same(("timestamp",), "date", "CAST({0} AS DATE)"),
 }  # fmt: skip

@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 # The parts of a tree that a query may hold, by the names of sqlglot's classes.
 _PARTS_LISTED = """
     Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
-    Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup GroupingSets
-    Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var Placeholder Parameter
+    Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup
+    GroupingSets Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var Placeholder Parameter
     And Or Xor Not EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Is In Between Like ILike RegexpLike
     Glob SimilarTo Escape Exists Any All Add Sub Mul Div IntDiv Mod Pow Neg DPipe BitwiseAnd
     BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Case If Cast TryCast DataType
     DataTypeParam ColumnDef Extract Interval AtTimeZone Collate Anonymous StartsWith Lambda Filter
     Window WindowSpec NamedWindow WithinGroup Bracket Slice Array Struct PropertyEQ ToMap
-    Comprehension JSONExtract JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls RespectNulls
+    Comprehension JSONExtract JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls
+    RespectNulls
 """
 _PARTS = frozenset(_PARTS_LISTED.split())
 # Of these, what was not shown to mean the same on Spark, and the types to which casts do.
 _NOT_ON_SPARK_LISTED = """
-    Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv Pow
+    Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv
+    Pow
     BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift AtTimeZone Collate
     StartsWith Lambda Bracket Slice Array Struct PropertyEQ ToMap Comprehension JSONExtract
     JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls RespectNulls WithinGroup
@@ -48,10 +50,12 @@ _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 
 
 def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
-    """Return a SELECT over named tables in the SQL of an engine; ``$name`` parameters stay parameters.
+    """Return a SELECT over named tables in the SQL of an engine.
 
-    >>> query("select zone, count(*) as n from trips group by zone", tables=["trips"], dialect="duckdb")
-    'select zone, count(*) as n from trips group by zone'
+    ``$name`` parameters stay parameters.
+
+    >>> query("select max(fare) as fare from trips", tables=["trips"], dialect="duckdb")
+    'select max(fare) as fare from trips'
 
     Args:
         text: The query, in DuckDB's SQL.
@@ -94,7 +98,9 @@ def parameters(text: str) -> tuple[str, ...]:
 
 
 def columns_read(text: str, columns: Sequence[str]) -> list[str]:
-    """Return those columns of a table that a query may read, at least one; all where that cannot be told.
+    """Return those columns of a table that a query may read, at least one.
+
+    All where that cannot be told.
 
     >>> columns_read("select zone, count(*) from trips group by zone", ["id", "zone", "fare"])
     ['zone']
@@ -177,19 +183,23 @@ def _refused_function(name: str, text: str, dialect: str = DIALECT) -> InvalidSq
         hint = INSTEAD.get(name)
     else:
         why = f"which was not shown to mean the same on {dialect}"
-        hint = f"the functions are {listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)}; or write the job in Python"
+        listed = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
+        hint = f"the functions are {listed}; or write the job in Python"
     return InvalidSql(f"{short(text)} uses {name}, {why}.", hint=hint)
 
 
 @lru_cache(maxsize=1)
 def _duckdb_functions() -> frozenset[str]:
-    """Return DuckDB's functions that compute from their arguments alone; a test compares it with DuckDB."""
+    """Return DuckDB's functions that compute from their arguments alone.
+
+    A test compares it with DuckDB.
+    """
     listed = files("featurestore.sql").joinpath("duckdb_functions.txt").read_text("utf-8")
     return frozenset(listed.split())
 
 
 class _Scopes:
-    """Looks up every table of a query among the given ones and those of WITH that are visible there."""
+    """Looks up every table of a query among the given ones and those of WITH that it sees."""
 
     def __init__(self, text: str, tables: Iterable[str]) -> None:
         self._text = text

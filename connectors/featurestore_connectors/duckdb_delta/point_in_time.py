@@ -1,4 +1,6 @@
-"""Feature plans as DuckDB queries: an ASOF join where one time decides, a running maximum where two do.
+"""Feature plans as DuckDB queries.
+
+An ASOF join where one time decides, a running maximum where two do.
 
 The rule is ``featurestore.retrieval.point_in_time``. An ASOF join takes one inequality and its last
 row is the answer, which is the rule as long as rows count from their event time on. Where they
@@ -68,7 +70,7 @@ def _left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Re
 
 
 def _read(engine: Engine, source: Source, columns: list[str]) -> Relation:
-    """Return columns of a group; lists of a fixed size stay plain lists until the result is streamed.
+    """Return columns of a group; lists of a fixed size are plain lists until the result is read.
 
     DuckDB casts lists to arrays after a join, too, and fails at the nulls that the join brings.
     """
@@ -118,7 +120,10 @@ def _holds_labels(sides: list[_Compiled]) -> bool:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One group on its way to a join, as queries: ``k0, k1, ...``, ``event``, ``created``, outputs ``o0, o1, ...``."""
+    """One group on its way to a join, as queries.
+
+    ``k0, k1, ...``, ``event``, ``created``, outputs ``o0, o1, ...``.
+    """
 
     rule: FeatureSide
 
@@ -141,7 +146,7 @@ class _Compiled:
 
     @property
     def looks_up_keys(self) -> bool:
-        """Whether looking up the labels' keys first costs less than sorting all rows of the group."""
+        """Whether looking up the labels' keys costs less than sorting all rows of the group."""
         labels, rows = self.plan.left_rows, self.rule.join.source.rows
         return labels is not None and rows is not None and labels * _FEW_SHARE <= rows
 
@@ -160,7 +165,7 @@ class _Compiled:
         return {self.source: read, self.tied: self._hashed(engine, everything)}
 
     def query(self) -> str:
-        """Return the query of the rows that can win, at most one for each key and time, or label."""
+        """Return the query of rows that can win, at most one for each key and time, or label."""
         rows = self._untied()
         keys = list(self.rule.keys)
         if self.rule.join.event_time is None:
@@ -238,7 +243,7 @@ class _Compiled:
         return conditions
 
     def _untied(self) -> str:
-        """Return the rows, of those that share keys and times only the one with the greatest hash."""
+        """Return the rows; of those that share keys and times, the one with the greatest hash."""
         rows = self._rows(self.source)
         if self.rule.is_unique:
             return rows
@@ -253,7 +258,9 @@ class _Compiled:
         )
 
     def _shared(self) -> str:
-        """Return the query of DuckDB's hashes of keys and times that rows share: less to hold than keys and times.
+        """Return the query of DuckDB's hashes of keys and times that rows share.
+
+        Less to hold than keys and times.
 
         Rows that share no more than such a hash are only looked at once more.
         """
@@ -262,7 +269,7 @@ class _Compiled:
         return f"SELECT {shared} FROM ({rows}) GROUP BY shared HAVING count(*) > 1"
 
     def _known(self, rows: str) -> str:
-        """Return for each label's number the row that was the greatest of its key, of those known at its time.
+        """Return for each label's number the greatest row of its key, of those known at its time.
 
         At equal times rows come before labels: the frame of the running maximum ends with the
         label's peers.
@@ -279,7 +286,7 @@ class _Compiled:
         return f"SELECT f.number, s.* FROM ({found}) f JOIN ({rows}) s ON {same}"
 
     def _rows_and_labels(self) -> str:
-        """Return the query of keys and times of rows, their two times as one integer, and of numbered labels."""
+        """Return the query of keys and times of rows, both times as one integer, and of labels."""
         keys = ", ".join(self.rule.keys)
         since = f"greatest({', '.join(self.rule.eligible_from)})"
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
@@ -295,7 +302,10 @@ class _Compiled:
         )
 
     def _hashed(self, engine: Engine, everything: Relation) -> Relation:
-        """Return the rows that share keys and times with others, with their hashes; only these are hashed."""
+        """Return the rows that share keys and times with others, with their hashes.
+
+        Only these are hashed.
+        """
         schema = self.rule.spec.schema
         values = [f"s.{quote(key)}" for _, key in self.rule.join.on]
         values += [self._time(column, table="s.") for _, column in self.rule.times]

@@ -94,7 +94,10 @@ class _LabelSide:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One group on its way to a join: keys ``k0, k1, ...``, ``since`` and the row to be found as the struct ``row``."""
+    """One group on its way to a join.
+
+    Keys ``k0, k1, ...``, ``since`` and the row to be found as the struct ``row``.
+    """
 
     rule: FeatureSide
 
@@ -123,7 +126,10 @@ class _Compiled:
         return best.over(until).alias(self.best)
 
     def rows(self, engine: Engine) -> Any:
-        """Return the rows that can match some label: keys, ``since``, and ``row``, which orders as the rule says."""
+        """Return the rows that can match some label.
+
+        Keys, ``since``, and ``row``, which orders as the rule says.
+        """
         from pyspark.sql import functions as F
 
         frame = self._read(engine)
@@ -150,7 +156,10 @@ class _Compiled:
         return F.greatest(*eligible) if len(eligible) > 1 else eligible[0]
 
     def _row(self, times: dict[str, Any]) -> list[Any]:
-        """Return the fields of the row to be found: those that order rows first, then the outputs."""
+        """Return the fields of the row to be found.
+
+        Those that order rows first, then the outputs.
+        """
         from pyspark.sql import functions as F
 
         fields = []
@@ -229,7 +238,9 @@ def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list
 
 
 def _almost_sorted(merged: Any, keys: list[str]) -> Any:
-    """Return the stream shuffled by the hash of its keys and sorted by that hash and the second, one integer.
+    """Return the stream shuffled by the hash of its keys and sorted by one integer.
+
+    The integer holds that hash and the second.
 
     Spark sorts by one integer without comparing rows. The window's sort by all keys and times,
     which compares rows all over memory, then finds them almost in order. Seconds before 1970 and
@@ -284,7 +295,10 @@ def _is_fresh(at: Any, event: Any, ttl: timedelta) -> Any:
 
 
 def _timestamp(value: Any, kind: pa.DataType) -> Any:
-    """Return a time column as a timestamp; a date is its midnight in UTC, whatever the session's time zone."""
+    """Return a time column as a timestamp.
+
+    A date is its midnight in UTC, whatever the session's time zone.
+    """
     from pyspark.sql import functions as F
 
     return F.timestamp_micros(F.unix_date(value) * _DAY) if pat.is_date(kind) else value

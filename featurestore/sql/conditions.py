@@ -8,6 +8,7 @@ constants.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -239,14 +240,16 @@ class _Writer:
     def _literal(self, node: exp.Expr) -> Typed:
         if node.args["is_string"]:
             return self._text_constant(node.name)
-        number = Decimal(node.name)
-        if number == int(number) and re.fullmatch(r"\d+", node.name):
-            if number >= 2**64:
-                raise InvalidSql(f"{short(self._text)}: {node.name} has more than 64 bits.")
-            return Typed(node.name, "integer", constant=int(number))
-        if re.fullmatch(r"\d*\.\d*", node.name):
-            return Typed(node.name, "decimal", constant=number)
-        return Typed(f"CAST('{node.name}' AS DOUBLE)", "number", constant=number)
+        text = node.name
+        if re.fullmatch(r"\d+", text):
+            if int(text) >= 2**64:
+                raise InvalidSql(f"{short(self._text)}: {text} has more than 64 bits.")
+            return Typed(text, "integer", constant=int(text))
+        if re.fullmatch(r"\d+\.\d*|\.\d+", text) and len(text) <= 38:
+            return Typed(text, "decimal", constant=Decimal(text))
+        if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", text) and math.isfinite(float(text)):
+            return Typed(f"CAST('{text}' AS DOUBLE)", "number", constant=Decimal(text))
+        raise InvalidSql(f"{short(self._text)}: {text} is no number.", hint="write 10, 0.5 or 1e-3")
 
     def _text_constant(self, value: str) -> Typed:
         from sqlglot import exp

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _PARTS_LISTED = """
     Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
     Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup
-    GroupingSets Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var Placeholder Parameter
-    And Or Xor Not EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Is In Between Like ILike RegexpLike
+    GroupingSets Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var
+    Placeholder Parameter And Or Xor Not EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Is In Between Like ILike RegexpLike
     Glob SimilarTo Escape Exists Any All Add Sub Mul Div IntDiv Mod Pow Neg DPipe BitwiseAnd
     BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Case If Cast TryCast DataType
     DataTypeParam ColumnDef Extract Interval AtTimeZone Collate Anonymous StartsWith Lambda Filter

@@ -43,10 +43,12 @@ class ColumnBounds:
     @classmethod
     def of(cls, found: Sequence[tuple[int, int] | None]) -> ColumnBounds:
         """Return the bounds of files, None for those whose bounds are not known."""
-        known = np.array([each is not None for each in found], dtype=np.bool_)
+        known = np.zeros(len(found), dtype=np.bool_)
         pairs = np.zeros((len(found), 2), dtype=np.int64)
-        if known.any():
-            pairs[known] = [each for each in found if each is not None]
+        for position, pair in enumerate(found):
+            if pair is not None:
+                known[position] = True
+                pairs[position] = pair
         return cls(pairs[:, 0], pairs[:, 1], known)
 
     def may_hold(self, first: int, last: int) -> npt.NDArray[np.bool_]:

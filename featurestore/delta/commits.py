@@ -64,7 +64,7 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
         TableDamaged: The table is no feature group's.
     """
     spec = announced_spec(state)
-    stored = {each.name: each for each in state.schema}
+    stored = dict(zip(state.schema.names, state.schema, strict=True))
     if list(stored) == spec.schema.names:
         return spec
     known = [each for each in spec.schema if each.name in stored]

@@ -97,7 +97,8 @@ def version_at(path: str, moment: datetime) -> int:
     """
     millis = to_micros(moment) // 1000
     listed = log.list_log(path)
-    versions = [each for each in listed.commits if each >= listed.earliest]
+    first = bisect.bisect_left(listed.commits, listed.earliest)
+    versions = listed.commits[first:]
     position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
     if position == 0:
         began = "never"

@@ -1,12 +1,12 @@
-"""Delta versions as DuckDB relations: Parquet files by list, with partition values and later columns.
+"""Delta versions as DuckDB relations: Parquet files by list, partition values, later columns.
 
-Partition values come from the log, never from the paths of files: a folder ``env=prod`` anywhere above a store says
-nothing about its rows.
+Partition values come from the log, never from the paths of files: a folder ``env=prod`` anywhere
+above a store says nothing about its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -21,7 +21,8 @@ from featurestore_connectors.duckdb_delta.session import Database
 
 # Where a row came from; feature names cannot begin like this.
 FILE = "__fs_file"
-# DuckDB's name for the number of a file in its list, and what a column of that name is called while it is read.
+# DuckDB's name for the number of a file in its list, and what a column of that name is called
+# while it is read.
 _FILE_INDEX = "file_index"
 _OWN_FILE_INDEX = "__fs_own_file_index"
 
@@ -38,29 +39,16 @@ def read_table(
     snapshot = read_snapshot(path, version)
     check_files(snapshot.files)
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
-    return relation(database.bind(select(snapshot, snapshot.files, wanted)), wanted)
+    return relation(database.bind(_select(snapshot, wanted)), wanted)
 
 
-def select(
-    snapshot: Snapshot,
-    files: Sequence[DataFile],
-    target: pa.Schema,
-    *,
-    extra: str = "",
-    where: str | None = None,
-) -> str:
-    """Return a query for the columns of ``target`` from some files of a version.
-
-    ``extra`` is added to the select list (its text begins with a comma); it may use the column ``FILE``.
-    """
-    condition = "" if where is None else f" WHERE {where}"
-    if not files:
-        return f"SELECT *{extra} FROM ({sqltext.empty(target)}){condition}"
-    wanted = set(target.names)
-    stored = pa.schema([field for field in snapshot.schema if field.name in wanted])
+def _select(snapshot: Snapshot, target: pa.Schema) -> str:
+    """Return a query for columns of a version; those that it does not have are null."""
+    if not snapshot.files:
+        return sqltext.empty(target)
+    stored = _only(snapshot.schema, set(target.names))
     columns = sqltext.casts(target, sqltext.types_of(stored))
-    source = _from_files(snapshot, files, stored)
-    return f"SELECT {columns}{extra} FROM {source}{condition}"
+    return f"SELECT {columns} FROM {_from_files(snapshot, snapshot.files, stored)}"
 
 
 def scan_all(snapshot: Snapshot, files: Sequence[DataFile]) -> str:
@@ -70,27 +58,28 @@ def scan_all(snapshot: Snapshot, files: Sequence[DataFile]) -> str:
 
 def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
     """Return a FROM item for the columns of a schema from Parquet files, and ``FILE``."""
-    return _read_parquet({field.name: field.name for field in schema}, schema, paths)
+    return _read_parquet(dict(zip(schema.names, schema.names, strict=True)), schema, paths)
 
 
 def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema) -> str:
-    """Return a FROM item with the stored columns of some files: partition values by the number of the file."""
+    """Return a FROM item with columns of some files: partition values by the number of the file."""
     paths = [file.path for file in files]
-    partition = [name for name in snapshot.partition_by if name in stored.names]
-    if not partition:
+    in_files = _only(stored, set(stored.names).difference(snapshot.partition_by))
+    if len(in_files) == len(stored):
         return parquet(stored, paths)
-    in_files = pa.schema([field for field in stored if field.name not in snapshot.partition_by])
-    aliases = {name: name for name in in_files.names}
-    for name in aliases:
+    aliases: dict[str, str] = {}
+    selected = []
+    for name in stored.names:
+        quoted = sqltext.quote(name)
+        if name in snapshot.partition_by:
+            values = _values(file.partition.get(name) for file in files)
+            value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored.field(name).type)
+            selected.append(f"{value} AS {quoted}")
+            continue
+        aliases[name] = name
         if name.lower() == _FILE_INDEX:
             aliases[name] = _OWN_FILE_INDEX
-    selected = [
-        f"{sqltext.quote(alias)} AS {sqltext.quote(name)}" for name, alias in aliases.items()
-    ]
-    for name in partition:
-        values = _values(file.partition.get(name) for file in files)
-        value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored.field(name).type)
-        selected.append(f"{value} AS {sqltext.quote(name)}")
+        selected.append(f"{sqltext.quote(aliases[name])} AS {quoted}")
     if not aliases:
         # DuckDB has to read some column: one that the files hold.
         first = next(each for each in snapshot.schema if each.name not in snapshot.partition_by)
@@ -99,21 +88,28 @@ def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema
     return f"(SELECT {', '.join(selected)}, {FILE} FROM {source})"
 
 
+def _only(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """Return the columns of a schema that have these names, in their order."""
+    return pa.schema([field for field in schema if field.name in names])
+
+
 def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[str]) -> str:
-    # With the schema given DuckDB opens no file before it reads it, and columns that a file lacks are null.
+    # With the schema given DuckDB opens no file before it reads it, and columns that a file lacks
+    # are null.
     fields = []
     for name, alias in aliases.items():
         kind = sqltext.text(sqltext.column_type(schema.field(name).type))
-        fields.append(
-            f"{sqltext.text(name)}: {{name: {sqltext.text(alias)}, type: {kind}, default_value: NULL}}"
-        )
+        column = f"name: {sqltext.text(alias)}, type: {kind}, default_value: NULL"
+        fields.append(f"{sqltext.text(name)}: {{{column}}}")
     options = f"filename='{FILE}', hive_partitioning=false, schema=MAP {{{', '.join(fields)}}}"
     return f"read_parquet({sqltext.file_list(paths)}, {options})"
 
 
 def _values(texts: Iterable[str | None]) -> str:
     """Return a list of texts as DuckDB writes it."""
-    written = ["NULL" if text is None else sqltext.text(text) for text in texts]
+    written = []
+    for text in texts:
+        written.append("NULL" if text is None else sqltext.text(text))
     return f"[{', '.join(written)}]::VARCHAR[]"
 
 

@@ -165,10 +165,8 @@ def _sampled(
 def _correlations(
     method: Literal["pearson", "spearman"], names: tuple[str, ...], matrix: Floats
 ) -> Correlations:
-    rows = []
-    for row in matrix.tolist():
-        rows.append(tuple(None if math.isnan(each) else each for each in row))
-    return Correlations(method, names, tuple(rows))
+    rows = tuple(tuple(map(_finite, row)) for row in matrix.tolist())
+    return Correlations(method, names, rows)
 
 
 def _sum(counts: ColumnCounts) -> int | float | None:

@@ -182,8 +182,14 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
     The shape is (n,) for scalars, (n, items) for lists.
     """
     scalars = [slot for slot in slots if planes.is_number(slot)]
-    found = iter(planes.read_numbers(records, scalars))
-    return [next(found) if planes.is_number(slot) else _read_list(records, slot) for slot in slots]
+    numbers = iter(planes.read_numbers(records, scalars))
+    columns = []
+    for slot in slots:
+        if planes.is_number(slot):
+            columns.append(next(numbers))
+        else:
+            columns.append(_read_list(records, slot))
+    return columns
 
 
 def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:

@@ -76,7 +76,11 @@ def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
 
     Each is a mask of what stays, a mask of what moved, and the shift.
     """
-    return _STEPS[0 if width > 4 else 1 if width > 2 else 2 :]
+    if width > 4:
+        return _STEPS
+    if width > 2:
+        return _STEPS[1:]
+    return _STEPS[2:]
 
 
 def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint64]:

@@ -153,7 +153,7 @@ def sync_path(path: str) -> None:
         try:
             os.fsync(handle)
         except OSError as error:
-            # Some network file systems cannot sync a directory: its names are safe with their server.
+            # Some network file systems cannot sync a directory: its names are safe there.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:

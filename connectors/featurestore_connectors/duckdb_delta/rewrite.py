@@ -117,7 +117,7 @@ def delete(database: Database, path: str, predicate: str, *, note: Mapping[str, 
 
 
 def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
-    """Write the files of a partition smaller than ``below`` as large ones; None when none has two."""
+    """Write files of a partition smaller than ``below`` as large ones; None when none has two."""
     commits.check_writable(read_snapshot(path))
 
     def attempt(state: Snapshot) -> int | None:

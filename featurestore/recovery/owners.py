@@ -63,6 +63,16 @@ _mine: dict[str, _Owner] = {}
 _guard = threading.Lock()
 
 
+def _forget_parent() -> None:
+    """Let a child made by ``fork`` begin without the locks of its parent, held by whatever thread."""
+    global _guard
+    _guard = threading.Lock()
+    _mine.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
 def this_process(location: str) -> str:
     """Return the name of this process as an owner in a store; the first call makes its lock file.
 

@@ -98,7 +98,7 @@ def cut(
 
 
 def _readable_columns(given: PinnedInput) -> list[str]:
-    """Return the columns of a Delta table of another program that have feature types; maps have none.
+    """Return the columns of a foreign Delta table that have feature types; maps have none.
 
     The others are left out, so that a job which does not ask for them can read the table.
     """

@@ -1,9 +1,10 @@
 """Bounds of columns from the statistics in the log: the one place that knows how other writers cut them.
 
-Bounds are ordinals: integers as they are, dates as days and times as microseconds since 1970. A bound may lie further
-out than the true value, never further in. Spark (and delta-rs, in checkpoints) cut times to milliseconds, so the
-greatest time may be 999 microseconds later than its text, and the least one is taken to be as much earlier. Texts are
-cut in a way of each writer's own, so they give no bounds.
+Bounds are ordinals: integers as they are, dates as days and times as microseconds since 1970. A
+bound may lie further out than the true value, never further in. Spark (and delta-rs, in
+checkpoints) cut times to milliseconds, so the greatest time may be 999 microseconds later than its
+text, and the least one is taken to be as much earlier. Texts are cut in a way of each writer's own,
+so they give no bounds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, eq=False)
 class ColumnBounds:
-    """Bounds of one column in each file of a snapshot; where ``known`` is False the log tells nothing of a file.
+    """Bounds of one column in each file of a snapshot.
+
+    Where ``known`` is False the log tells nothing of a file.
 
     >>> bounds = ColumnBounds.of([(1, 5), None])
     >>> bounds.may_hold(6, 9).tolist()
@@ -57,7 +60,10 @@ class ColumnBounds:
         return overlaps | ~self.known
 
     def greatest(self) -> int | None:
-        """Return a value that none in the files exceeds; None when one is not known, or there are no files."""
+        """Return a value that none in the files exceeds.
+
+        None when one is not known, or there are no files.
+        """
         if not len(self.known) or not self.known.all():
             return None
         return int(self.high.max())

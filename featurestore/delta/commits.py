@@ -1,14 +1,15 @@
 """What the store writes into a Delta log, and reads back: definitions, commits, and whether keys are unique.
 
-Table properties: ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and tags).
-Each commit's note is a JSON object: operation, run, job, inputs, validation, and the claim ``unique``:
+Table properties: ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
+tags). Each commit's note is a JSON object: operation, run, job, inputs, validation, and the claim
+``unique``:
 
 * ``true`` / ``false``: keys and times are (not) unique after this commit, whatever was before;
 * ``"kept"``: as unique as the version before (upserts, deletes);
 * ``"kept_after"``: unique if version ``base`` was, and no other data came in between (appends of later times).
 
-``base`` is the version that the writer saw, ``base_unique`` and ``base_time`` what was known of it: so a commit can
-be understood without those before it.
+``base`` is the version that the writer saw, ``base_unique`` and ``base_time`` what was known of it:
+so a commit can be understood without those before it.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
 def spec_of(state: Snapshot) -> FeatureGroupSpec:
     """Return the definition that holds at a version of a table.
 
-    The property may name columns that the version does not have yet (they are added by a later commit), and
-    another Delta writer may have added columns: the table's own schema decides which there are.
+    The property may name columns that the version does not have yet (they are added by a later
+    commit), and another Delta writer may have added columns: the table's own schema decides which
+    there are.
 
     Raises:
         TableDamaged: The table is no feature group's.

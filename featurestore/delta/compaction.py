@@ -1,8 +1,9 @@
 """When small files of a table are worth merging: by tiers of size, so that every row is rewritten a few times only.
 
-Files are sorted into tiers, each eight times the size of the one below. Where a tier of a partition has eight files
-they are merged with those below them, which makes about one file of the next tier. So a table of any number of
-commits has a few dozen small files at most, and a row is rewritten once for each tier.
+Files are sorted into tiers, each eight times the size of the one below. Where a tier of a partition
+has eight files they are merged with those below them, which makes about one file of the next tier.
+So a table of any number of commits has a few dozen small files at most, and a row is rewritten once
+for each tier.
 """
 
 from __future__ import annotations

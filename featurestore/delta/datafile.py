@@ -24,7 +24,8 @@ _ROWS_FIRST = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 class DataFile:
     """One Parquet file of a table version; ``path`` is absolute, ``log_path`` as the log writes it.
 
-    ``partition`` holds the values of all its rows by column, as texts of the log; ``statistics`` is JSON of the log.
+    ``partition`` holds the values of all its rows by column, as texts of the log; ``statistics`` is
+    JSON of the log.
     """
 
     path: str

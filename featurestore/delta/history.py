@@ -1,8 +1,8 @@
 """History of a Delta table: what each commit did, and which version there was at an instant.
 
-Commit times never fall here: a commit that a slow clock stamped before its predecessor has the predecessor's time.
-Our writers note the time of the version that they saw (``base``, ``base_time``), so that a commit's time is found
-without reading all commits before it.
+Commit times never fall here: a commit that a slow clock stamped before its predecessor has the
+predecessor's time. Our writers note the time of the version that they saw (``base``,
+``base_time``), so that a commit's time is found without reading all commits before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _TIMES: OrderedDict[FileState, int] = OrderedDict()
 class LogCommit:
     """One commit: ``timestamp`` in milliseconds since 1970 (never falling), ``rows`` in the table afterwards.
 
-    ``operation`` is the name in the note where a writer of ours left one, else the log's, in lower case.
+    ``operation`` is the name in the note where a writer of ours left one, else the log's, in lower
+    case.
     """
 
     version: int
@@ -149,7 +150,10 @@ def added_files(path: str, version: int) -> tuple[str, ...]:
 
 
 class _RowCounts:
-    """Rows that commits of a page add and remove; files are looked up only where the log does not say it."""
+    """Rows that commits of a page add and remove.
+
+    Files are looked up only where the log does not say it.
+    """
 
     def __init__(self, path: str, page: list[tuple[int, Actions]]) -> None:
         self._path = path
@@ -231,7 +235,10 @@ def _stated_time(actions: Actions, state: FileState) -> int:
 
 
 def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
-    """Return the version that a writer of ours saw and its commit time; (-1, 0) where none is noted."""
+    """Return the version that a writer of ours saw and its commit time.
+
+    (-1, 0) where none is noted.
+    """
     base, base_time = note.get("base"), note.get("base_time")
     if isinstance(base, int) and isinstance(base_time, int) and 0 <= base < version:
         return base, base_time

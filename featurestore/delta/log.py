@@ -1,6 +1,7 @@
 """Files of a Delta log: their names, which there are, and the actions of one commit.
 
-Nothing here writes. What a log says is data: it is parsed, never followed to a place outside the table.
+Nothing here writes. What a log says is data: it is parsed, never followed to a place outside the
+table.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _CHECKPOINT_NAME = re.compile(
     r"(?:parquet|(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<unique>[\w-]+)\.(?:parquet|json))"
 )
 _KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo", "sidecar")
-# The last version of each table that this process has seen: its successors are looked for, not listed.
+# The last version of each table that this process has seen: its successors are looked for, not
+# listed.
 _LAST_SEEN: dict[str, int] = {}
 
 
@@ -110,7 +112,10 @@ def list_log(path: str) -> LogFiles:
 
 
 def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
-    """Return the last complete checkpoint at or before a version, with its files; (-1, ()) when there is none."""
+    """Return the last complete checkpoint at or before a version, with its files.
+
+    (-1, ()) when there is none.
+    """
     last = _stated_checkpoint(path)
     if 0 <= last <= version:
         file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
@@ -124,7 +129,8 @@ def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
 def latest_version(path: str) -> int:
     """Return the number of the last version in the log, -1 when there is none.
 
-    A log that was seen before is not listed again: only the names after the last one are looked for.
+    A log that was seen before is not listed again: only the names after the last one are looked
+    for.
     """
     path = os.path.abspath(path)
     seen = _LAST_SEEN.get(path)
@@ -155,7 +161,10 @@ def read_commit(file: str) -> Actions:
 
 
 def read_commit_file(file: str) -> tuple[FileState, Actions]:
-    """Return the actions of one commit file, and which file that was; errors as in ``read_commit``."""
+    """Return the actions of one commit file, and which file that was.
+
+    Errors as in ``read_commit``.
+    """
     try:
         state = FileState.of(file)
     except OSError as error:
@@ -216,7 +225,10 @@ def commit_info(actions: Actions) -> Mapping[str, Any]:
 
 
 def note_of(actions: Actions) -> Mapping[str, Any]:
-    """Return the JSON object that our writers leave in a commit; empty where another writer's text is."""
+    """Return the JSON object that our writers leave in a commit.
+
+    Empty where another writer's text is.
+    """
     text = commit_info(actions).get("userMetadata")
     if not isinstance(text, str):
         return {}

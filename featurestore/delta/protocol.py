@@ -1,8 +1,9 @@
 """Which Delta tables the store reads and writes: the one judge, asked before any read on any engine.
 
-A table says in its protocol which features its readers must know. Those below are known; a table that asks for
-another one, maps its columns, or hides rows by deletion vectors would be read wrongly, so it is refused by name
-(https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Table Features").
+A table says in its protocol which features its readers must know. Those below are known; a table
+that asks for another one, maps its columns, or hides rows by deletion vectors would be read
+wrongly, so it is refused by name (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Table
+Features").
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from featurestore.errors import UnsupportedTable, listing
 
-# Features of readers that change nothing about the rows of the files that the log lists, or that are judged apart:
-# a deletion vector by its file, a column mapping by its mode.
+# Features of readers that change nothing about the rows of the files that the log lists, or that
+# are judged apart: a deletion vector by its file, a column mapping by its mode.
 _HARMLESS_FEATURES = frozenset(
     {
         "columnMapping",

@@ -29,7 +29,8 @@ class Replay:
         for found in log.actions_of(actions, "metaData"):
             self.metadata = found
         self._take_transactions(log.actions_of(actions, "txn"), file)
-        # A commit may name a file twice: with another deletion vector it goes and comes, in any order.
+        # A commit may name a file twice: with another deletion vector it goes and comes, in any
+        # order.
         for found in log.actions_of(actions, "remove"):
             self.adds.pop(found["path"], None)
             self.removed.add(found["path"])

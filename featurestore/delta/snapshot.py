@@ -1,6 +1,7 @@
 """Snapshots: what a Delta table is at one version, replayed from the last checkpoint and the commits after it.
 
-A snapshot that this process has read is the base of the next one, so that a version costs what its own commit holds.
+A snapshot that this process has read is the base of the next one, so that a version costs what its
+own commit holds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _LOOKED_AT = 16
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A table at one version. ``schema`` holds storage types; ``files`` are in the order of writing.
+    """A table at one version. ``schema`` holds storage types.
+
+    ``files`` are in the order of writing.
 
     ``metadata`` is the log's own action, ``transactions`` the last number of each application.
     """
@@ -72,7 +75,8 @@ class Snapshot:
     def times(self, column: str) -> list[tuple[int, int] | None] | None:
         """Return least and greatest time of each of ``files`` in microseconds since 1970, days as their beginning.
 
-        None for a file of which the log does not tell, and as a whole for columns that hold no times.
+        None for a file of which the log does not tell, and as a whole for columns that hold no
+        times.
         """
         bounds = self.bounds(column)
         if bounds is None:
@@ -83,7 +87,10 @@ class Snapshot:
         return [_in_micros(pair, kind) for pair in bounds.pairs()]
 
     def times_of_added(self, add: Mapping[str, Any], column: str) -> tuple[int, int] | None:
-        """Return least and greatest time of a file that a commit of this table adds; None where it does not tell."""
+        """Return least and greatest time of a file that a commit of this table adds.
+
+        None where it does not tell.
+        """
         kind = self.schema.field(column).type
         if column in self.partition_by:
             found = bounds_of_partition(add.get("partitionValues", {}).get(column), kind)

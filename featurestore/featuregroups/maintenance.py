@@ -37,7 +37,7 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
 def compact_when_due(
     session: Session, spec: FeatureGroupSpec, path: str, *, run: InFlight
 ) -> int | None:
-    """Merge small files after a write where a group has too many; return the version, None: not due.
+    """Merge small files after a write where a group has too many; return the version, or None.
 
     The write has landed: what fails here is a warning, and the next write tries again.
     """

@@ -57,7 +57,7 @@ def master(standalone: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def application(
     standalone: Any, master: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Application:
-    """The program, submitted with what the docs say and no more."""
+    """The program, submitted as the docs say, with tasks for the two cores that there are."""
     from featurestore_connectors.spark_delta.session import delta_package
 
     folder = tmp_path_factory.mktemp("submitted")
@@ -66,6 +66,8 @@ def application(
     command = [
         str(standalone.spark_home() / "bin" / "spark-submit"),
         *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
+        *("--conf", "spark.sql.shuffle.partitions=4"),
+        *("--conf", "spark.databricks.delta.snapshotPartitions=2"),
         *(*program, "demand", *BETWEEN),
     ]
     env = standalone.environment(

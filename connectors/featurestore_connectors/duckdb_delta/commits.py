@@ -268,13 +268,16 @@ def _info(
     texts = {}
     for key, value in parameters.items():
         texts[key] = value if isinstance(value, str) else json.dumps(value)
+    counts = {}
+    for key, count in (metrics or {}).items():
+        counts[key] = str(count)
     info: dict[str, Any] = {
         "timestamp": _now(),
         "operation": operation,
         "operationParameters": texts,
         "isolationLevel": "Serializable",
         "isBlindAppend": blind,
-        "operationMetrics": {key: str(value) for key, value in (metrics or {}).items()},
+        "operationMetrics": counts,
         "engineInfo": "featurestore",
         "userMetadata": json.dumps(note, sort_keys=True),
     }
@@ -293,7 +296,9 @@ def _put(
     """Link a commit under its name; False when the name is taken."""
     target = commit_path(path, version)
     temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
-    lines = [json.dumps(action, separators=(",", ":")) for action in actions]
+    lines = []
+    for action in actions:
+        lines.append(json.dumps(action, separators=(",", ":")))
     try:
         with _removed(temporary):
             with open(temporary, "x", encoding="utf-8") as file:
@@ -336,8 +341,9 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
             raise LostRaceError
     elif change.reads:
         disturbing = ("add", "remove", "metaData", "protocol")
-    if any(kind in action for action in winner for kind in disturbing):
-        raise LostRaceError
+    for action in winner:
+        if not action.keys().isdisjoint(disturbing):
+            raise LostRaceError
     if change.metadata is not None:
         raise LostRaceError
 

@@ -140,9 +140,9 @@ def _number(path: str) -> int:
 
 def _new_file(row: Sequence[Any], schema: pa.Schema, partition_by: Sequence[str]) -> NewFile:
     path, rows, size, _footer, columns, keys = row[:6]
-    partition = {
-        name: _partition_value((keys or {})[name], schema.field(name)) for name in partition_by
-    }
+    partition = {}
+    for name in partition_by:
+        partition[name] = _partition_value((keys or {})[name], schema.field(name))
     stored = [field for field in schema if field.name not in partition]
     return NewFile(path, size, rows, _statistics(rows, columns, stored), partition)
 

@@ -99,7 +99,10 @@ def _with_sums_of_64_bits(given: pa.Schema, types: Sequence[str]) -> pa.Schema:
 
 
 def _warn_of_naive_times(given: pa.Schema) -> None:
-    naive = [each.name for each in given if pat.is_timestamp(each.type) and each.type.tz is None]
+    naive = []
+    for field in given:
+        if pat.is_timestamp(field.type) and field.type.tz is None:
+            naive.append(field.name)
     if naive:
         warnings.warn(
             f"the times of {listing(naive)} have no time zone and are taken as UTC",
@@ -225,7 +228,9 @@ def duplicates(
     if not rows:
         return 0, []
     names = (*key, "n")
-    examples = [dict(zip(names, row[:-1], strict=True)) for row in rows[:limit]]
+    examples = []
+    for row in rows[:limit]:
+        examples.append(dict(zip(names, row[:-1], strict=True)))
     return rows[0][-1], examples
 
 

@@ -220,8 +220,11 @@ def _touched(
         f"SELECT {scan.FILE}, count(*) FROM {target} AS target WHERE {outgoing} GROUP BY ALL"
     )
     outgoing_rows = dict(counted)
-    files_ = tuple(file for file in candidates if file.path in outgoing_rows)
-    return _Touched(files_, sum(outgoing_rows.values()))
+    touched = []
+    for file in candidates:
+        if file.path in outgoing_rows:
+            touched.append(file)
+    return _Touched(tuple(touched), sum(outgoing_rows.values()))
 
 
 def _same_key(key: Sequence[str]) -> str:
@@ -288,7 +291,10 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
         f"GROUP BY {listed} HAVING count(*) > 1 LIMIT 5"
     )
     if found:
-        examples = "; ".join(str(dict(zip(key, row, strict=False))) for row in found)
+        keys = []
+        for row in found:
+            keys.append(str(dict(zip(key, row, strict=False))))
+        examples = "; ".join(keys)
         raise DuplicateKeys(
             f"The rows of this upsert hold keys more than once, for example {examples}.",
             hint="on_duplicates='last'",
@@ -314,10 +320,15 @@ def _bounds(
             expressions[name] = _ordinal(sqltext.quote(name), kind)
     if not expressions:
         return {}
-    sides = ", ".join(f"min({each}), max({each})" for each in expressions.values())
-    found = database.rows(f"SELECT {sides} FROM {rows}")[0]
-    pairs = zip(expressions, found[::2], found[1::2], strict=True)
-    return {name: (least, greatest) for name, least, greatest in pairs if least is not None}
+    sides = []
+    for each in expressions.values():
+        sides += [f"min({each})", f"max({each})"]
+    found = database.rows(f"SELECT {', '.join(sides)} FROM {rows}")[0]
+    ranges = {}
+    for name, least, greatest in zip(expressions, found[::2], found[1::2], strict=True):
+        if least is not None:
+            ranges[name] = (least, greatest)
+    return ranges
 
 
 def _ordinal(column: str, kind: pa.DataType) -> str:

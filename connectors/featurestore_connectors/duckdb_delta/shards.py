@@ -63,7 +63,10 @@ def write_shards(
     batches = stream(database, relation(ordered, rows.schema))
     with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
         if threads <= 1:
-            return [write(number, part) for number, part in _one_after_another(batches, shard)]
+            results = []
+            for number, part in _one_after_another(batches, shard):
+                results.append(write(number, part))
+            return results
         return _beside_each_other(batches, shard, write, threads)
 
 
@@ -99,7 +102,9 @@ def _write_in_memory(
 
     with ThreadPoolExecutor(max(threads, 1)) as pool:
         try:
-            results = [pool.submit(run, number) for number in loaded.numbers()]
+            results = []
+            for number in loaded.numbers():
+                results.append(pool.submit(run, number))
             wait(results)
         except BaseException:
             stopped.set()
@@ -117,7 +122,7 @@ def _one_after_another(
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     """Yield each shard with its rows; what the caller leaves of a shard is passed over."""
     for number, runs in groupby(_all_runs(batches, shard), key=itemgetter(0)):
-        yield number, (rows for _, rows in runs)
+        yield number, map(itemgetter(1), runs)
 
 
 class _StoppedError(Exception):
@@ -238,7 +243,9 @@ class InMemoryShards:
         keys = [_column(parts, schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
         # Column by column, so that no more than one of them is there three times.
-        arrays = [values_at(_column(parts, index), order) for index in range(len(schema))]
+        arrays = []
+        for index in range(len(schema)):
+            arrays.append(values_at(_column(parts, index), order))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def drain(self) -> Iterator[pa.RecordBatch]:

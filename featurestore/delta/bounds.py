@@ -1,4 +1,6 @@
-"""Bounds of columns from the statistics in the log: the one place that knows how other writers cut them.
+"""Bounds of columns from the statistics in the log.
+
+The one place that knows how other writers cut them.
 
 Bounds are ordinals: integers as they are, dates as days and times as microseconds since 1970. A
 bound may lie further out than the true value, never further in. Spark (and delta-rs, in
@@ -94,7 +96,7 @@ def has_bounds(kind: pa.DataType) -> bool:
 def bounds_in(
     statistics: Mapping[str, Any], column: str, kind: pa.DataType
 ) -> tuple[int, int] | None:
-    """Return lower and upper bound of a column by the statistics of a file, None when they tell neither.
+    """Return lower and upper bound of a column by a file's statistics, None where they tell none.
 
     >>> stats = {"minValues": {"n": 1}, "maxValues": {"n": 5}}
     >>> bounds_in(stats, "n", pa.int64())
@@ -142,7 +144,7 @@ def ordinal(value: Any) -> int | None:
 
 
 def _ordinal_of_text(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
-    """Return a bound as the log writes it as an ordinal, further out by ``slack`` where it may be cut."""
+    """Return a bound of the log as an ordinal, further out by ``slack`` where it may be cut."""
     if pat.is_integer(kind):
         if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
             return None
@@ -164,7 +166,7 @@ def _ordinal_of_text(value: Any, kind: pa.DataType, *, slack: int) -> int | None
 
 
 def _may_be_cut(text: str) -> bool:
-    """Tell whether a time may have lost its microseconds: those that are written in full have six digits."""
+    """Tell whether a time may have lost its microseconds: whole ones have six digits."""
     _, dot, rest = text.partition(".")
     digits = len(rest) - len(rest.lstrip("0123456789"))
     return not dot or digits <= _CUT_DIGITS

@@ -1,4 +1,7 @@
-"""Checkpoints of a Delta log: all that a table was at a version, in one file, in parts, or with sidecars."""
+"""Checkpoints of a Delta log: all that a table was at a version.
+
+In one file, in parts, or with sidecars.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ def _add_table(found: Checkpoint, path: str) -> list[str]:
     found.transactions += _present(actions, "txn")
     if "add" in names:
         stored = file.schema_arrow.field("add").type
-        wanted = [f"add.{name}" for name in _ADD_FIELDS if stored.get_field_index(name) >= 0]
+        wanted = []
+        for name in _ADD_FIELDS:
+            if stored.get_field_index(name) >= 0:
+                wanted.append(f"add.{name}")
         found.adds += _adds(file.read(columns=wanted))
     return [str(each["path"]) for each in _present(actions, "sidecar")]
 
@@ -116,8 +122,10 @@ def _adds(actions: pa.Table) -> list[Mapping[str, Any]]:
     """Return the added files; column by column, since a checkpoint may name very many."""
     values = actions["add"].combine_chunks()
     values = values.filter(pc.is_valid(values))
-    names = [values.type.field(index).name for index in range(values.type.num_fields)]
-    columns = {name: values.field(name).to_pylist() for name in names}
+    columns = {}
+    for index in range(values.type.num_fields):
+        name = values.type.field(index).name
+        columns[name] = values.field(name).to_pylist()
     found: list[Mapping[str, Any]] = []
     for row in zip(*columns.values(), strict=True):
         add = dict(zip(columns, row, strict=True))

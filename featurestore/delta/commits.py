@@ -1,4 +1,6 @@
-"""What the store writes into a Delta log, and reads back: definitions, commits, and whether keys are unique.
+"""What the store writes into a Delta log, and reads back.
+
+Definitions, commits, and whether keys are unique.
 
 Table properties: ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
 tags). Each commit's note is a JSON object: operation, run, job, inputs, validation, and the claim
@@ -6,7 +8,8 @@ tags). Each commit's note is a JSON object: operation, run, job, inputs, validat
 
 * ``true`` / ``false``: keys and times are (not) unique after this commit, whatever was before;
 * ``"kept"``: as unique as the version before (upserts, deletes);
-* ``"kept_after"``: unique if version ``base`` was, and no other data came in between (appends of later times).
+* ``"kept_after"``: unique if version ``base`` was, and no other data came in between (appends of
+  later times).
 
 ``base`` is the version that the writer saw, ``base_unique`` and ``base_time`` what was known of it:
 so a commit can be understood without those before it.
@@ -32,8 +35,19 @@ from featurestore.storage import files
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
 
-__all__ = ["META", "SPEC", "Meta", "commit_of", "history", "latest_data_version", "meta_of", "properties",
-           "seen_by_writer", "spec_of", "unique_at"]  # fmt: skip
+__all__ = [
+    "META",
+    "SPEC",
+    "Meta",
+    "commit_of",
+    "history",
+    "latest_data_version",
+    "meta_of",
+    "properties",
+    "seen_by_writer",
+    "spec_of",
+    "unique_at",
+]
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,10 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
         return spec
     known = [each for each in spec.schema if each.name in stored]
     ours = set(spec.schema.names)
-    foreign = [pa.field(name, _plain(stored[name].type)) for name in stored if name not in ours]
+    foreign = []
+    for name, held in stored.items():
+        if name not in ours:
+            foreign.append(pa.field(name, _plain(held.type)))
     created = spec.created_time
     if created not in stored:
         created = None
@@ -95,7 +112,7 @@ def meta_of(state: Snapshot) -> Meta:
 
 
 def history(path: str, *, limit: int | None = None, before: int | None = None) -> list[Commit]:
-    """Return commits of a group's data, newest first: the last ``limit`` before Delta version ``before``.
+    """Return commits of a group's data before a Delta version, newest first, at most ``limit``.
 
     Commit 0 (the empty table) is left out; ``None`` means all.
     """
@@ -118,7 +135,7 @@ def seen_by_writer(path: str, version: int) -> dict[str, Any]:
 
 
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
-    """Return the version that a run committed after another version, None when it committed none."""
+    """Return the version that a run committed after another one, None when it committed none."""
     for version in range(log.latest_version(path), after, -1):
         actions = _actions(path, version)
         if actions is not None and log.note_of(actions).get("run") == run_id:

@@ -1,4 +1,6 @@
-"""When small files of a table are worth merging: by tiers of size, so that every row is rewritten a few times only.
+"""When small files of a table are worth merging: by tiers of size.
+
+So every row is rewritten a few times only.
 
 Files are sorted into tiers, each eight times the size of the one below. Where a tier of a partition
 has eight files they are merged with those below them, which makes about one file of the next tier.
@@ -17,7 +19,7 @@ _TIERS = tuple((1 << 14) * _FILES_IN_A_TIER**number for number in range(5))
 
 
 def size_to_merge_below(snapshot: Snapshot) -> int | None:
-    """Return the size below which files of a table should be merged, None while they need not be."""
+    """Return the size below which files should be merged, None while they need not be."""
     if len(snapshot.files) < _FILES_IN_A_TIER:
         return None
     counted: Counter[tuple[object, int]] = Counter()
@@ -25,7 +27,10 @@ def size_to_merge_below(snapshot: Snapshot) -> int | None:
         tier = _tier_of(file.bytes)
         if tier < len(_TIERS):
             counted[(tuple(file.partition.values()), tier)] += 1
-    full = [tier for (_, tier), count in counted.items() if count >= _FILES_IN_A_TIER]
+    full = []
+    for (_, tier), count in counted.items():
+        if count >= _FILES_IN_A_TIER:
+            full.append(tier)
     if not full:
         return None
     return _TIERS[max(full)]

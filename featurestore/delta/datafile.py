@@ -81,7 +81,9 @@ def check_files(files: Iterable[DataFile]) -> None:
 
 
 def file_path(path: str, log_path: str) -> str:
-    """Return the absolute path of a data file as the log names it: relative or a URL, percent-encoded.
+    """Return the absolute path of a data file.
+
+    The log names it relative or as a URL, percent-encoded.
 
     Raises:
         UnsupportedTable: The file lies outside the table, as those of a shallow clone do.

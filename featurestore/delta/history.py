@@ -30,7 +30,7 @@ _TIMES: OrderedDict[FileState, int] = OrderedDict()
 
 @dataclass(frozen=True)
 class LogCommit:
-    """One commit: ``timestamp`` in milliseconds since 1970 (never falling), ``rows`` in the table afterwards.
+    """One commit: ``timestamp`` in milliseconds since 1970 (never falling), ``rows`` after it.
 
     ``operation`` is the name in the note where a writer of ours left one, else the log's, in lower
     case.
@@ -53,7 +53,7 @@ class LogCommit:
 def read_history(
     path: str, *, limit: int | None = None, before: int | None = None
 ) -> tuple[LogCommit, ...]:
-    """Return commits of a table, newest first: the last ``limit`` before version ``before`` (None: all).
+    """Return the last ``limit`` commits before version ``before`` (None: all), newest first.
 
     Commits that were removed from the log, as other writers do after a checkpoint, are left out.
 
@@ -113,7 +113,7 @@ def version_at(path: str, moment: datetime) -> int:
 
 
 def commit_time(path: str, version: int) -> int:
-    """Return the time of a commit in milliseconds since 1970, never before that of an earlier one."""
+    """Return a commit's time in milliseconds since 1970, never before that of an earlier one."""
     waiting = []
     floor, until = 0, 0
     number = version
@@ -195,7 +195,7 @@ def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Acti
 
 
 def _was_cleaned(path: str, version: int) -> bool:
-    """Tell whether a commit and all before it were removed after a checkpoint, as other writers do."""
+    """Tell whether a commit and all before it were removed after a checkpoint."""
     listed = log.list_log(path)
     first = min(listed.commits, default=listed.latest + 1)
     return version < first and max(listed.checkpoints, default=-1) >= version

@@ -35,7 +35,10 @@ _LAST_SEEN: dict[str, int] = {}
 
 @dataclass(frozen=True)
 class FileState:
-    """A file of the log as it was read: another one under its name has another time, size or number."""
+    """A file of the log as it was read.
+
+    Another one under its name has another time, size or number.
+    """
 
     path: str
     modified: int
@@ -58,7 +61,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The commits of a log, ascending, and its complete checkpoints: the files of each, by version."""
+    """The commits of a log, ascending, and the files of its complete checkpoints by version."""
 
     commits: tuple[int, ...]
     checkpoints: Mapping[int, tuple[str, ...]]
@@ -259,7 +262,10 @@ def damaged_file(file: str, what: str) -> TableDamaged:
 
 
 def unreadable_file(file: str, error: OSError) -> StorageError:
-    """Return the error for a file of a table that could not be read: damage where it is not there, or no such file."""
+    """Return the error for a file of a table that could not be read.
+
+    Damage where it is not there, or no such file.
+    """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
     if error.errno is None:
@@ -268,7 +274,7 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
 
 
 def _stated_checkpoint(path: str) -> int:
-    """Return the version of the checkpoint that the log names as its last one, -1 when it names none."""
+    """Return the version of the last checkpoint that the log names, -1 when it names none."""
     try:
         text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
         found = json.loads(text)

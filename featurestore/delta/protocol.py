@@ -1,4 +1,4 @@
-"""Which Delta tables the store reads and writes: the one judge, asked before any read on any engine.
+"""Which Delta tables the store reads and writes: the one judge, asked before any read.
 
 A table says in its protocol which features its readers must know. Those below are known; a table
 that asks for another one, maps its columns, or hides rows by deletion vectors would be read
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from featurestore.errors import UnsupportedTable, listing
@@ -36,7 +37,10 @@ _WRITTEN_WRITER = 2
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a table asks of its readers and writers: Delta's two version numbers, and features by name."""
+    """What a table asks of its readers and writers.
+
+    Delta's two version numbers, and features by name.
+    """
 
     reader: int = _WRITTEN_READER
     writer: int = _WRITTEN_WRITER
@@ -46,13 +50,15 @@ class Protocol:
     @classmethod
     def of(cls, action: Mapping[str, Any]) -> Protocol:
         """Return the protocol that an action of the log states; ValueError when it states none."""
-        numbers = [action.get("minReaderVersion"), action.get("minWriterVersion")]
-        names = [action.get("readerFeatures") or [], action.get("writerFeatures") or []]
-        if not all(isinstance(number, int) for number in numbers):
+        reader, writer = action.get("minReaderVersion"), action.get("minWriterVersion")
+        if not (isinstance(reader, int) and isinstance(writer, int)):
             raise ValueError(f"no protocol: {dict(action)}")
-        if not all(isinstance(name, str) for listed in names for name in listed):
-            raise ValueError(f"no protocol: {dict(action)}")
-        return cls(*numbers, *(tuple(listed) for listed in names))  # type: ignore[arg-type]
+        of_readers = action.get("readerFeatures") or []
+        of_writers = action.get("writerFeatures") or []
+        for name in chain(of_readers, of_writers):
+            if not isinstance(name, str):
+                raise ValueError(f"no protocol: {dict(action)}")
+        return cls(reader, writer, tuple(of_readers), tuple(of_writers))
 
 
 def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str]) -> None:
@@ -86,8 +92,8 @@ def check_writable(path: str, protocol: Protocol) -> None:
     if protocol.reader > _WRITTEN_READER or protocol.writer > _WRITTEN_WRITER:
         raise UnsupportedTable(
             f"The Delta table at {path} needs reader version {protocol.reader} and writer version "
-            f"{protocol.writer}; the store writes tables of reader version {_WRITTEN_READER} and writer version "
-            f"{_WRITTEN_WRITER}.",
+            f"{protocol.writer}; the store writes tables of reader version {_WRITTEN_READER} "
+            f"and writer version {_WRITTEN_WRITER}.",
             hint="write it with the tool that upgraded it, or copy its rows into a new group",
         )
 

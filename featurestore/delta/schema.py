@@ -52,8 +52,11 @@ def arrow_schema(text: str) -> pa.Schema:
         UnknownTypeError: Names the column and its type.
         ValueError: The text is no schema.
     """
+    fields = []
     try:
-        return pa.schema([_field(each, each["name"]) for each in json.loads(text)["fields"]])
+        for each in json.loads(text)["fields"]:
+            fields.append(_field(each, each["name"]))
+        return pa.schema(fields)
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
 
@@ -80,7 +83,9 @@ def requested_schema(
                 f"{path} has no columns {listing(absent)}; it has {listing(given.names, limit=50)}."
             )
         given = pa.schema([given.field(column) for column in columns])
-    wanted = feature_schema(given) if schema is None else given
+    wanted = given
+    if schema is None:
+        wanted = feature_schema(given)
     _warn_of_naive_times(path, stored, wanted)
     return wanted
 
@@ -92,8 +97,9 @@ def _warn_of_naive_times(path: str, stored: pa.Schema, wanted: pa.Schema) -> Non
         if is_naive and field.name in wanted.names:
             naive.append(field.name)
     if naive:
+        noun = "Columns" if len(naive) > 1 else "Column"
         warnings.warn(
-            f"Column{'s' if len(naive) > 1 else ''} {listing(naive)} of {path} have no time zone and are taken as UTC",
+            f"{noun} {listing(naive)} of {path} have no time zone and are taken as UTC",
             NaiveTimeWarning,
             stacklevel=5,
         )
@@ -109,7 +115,10 @@ def _type(given: Any, column: str) -> pa.DataType:
     if not isinstance(given, dict):
         raise UnknownTypeError(column, given)
     if given["type"] == "struct":
-        return pa.struct([_field(each, column) for each in given["fields"]])
+        fields = []
+        for each in given["fields"]:
+            fields.append(_field(each, column))
+        return pa.struct(fields)
     if given["type"] == "array":
         element = _type(given["elementType"], column)
         return pa.list_(pa.field("element", element, bool(given.get("containsNull", True))))

@@ -1,4 +1,6 @@
-"""Snapshots: what a Delta table is at one version, replayed from the last checkpoint and the commits after it.
+"""Snapshots: what a Delta table is at one version.
+
+Replayed from the last checkpoint and the commits after it.
 
 A snapshot that this process has read is the base of the next one, so that a version costs what its
 own commit holds.
@@ -64,7 +66,7 @@ class Snapshot:
     _bounds: dict[str, ColumnBounds] = field(default_factory=dict, repr=False, compare=False)
 
     def bounds(self, column: str) -> ColumnBounds | None:
-        """Return the bounds of a column in each of ``files``, None for types that the log does not bound."""
+        """Return a column's bounds in each of ``files``, None for types without bounds."""
         index = self.schema.get_field_index(column)
         if index < 0 or not has_bounds(self.schema.field(index).type):
             return None
@@ -73,7 +75,9 @@ class Snapshot:
         return self._bounds[column]
 
     def times(self, column: str) -> list[tuple[int, int] | None] | None:
-        """Return least and greatest time of each of ``files`` in microseconds since 1970, days as their beginning.
+        """Return least and greatest time of each of ``files`` in microseconds since 1970.
+
+        Days count as their beginning.
 
         None for a file of which the log does not tell, and as a whole for columns that hold no
         times.
@@ -130,7 +134,7 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
 
 
 def transaction_version(path: str, app: str) -> int | None:
-    """Return the last transaction number that an application committed, None when it committed none."""
+    """Return the last transaction number of an application, None when it committed none."""
     return read_snapshot(path).transactions.get(app)
 
 
@@ -165,8 +169,10 @@ class _Memory:
     def base(self, path: str, version: int) -> _Read | None:
         """Return the nearest snapshot before a version."""
         with self._lock:
-            known = [number for held, number in self._held if held == path and number < version]
-            nearest = max(known, default=-1)
+            nearest = -1
+            for table, number in self._held:
+                if table == path and number < version:
+                    nearest = max(nearest, number)
             held = self._held.get((path, nearest))
         if held is None or version - nearest > _NEAR or not held.is_current():
             return None
@@ -184,7 +190,7 @@ _MEMORY = _Memory()
 
 
 def _replayed(path: str, version: int) -> _Read:
-    """Return a snapshot read from the last checkpoint at or before a version, and the commits after it."""
+    """Return a snapshot read from the last checkpoint up to a version and the commits after it."""
     replay = Replay(path)
     sources: list[FileState] = []
     start, files = log.checkpoint_before(path, version)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -243,14 +243,3 @@ def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
     if isinstance(base, int) and isinstance(base_time, int) and 0 <= base < version:
         return base, base_time
     return -1, 0
-
-
-def iterate_back(path: str, *, page: int = 100) -> Iterator[LogCommit]:
-    """Yield all commits, newest first, reading a page at a time."""
-    before: int | None = None
-    while True:
-        found = read_history(path, limit=page, before=before)
-        yield from found
-        if len(found) < page:
-            return
-        before = found[-1].version

@@ -20,6 +20,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
 from featurestore.hashing.mixing import Int64s, Words
+from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.types import numpy_type
 
 (
@@ -259,7 +260,7 @@ def _tenth(low: Words, high: Words) -> tuple[Words, Words, Words]:
 def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
     kind = TEXT if _is_text(array.type) else BYTES
     if not (pat.is_string(array.type) or pat.is_binary(array.type)):
-        array = array.cast(pa.large_string() if kind == TEXT else pa.large_binary())
+        array = cast_bytes(array, pa.large_string() if kind == TEXT else pa.large_binary())
     wide = pat.is_large_string(array.type) or pat.is_large_binary(array.type)
     offsets = _offsets(array, np.dtype(np.int64 if wide else np.int32))
     starts, lengths = offsets[:-1], np.diff(offsets)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import NullsInColumns
+from featurestore.model.fixed_bytes import cast_bytes
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 
@@ -90,7 +91,7 @@ def _flat(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]
 
 
 def _texts(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
-    raw = array.cast(pa.large_binary())
+    raw = cast_bytes(array, pa.large_binary())
     if raw.null_count:
         raw = raw.fill_null(b"")
     texts: npt.NDArray[Any] = raw.to_numpy(zero_copy_only=False)

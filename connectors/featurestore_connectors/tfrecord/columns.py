@@ -19,6 +19,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
 from featurestore.model.decimals import decimal_text
+from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.types import numpy_type
 from featurestore.plugins.format import ColumnEncoding
 
@@ -202,7 +203,7 @@ def texts(values: pa.Array) -> pa.Array:
     if pat.is_decimal(values.type):
         values = decimal_text(values)
     if not pat.is_binary(values.type):
-        values = values.cast(pa.binary())
+        values = cast_bytes(values, pa.binary())
     if values.null_count:
         return values.fill_null(b"")
     return values

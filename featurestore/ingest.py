@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType
+from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.names import check_feature_names
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema, is_nested, widens
@@ -362,7 +363,7 @@ def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.A
             return _rebuilt(array, kind)
         if pat.is_dictionary(array.type):
             return convert_array(array.dictionary_decode(), kind, name=name)
-        return array.cast(kind)
+        return cast_bytes(array, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         hint = None
         if pat.is_timestamp(array.type) and array.type.unit == "ns":

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import SchemaMismatch, UnsupportedType
+from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.types import is_nested
 
 
@@ -62,7 +63,7 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_float16(array.type):
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
         return pa.array(wider, mask=_mask(array)).cast(kind)
-    return array.cast(kind)
+    return cast_bytes(array, kind)
 
 
 def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -77,7 +78,7 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _list(array, kind)
     if pat.is_struct(kind) and pat.is_struct(array.type):
         return _struct(array, kind)
-    return array.cast(kind)
+    return cast_bytes(array, kind)
 
 
 def _same(left: pa.DataType, right: pa.DataType) -> bool:

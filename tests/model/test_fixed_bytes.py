@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 import pytest
 
 from featurestore.hashing import row_hash
 from featurestore.model.fixed_bytes import cast_bytes
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
 
 LETTERS = [b"ab", b"cd", b"ef", b"gh"]
 
@@ -24,3 +29,12 @@ def test_slices_of_bytes_of_one_length_are_cast(
 def test_a_slice_of_bytes_of_one_length_has_the_hashes_of_its_rows() -> None:
     table = pa.table({"x": pa.array(LETTERS, pa.binary(2))})
     assert row_hash(table.slice(2)).tolist() == row_hash(table)[2:].tolist()
+
+
+def test_groups_and_datasets_take_slices_of_bytes_of_one_length(duckdb_store: FeatureStore) -> None:
+    pairs = pa.array([[value, value] for value in LETTERS], pa.list_(pa.binary(2)))
+    table = pa.table({"id": pa.array(LETTERS, pa.binary(2)), "pairs": pairs, "y": [0, 1, 0, 1]})
+    group = duckdb_store.create_featuregroup(table.slice(1), "g", primary_key="id")
+    assert sorted(group.read().to_arrow()["id"].to_pylist()) == LETTERS[1:]
+    dataset = duckdb_store.create_training_dataset(table.slice(2), "d", label="y", key="id")
+    assert dataset.verify().ok

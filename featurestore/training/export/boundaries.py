@@ -166,7 +166,10 @@ class BinAccumulator(Accumulator[dict[Bin, BinHashes], dict[Bin, HashCounts]]):
 
     def finish(self, state: dict[Bin, BinHashes]) -> dict[Bin, HashCounts]:
         """Return the sorted unique hashes of each bin with their counts."""
-        return {key: found.unique() for key, found in state.items()}
+        counts = {}
+        for key, found in state.items():
+            counts[key] = found.unique()
+        return counts
 
 
 def bins_of(hashes: UInt64s, bits: int) -> Int64s:

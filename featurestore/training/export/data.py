@@ -90,7 +90,9 @@ def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
 
 
 def _sources(plan: FeaturePlan) -> list[Source]:
-    sources = {(source.path, source.delta_version): source for source in plan.sources}
+    sources = {}
+    for source in plan.sources:
+        sources[source.path, source.delta_version] = source
     return list(sources.values())
 
 

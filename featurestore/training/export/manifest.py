@@ -82,7 +82,11 @@ def summaries_by_split(
 
 def prefixes_of(written: Iterable[WrittenFile]) -> dict[str, list[str]]:
     """Return the prefixes of the files that have any."""
-    return {file.path: list(file.prefixes) for file in written if file.prefixes}
+    prefixes = {}
+    for file in written:
+        if file.prefixes:
+            prefixes[file.path] = list(file.prefixes)
+    return prefixes
 
 
 def manifest_file(written: WrittenFile) -> ManifestFile:
@@ -99,7 +103,10 @@ def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str
     result: dict[str, dict[str, float]] = {}
     for name, values in counts.items():
         rows = sum(values.values())
-        result[name] = {value: rows / (len(values) * count) for value, count in values.items()}
+        weights = {}
+        for value, count in values.items():
+            weights[value] = rows / (len(values) * count)
+        result[name] = weights
     return result
 
 
@@ -141,13 +148,14 @@ def _splits(
     for name, rows, of_split in zip(request.rule.names, plan.rows, of_splits, strict=True):
         shards = _shards(of_split)
         labels = _label_counts(request.labels, of_split)
+        nulls = _sum_counts(summary.nulls for summary in of_split)
         splits.append(
             ManifestSplit(
                 name=name,
                 rows=rows,
                 bytes=sum(shard.bytes for shard in shards),
                 shards=shards,
-                nulls=_sum_counts(summary.nulls for summary in of_split),
+                nulls=nulls,
                 label_counts=labels,
                 label_weights=class_weights(labels),
             )
@@ -167,7 +175,7 @@ def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
                 rows=written.rows,
                 bytes=written.file.bytes,
                 sha256=written.file.sha256,
-                sidecars=tuple(manifest_file(each) for each in written.sidecars),
+                sidecars=tuple(map(manifest_file, written.sidecars)),
             )
         )
         first_row += written.rows

@@ -120,7 +120,7 @@ def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) ->
     written = request.format.finish(target.directory, manifest)
     manifest = replace(
         manifest,
-        files=tuple(manifest_file(each) for each in written),
+        files=tuple(map(manifest_file, written)),
         prefixes={**manifest.prefixes, **prefixes_of(written)},
     )
     target.check_publishable()

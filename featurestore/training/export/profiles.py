@@ -100,7 +100,10 @@ def every_profile(
 ) -> tuple[ColumnProfile, ...]:
     """Return a profile for each column; of those that nobody looked at, only the rows are known."""
     known = {each.name: each for each in profiles}
-    return tuple(known.get(name) or ColumnProfile(name, rows, 0) for name in columns)
+    found = []
+    for name in columns:
+        found.append(known.get(name) or ColumnProfile(name, rows, 0))
+    return tuple(found)
 
 
 def _extremes(array: Any) -> tuple[int, int] | None:

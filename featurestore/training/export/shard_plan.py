@@ -205,7 +205,10 @@ def _layout(
     )
     if shard_counts is None:
         bytes_per_row = request.format.bytes_per_row(layout, profiles)
-        shard_counts = [request.shards_of(n, bytes_per_row=bytes_per_row) for n in split_rows]
+        chosen = []
+        for rows in split_rows:
+            chosen.append(request.shards_of(rows, bytes_per_row=bytes_per_row))
+        shard_counts = chosen
     if isinstance(request.format, ShardFitting):
         rows, shards = max(zip(split_rows, shard_counts, strict=True))
         layout = request.format.fitted(layout, rows=rows, shards=shards)

@@ -68,7 +68,9 @@ class SplitRule:
     def from_json(cls, data: Mapping[str, Any]) -> SplitRule:
         """Return the rule that ``to_json`` wrote."""
         if "time" in data:
-            ranges = {name: (start, end) for name, (start, end) in data["ranges"].items()}
+            ranges = {}
+            for name, (start, end) in data["ranges"].items():
+                ranges[name] = (start, end)
             return cls(TimeSplit(data["time"], ranges))
         fractions = tuple((name, fraction) for name, fraction in data["fractions"])
         return cls(FractionSplit(fractions), tuple(data["split_by"]), tuple(data["stratify"]))

@@ -65,7 +65,10 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
 
     def finish(self, state: SplitStates) -> SplitStates:
         """Return the counted state of each split that has rows."""
-        return {split: self.accumulators[split].finish(each) for split, each in state.items()}
+        finished = {}
+        for split, each in state.items():
+            finished[split] = self.accumulators[split].finish(each)
+        return finished
 
 
 def count_splits(

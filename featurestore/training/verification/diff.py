@@ -53,12 +53,15 @@ class DatasetDiff:
     @property
     def same(self) -> bool:
         """Whether both hold the same columns and rows in the same splits."""
-        return not self.columns and all(
-            each.added == each.removed == each.changed == 0 for each in self.splits.values()
-        )
+        if self.columns:
+            return False
+        return all(each.added == each.removed == each.changed == 0 for each in self.splits.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
+        splits = {}
+        for name, each in self.splits.items():
+            splits[name] = vars(each)
         return {
             "dataset": self.dataset,
             "other": self.other,
@@ -67,18 +70,20 @@ class DatasetDiff:
             "sources": list(self.sources),
             "rules": list(self.rules),
             "labels": list(self.labels),
-            "splits": {name: vars(each) for name, each in self.splits.items()},
+            "splits": splits,
             "drift": self.drift,
         }
 
     def __str__(self) -> str:
         outcome = "the same rows" if self.same else "different"
         lines = [f"{self.dataset} -> {self.other}: {outcome}"]
-        lines += [f"  {each}" for each in (*self.columns, *self.sources, *self.rules)]
+        for change in (*self.columns, *self.sources, *self.rules):
+            lines.append(f"  {change}")
         for name, each in self.splits.items():
             counts = f"+{each.added:,} -{each.removed:,} ~{each.changed:,} ={each.unchanged:,}"
             lines.append(f"  {name}: {counts} rows")
-        lines += [f"  {each}" for each in (*self.labels, *self._drifted())]
+        for change in (*self.labels, *self._drifted()):
+            lines.append(f"  {change}")
         return "\n".join(lines)
 
     def _drifted(self) -> list[str]:
@@ -108,7 +113,8 @@ def diff(
     shared = [column.name for column in manifest.columns if column.name in theirs_too]
     key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
     splits = {}
-    for name in dict.fromkeys([split.name for split in (*manifest.splits, *other.splits)]):
+    names = [split.name for split in (*manifest.splits, *other.splits)]
+    for name in dict.fromkeys(names):
         mine = _rows(directory, manifest, name, key=key, columns=shared)
         theirs = _rows(other_directory, other, name, key=key, columns=shared)
         splits[name] = _compare(mine, theirs)
@@ -137,7 +143,7 @@ def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str,
 def _column_changes(manifest: Manifest, other: Manifest) -> list[str]:
     mine = {column.name: column for column in manifest.columns}
     theirs = {column.name: column for column in other.columns}
-    changes = _appearances("column", [repr(name) for name in mine], [repr(name) for name in theirs])
+    changes = _appearances("column", list(map(repr, mine)), list(map(repr, theirs)))
     for name, column in mine.items():
         if name in theirs and _kind(column) != _kind(theirs[name]):
             changes.append(f"column {name!r}: {_kind(column)} -> {_kind(theirs[name])}")
@@ -159,16 +165,21 @@ def _source_changes(manifest: Manifest, other: Manifest) -> list[str]:
 
 def _delta_versions(manifest: Manifest) -> dict[str, int]:
     """Return the Delta version of each source, by ``group@v1``."""
-    return {
-        f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
-        for each in manifest.sources
-    }
+    versions = {}
+    for each in manifest.sources:
+        versions[f"{each['featuregroup']}@v{each['version']}"] = each["delta_version"]
+    return versions
 
 
 def _appearances(noun: str, mine: Sequence[str], theirs: Sequence[str]) -> list[str]:
-    removed = [f"{noun} {name} removed" for name in mine if name not in theirs]
-    added = [f"{noun} {name} added" for name in theirs if name not in mine]
-    return removed + added
+    changes = []
+    for name in mine:
+        if name not in theirs:
+            changes.append(f"{noun} {name} removed")
+    for name in theirs:
+        if name not in mine:
+            changes.append(f"{noun} {name} added")
+    return changes
 
 
 def _rule_changes(manifest: Manifest, other: Manifest) -> list[str]:

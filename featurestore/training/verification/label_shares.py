@@ -53,4 +53,7 @@ def _shares(counts: Mapping[str, int]) -> dict[str, float]:
     rows = sum(counts.values())
     if not rows:
         return {}
-    return {value: count / rows for value, count in counts.items()}
+    shares = {}
+    for value, count in counts.items():
+        shares[value] = count / rows
+    return shares

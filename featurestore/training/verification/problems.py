@@ -63,5 +63,6 @@ class VerifyReport:
     def __str__(self) -> str:
         state = "ok" if self.ok else "DAMAGED"
         lines = [f"{self.dataset}: {state}, {self.rows:,} rows, {self.files} files"]
-        lines += [f"  {each}" for each in (*self.problems, *self.notes)]
+        for finding in (*self.problems, *self.notes):
+            lines.append(f"  {finding}")
         return "\n".join(lines)

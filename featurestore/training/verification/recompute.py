@@ -71,12 +71,18 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
 
 
 def _request(manifest: Manifest) -> ExportRequest:
+    labels = []
+    roles = {}
+    for column in manifest.columns:
+        roles[column.name] = column.role
+        if column.role == "label":
+            labels.append(column.name)
     return ExportRequest(
         name=manifest.name,
         schema=dataset_schema(manifest),
-        labels=tuple(column.name for column in manifest.columns if column.role == "label"),
+        labels=tuple(labels),
         key=manifest.key,
-        roles={column.name: column.role for column in manifest.columns},
+        roles=roles,
         rule=SplitRule.from_json(manifest.split_rule),
         seed=manifest.seed,
         format=find_format(manifest.data_format),

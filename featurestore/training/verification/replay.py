@@ -5,7 +5,7 @@ The same sources at the same Delta versions, for ``verify(recompute=True)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -43,27 +43,39 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     elif left_plan is not None:
         left_schema = left_plan.schema
     fixed_time = data["fixed_time"]
-    joins = tuple(_join(session, each) for each in data["joins"])
+    joins = []
+    for each in data["joins"]:
+        joins.append(_join(session, each))
     return FeaturePlan(
         left_source=left,
         left_schema=left_schema,
         left_columns=tuple(data["left_columns"]),
         left_time=data["left_time"],
         fixed_time=None if fixed_time is None else datetime.fromisoformat(fixed_time),
-        joins=joins,
+        joins=tuple(joins),
         columns=tuple(data["columns"]),
         schema=_schema(data, left_schema, joins),
         how=data["how"],
         created_time_filter=data["created_time_filter"],
         left_plan=left_plan,
         filters=tuple(data.get("filters", ())),
-        samples=tuple(_sample(each) for each in data.get("samples", ())),
-        left_renames=tuple(Output(**each) for each in data.get("left_renames", ())),
+        samples=_samples(data.get("samples", ())),
+        left_renames=_outputs(data.get("left_renames", ())),
     )
 
 
-def _sample(data: Mapping[str, Any]) -> RowSample:
-    return RowSample(data["fraction"], data["seed"], tuple(data["by"]))
+def _samples(listed: Iterable[Mapping[str, Any]]) -> tuple[RowSample, ...]:
+    samples = []
+    for each in listed:
+        samples.append(RowSample(each["fraction"], each["seed"], tuple(each["by"])))
+    return tuple(samples)
+
+
+def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
+    outputs = []
+    for each in listed:
+        outputs.append(Output(**each))
+    return tuple(outputs)
 
 
 def _source(session: Session, data: Mapping[str, Any]) -> Source:
@@ -88,18 +100,17 @@ def _join(session: Session, data: Mapping[str, Any]) -> Join:
     return Join(
         source=_source(session, data["source"]),
         on=tuple((left, right) for left, right in data["on"]),
-        outputs=tuple(Output(**each) for each in data["outputs"]),
+        outputs=_outputs(data["outputs"]),
         event_time=data["event_time"],
         created_time=data["created_time"],
         ttl=None if data["ttl_us"] is None else timedelta(microseconds=data["ttl_us"]),
     )
 
 
-def _schema(data: Mapping[str, Any], left: pa.Schema, joins: tuple[Join, ...]) -> pa.Schema:
+def _schema(data: Mapping[str, Any], left: pa.Schema, joins: Sequence[Join]) -> pa.Schema:
     types = {field.name: field.type for field in left}
-    types |= {
-        each["name"]: left.field(each["column"]).type for each in data.get("left_renames", ())
-    }
+    for each in data.get("left_renames", ()):
+        types[each["name"]] = left.field(each["column"]).type
     for join in joins:
         for output in join.outputs:
             types[output.name] = join.source.spec.schema.field(output.column).type

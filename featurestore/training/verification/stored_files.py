@@ -33,7 +33,8 @@ def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
     for split in manifest.splits:
         for shard in split.shards:
             known.add(shard.path)
-            known.update(sidecar.path for sidecar in shard.sidecars)
+            for sidecar in shard.sidecars:
+                known.add(sidecar.path)
     for split in manifest.splits:
         for name in files.list_directory(os.path.join(directory, split.name)):
             # A temporary file is no shard: an attempt of a task left it that was killed after the

@@ -72,7 +72,9 @@ class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._specs if name in self)
+        for name in self._specs:
+            if name in self:
+                yield name
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -122,7 +124,10 @@ class Pins:
     def check_used(self) -> None:
         """Refuse an ``as_of=`` that names a group which the retrieval does not read."""
         read = {name for name, _ in self._sources}
-        unused = [group for group in self._by_group if parse_group_reference(group)[0] not in read]
+        unused = []
+        for group in self._by_group:
+            if parse_group_reference(group)[0] not in read:
+                unused.append(group)
         if unused:
             raise InvalidArgument(
                 f"as_of pins {listing(unused)}, but only {listing(sorted(read))} are read."
@@ -135,7 +140,9 @@ class Pins:
                 if isinstance(wanted, int):
                     return wanted
                 return version_at(path, parse_moment(wanted, argument=f"as_of[{key!r}]"))
-        return None if self._timestamp is None else version_at(path, self._timestamp)
+        if self._timestamp is None:
+            return None
+        return version_at(path, self._timestamp)
 
     def _version_at(self, name: str, version: int) -> int | None:
         try:
@@ -144,7 +151,9 @@ class Pins:
             )
         except VersionNotFound:
             return None
-        return found if found > 0 else None  # commit 0 is an empty table: not a group yet
+        if found > 0:
+            return found
+        return None  # commit 0 is an empty table: not a group yet
 
     def _timestamp_or_raise(self) -> datetime:
         if self._timestamp is None:

@@ -62,7 +62,9 @@ def announced(
 
 def sentence(dropped: int) -> str:
     """Return what is said of dropped label rows."""
-    rows = "1 label row" if dropped == 1 else f"{dropped:,} label rows"
+    rows = f"{dropped:,} label rows"
+    if dropped == 1:
+        rows = "1 label row"
     return f"{rows} without a row in every group dropped (join='inner')"
 
 

@@ -30,8 +30,10 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     engine = session.engine
     left: Relation | None = None
     if plan.left_plan is not None:
-        ordered = plan.keep_order or ROW in plan.left_columns
-        left = run(session, _with_row(plan.left_plan) if ordered else plan.left_plan, labels=labels)
+        feeding = plan.left_plan
+        if plan.keep_order or ROW in plan.left_columns:
+            feeding = _with_row(feeding)
+        left = run(session, feeding, labels=labels)
     elif plan.left_source is None and labels is not None:
         left = labels()
     if not plan.cuts_rows:
@@ -42,7 +44,7 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         relation = engine.filter(relation, condition)
     for sample in plan.samples:
         relation = sampled(engine, relation, sample)
-    return engine.select(relation, {name: name for name in plan.columns})
+    return engine.select(relation, dict(zip(plan.columns, plan.columns, strict=True)))
 
 
 def sampled(engine: Engine, relation: Relation, sample: RowSample) -> Relation:
@@ -62,8 +64,9 @@ class _SampledRows:
         seed = self.sample.seed ^ _SAMPLE_SEED
         hashes = row_hash(batch, columns=self.sample.by, seed=seed)
         limit = int(self.sample.fraction * 2**64)
-        kept = np.ones(len(hashes), dtype=bool) if limit >= 2**64 else hashes < np.uint64(limit)
-        return batch.filter(pa.array(kept))
+        if limit >= 2**64:
+            return batch
+        return batch.filter(pa.array(hashes < np.uint64(limit)))
 
 
 def _uncut(plan: FeaturePlan) -> FeaturePlan:
@@ -74,7 +77,8 @@ def _uncut(plan: FeaturePlan) -> FeaturePlan:
     fields = [plan.left_schema.field(name) for name in plan.left_columns]
     for join in plan.joins:
         schema = join.source.spec.schema
-        fields += [schema.field(each.column).with_name(each.name) for each in join.outputs]
+        for output in join.outputs:
+            fields.append(schema.field(output.column).with_name(output.name))
     schema = pa.schema(fields)
     return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
 

@@ -64,7 +64,7 @@ class Explanation:
     features: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        key = ", ".join(f"{name}={cell(value)}" for name, value in self.key.items())
+        key = ", ".join([f"{name}={cell(value)}" for name, value in self.key.items()])
         lines = [
             f"{self.group}@v{self.version} at Delta version {self.delta_version}",
             f"key {key}, at {self.at.isoformat()}",
@@ -73,12 +73,16 @@ class Explanation:
         if self.row is None:
             lines.append("No row wins: every feature is null.")
         else:
-            lines += [f"  {name:<24} {cell(self.row.values[name])}" for name in self.features]
+            for name in self.features:
+                lines.append(f"  {name:<24} {cell(self.row.values[name])}")
             lines += ["", f"  from {_described(self.row)}: {self.row.reason}"]
         if self.lost:
-            rows = "1 row" if self.lost_rows == 1 else f"{self.lost_rows} rows"
+            rows = f"{self.lost_rows} rows"
+            if self.lost_rows == 1:
+                rows = "1 row"
             lines += ["", f"lost ({rows}):"]
-            lines += [f"  {_described(row)}: {row.reason}" for row in self.lost]
+            for row in self.lost:
+                lines.append(f"  {_described(row)}: {row.reason}")
         if self.lost_rows > len(self.lost):
             lines.append(f"  and {self.lost_rows - len(self.lost)} more")
         return "\n".join(lines) + "\n"
@@ -110,20 +114,29 @@ def explain_value(
     source = pinned_source(session.featuregroup_path(group.name, group.version))
     spec = source.spec
     values = _key(spec, key)
-    time_asked = utc_now() if at is None else parse_moment(at, argument="at")
+    if at is None:
+        time_asked = utc_now()
+    else:
+        time_asked = parse_moment(at, argument="at")
     rows = _rows_of_key(session, source, values)
-    judged = _judged(spec, rows, time_asked)
-    won = next((row for row in judged if row[1]), None)
-    others = [row[0] for row in judged if not row[1]]
+    winner: ExplainedRow | None = None
+    others = []
+    for row, won in _judged(spec, rows, time_asked):
+        if won:
+            winner = row
+        else:
+            others.append(row)
     shown = _nearest(others)
     history = _Origin(session, source, values)
+    if winner is not None:
+        winner = history.dated(winner)
     return Explanation(
         group=spec.name,
         version=spec.version,
         delta_version=source.delta_version,
         key=values,
         at=time_asked,
-        row=None if won is None else history.dated(won[0]),
+        row=winner,
         lost=tuple(history.dated(row) for row in shown),
         lost_rows=len(others),
         features=spec.features,
@@ -151,11 +164,15 @@ class _Candidate:
 
 def _candidates(spec: FeatureGroupSpec, rows: pa.Table) -> list[_Candidate]:
     """Return the rows of a key, the greatest by the rule first."""
-    hashes = tie_hash(rows).tolist() if rows.num_rows else []
+    if not rows.num_rows:
+        return []
     found = []
-    for values, tie in zip(rows.to_pylist(), hashes, strict=True):
-        event = _timestamp(values[spec.event_time]) if spec.event_time else None
-        created = _timestamp(values[spec.created_time]) if spec.created_time else None
+    for values, tie in zip(rows.to_pylist(), tie_hash(rows).tolist(), strict=True):
+        event = created = None
+        if spec.event_time:
+            event = _timestamp(values[spec.event_time])
+        if spec.created_time:
+            created = _timestamp(values[spec.created_time])
         found.append(_Candidate(values, event, created, tie))
     return sorted(found, key=lambda candidate: candidate.rank, reverse=True)
 
@@ -177,15 +194,23 @@ def _judged(
         elif reason is None and best is not None:
             reason = _lost_to(best, candidate)
         row = candidate.explained(reason or "the latest row known at that time")
-        (later if best is None else judged).append((row, won))
+        if best is None:
+            later.append((row, won))
+        else:
+            judged.append((row, won))
     # Rows of the future come after those of the past, the nearest first.
     return [*judged, *reversed(later)]
 
 
 def _nearest(rows: list[ExplainedRow]) -> list[ExplainedRow]:
     """Return the rows that lost most closely, and a few of the future."""
-    future = [row for row in rows if row.reason == _FUTURE][:_SHOWN_OF_THE_FUTURE]
-    past = [row for row in rows if row.reason != _FUTURE]
+    future, past = [], []
+    for row in rows:
+        if row.reason == _FUTURE:
+            future.append(row)
+        else:
+            past.append(row)
+    future = future[:_SHOWN_OF_THE_FUTURE]
     return past[: _SHOWN - len(future)] + future
 
 
@@ -243,7 +268,9 @@ class _Origin:
                 high = middle
             else:
                 low = middle + 1
-        found = self._versions[low] if self._versions else None
+        found: int | None = None
+        if self._versions:
+            found = self._versions[low]
         return ExplainedRow(
             row.values, row.event_time, row.created_time, row.row_hash, row.reason, found
         )
@@ -262,32 +289,33 @@ class _Origin:
             return None
         if not rows.num_rows:
             return frozenset()
-        return frozenset(f"{tie:016x}" for tie in tie_hash(rows).tolist())
+        return frozenset(map("{:016x}".format, tie_hash(rows).tolist()))
 
 
 def _rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
     engine, schema = session.engine, source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
-    plain = {
-        name: value for name, value in key.items() if isinstance(value, bool | int | str | date)
-    }
-    if plain:
-        names = {name: f"key_{index}" for index, name in enumerate(plain)}
-        where = " AND ".join(
-            f"{quote(name, dialect=engine.dialect)} = ${names[name]}" for name in plain
-        )
+    conditions: list[str] = []
+    parameters: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in key.items():
+        if isinstance(value, bool | int | str | date):
+            parameter = f"key_{len(parameters)}"
+            parameters[parameter] = value
+            conditions.append(f"{quote(name, dialect=engine.dialect)} = ${parameter}")
+        else:
+            others[name] = value
+    if conditions:
         found = engine.sql(
-            f"SELECT * FROM fs_rows WHERE {where}",
+            f"SELECT * FROM fs_rows WHERE {' AND '.join(conditions)}",
             tables={"fs_rows": relation},
-            parameters={names[name]: value for name, value in plain.items()},
+            parameters=parameters,
         )
         relation = Relation(engine.name, found.native, schema)
     table = engine.stream(relation).read_all()
-    for name, value in key.items():
-        if name not in plain:
-            table = table.filter(
-                pc.equal(table.column(name), pa.scalar(value, schema.field(name).type))
-            )
+    for name, value in others.items():
+        wanted = pa.scalar(value, schema.field(name).type)
+        table = table.filter(pc.equal(table.column(name), wanted))
     return table
 
 
@@ -299,25 +327,27 @@ def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
         )
     given = _named_parts(spec, key)
     if given is None or set(given) != set(spec.primary_key):
-        example = ", ".join(f"{name!r}: ..." for name in spec.primary_key)
+        example = ", ".join([f"{name!r}: ..." for name in spec.primary_key])
         raise InvalidArgument(
             f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of "
             f"{spec.name!r}.",
             hint=f"key={{{example}}}",
         )
-    return {
-        name: _typed(given[name], spec.schema.field(name).type, name) for name in spec.primary_key
-    }
+    typed = {}
+    for name in spec.primary_key:
+        typed[name] = _typed(given[name], spec.schema.field(name).type, name)
+    return typed
 
 
 def _named_parts(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
     """Return the key's values by column; None when there are more or fewer of them."""
     if isinstance(key, Mapping):
         return dict(key)
-    parts = key if isinstance(key, list | tuple) else [key]
-    if len(parts) != len(spec.primary_key):
+    if not isinstance(key, list | tuple):
+        key = [key]
+    if len(key) != len(spec.primary_key):
         return None
-    return dict(zip(spec.primary_key, parts, strict=True))
+    return dict(zip(spec.primary_key, key, strict=True))
 
 
 def _typed(value: Any, kind: pa.DataType, name: str) -> Any:

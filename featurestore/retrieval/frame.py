@@ -52,13 +52,17 @@ class FeatureFrame:
         plan: FeaturePlan | None = None,
     ) -> None:
         self._session = session
-        self._relation: Relation | None = relation if isinstance(relation, Relation) else None
-        self._make: Callable[[], Relation] = (
-            (lambda: relation) if isinstance(relation, Relation) else relation
-        )
-        self._schema: pa.Schema | None = (
-            relation.schema if isinstance(relation, Relation) else schema
-        )
+        self._relation: Relation | None = None
+        self._make: Callable[[], Relation]
+        self._schema: pa.Schema | None
+        if isinstance(relation, Relation):
+            given = relation
+            self._relation = given
+            self._make = lambda: given
+            self._schema = given.schema
+        else:
+            self._make = relation
+            self._schema = schema
         self._plan = plan
         self._labels: Labels | None = None
 
@@ -124,7 +128,8 @@ class FeatureFrame:
         return self.relation.native
 
     def __repr__(self) -> str:
-        return f"FeatureFrame[{', '.join(f'{field.name}: {field.type}' for field in self.schema)}]"
+        columns = [f"{field.name}: {field.type}" for field in self.schema]
+        return f"FeatureFrame[{', '.join(columns)}]"
 
     # -- cutting --------------------------------------------------------------------------
 
@@ -147,7 +152,7 @@ class FeatureFrame:
                 self._session, self._plan.select(chosen), labels=self._labels
             )
         schema = pa.schema([self.schema.field(name) for name in chosen])
-        renames = {name: name for name in chosen}
+        renames = dict(zip(chosen, chosen, strict=True))
         return FeatureFrame(
             self._session,
             lambda: self._session.engine.select(self.relation, renames),
@@ -188,7 +193,8 @@ class FeatureFrame:
             FeatureNotFound: The frame has no such column; lists those it has.
         """
         dropped = self._names(columns)
-        return self.select(*(name for name in self.columns if name not in dropped))
+        kept = [name for name in self.columns if name not in dropped]
+        return self.select(*kept)
 
     def sample(
         self, *, fraction: float, seed: int = 0, by: str | Sequence[str] | None = None
@@ -218,7 +224,10 @@ class FeatureFrame:
                 f"fraction={fraction!r} is no share of the rows.",
                 hint="fraction=0.1 is every tenth",
             )
-        names = self._sampled_by() if by is None else self._names([by])
+        if by is None:
+            names = self._sampled_by()
+        else:
+            names = self._names([by])
         sample = RowSample(float(fraction), seed, tuple(names))
         if self._plan is not None:
             return FeatureFrame.planned(
@@ -230,10 +239,12 @@ class FeatureFrame:
         )
 
     def _sampled_by(self) -> list[str]:
-        keys = [] if self._plan is None else list(self._plan.keys)
-        if keys and self._plan is not None and self._plan.time is not None:
-            keys.append(self._plan.time)
-        return list(dict.fromkeys(keys)) or self.columns
+        if self._plan is None or not self._plan.keys:
+            return self.columns
+        names = list(self._plan.keys)
+        if self._plan.time is not None:
+            names.append(self._plan.time)
+        return list(dict.fromkeys(names))
 
     def _names(self, columns: Iterable[str | Sequence[str]]) -> list[str]:
         """Return the names in arguments that are names or lists of names.
@@ -242,7 +253,10 @@ class FeatureFrame:
         """
         names: list[str] = []
         for each in columns:
-            names += [each] if isinstance(each, str) else each
+            if isinstance(each, str):
+                names.append(each)
+            else:
+                names += each
         absent = [name for name in names if name not in self.columns]
         if absent:
             raise FeatureNotFound(
@@ -299,12 +313,11 @@ class FeatureFrame:
         Raises:
             InvalidArgument: It is not known; ``count()`` finds it out.
         """
-        rows = None if self._plan is None else self._plan.rows
-        if rows is None:
+        if self._plan is None or self._plan.rows is None:
             raise InvalidArgument(
                 "How many rows the frame has is not known without reading it.", hint="frame.count()"
             )
-        return rows
+        return self._plan.rows
 
     def __bool__(self) -> bool:
         return True
@@ -330,10 +343,10 @@ class FeatureFrame:
 
     def _repr_html_(self) -> str:
         table = self._first(_HTML_ROWS + 1)
-        more = (
-            f"first {_HTML_ROWS} rows" if table.num_rows > _HTML_ROWS else f"{table.num_rows} rows"
-        )
-        return as_html(table.slice(0, _HTML_ROWS), caption=f"{more} of {len(self.columns)} columns")
+        rows = f"{table.num_rows} rows"
+        if table.num_rows > _HTML_ROWS:
+            rows = f"first {_HTML_ROWS} rows"
+        return as_html(table.slice(0, _HTML_ROWS), caption=f"{rows} of {len(self.columns)} columns")
 
     def _first(self, n: int) -> pa.Table:
         if n < 0:

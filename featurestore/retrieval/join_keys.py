@@ -26,12 +26,13 @@ def per_group(
         InvalidArgument: It names neither left columns nor joined groups.
     """
     if not isinstance(join_key, Mapping):
-        return {(spec.name, spec.version): join_key for spec in groups}
+        return dict.fromkeys([(spec.name, spec.version) for spec in groups], join_key)
     by_group, columns = _split(join_key, left=left, groups=groups)
     _check_columns(columns, left=left, groups=groups)
     result: dict[tuple[str, int], Keys | None] = {}
     for spec in groups:
-        shared = {column: key for column, key in columns.items() if key in _keys(spec)}
+        known = _keys(spec)
+        shared = {column: key for column, key in columns.items() if key in known}
         said: Keys | None = shared or None
         for name in (spec.name, f"{spec.name}@v{spec.version}"):
             said = by_group.get(name, said)
@@ -43,7 +44,9 @@ def _split(
     join_key: Mapping[str, Any], *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
 ) -> tuple[dict[str, Keys], dict[str, Any]]:
     """Return what ``join_key=`` says by group, and what it says of left columns for all groups."""
-    names = {spec.name for spec in groups} | {f"{spec.name}@v{spec.version}" for spec in groups}
+    names: set[str] = set()
+    for spec in groups:
+        names |= {spec.name, f"{spec.name}@v{spec.version}"}
     by_group: dict[str, Keys] = {}
     columns: dict[str, Any] = {}
     for name, value in join_key.items():
@@ -59,17 +62,20 @@ def _split(
 def _check_columns(
     columns: Mapping[str, Any], *, left: pa.Schema, groups: Sequence[FeatureGroupSpec]
 ) -> None:
+    keys: set[str] = set()
+    for spec in groups:
+        keys.update(_keys(spec))
     unknown, unused = [], []
     for name, key in columns.items():
         if name not in left.names or not isinstance(key, str):
             unknown.append(name)
-        elif not any(key in _keys(spec) for spec in groups):
+        elif key not in keys:
             unused.append(f"{name}: {key}")
     if unknown:
         raise InvalidArgument(
             f"join_key names {listing(unknown)}: neither a column of the left side "
             f"({listing(left.names)}) "
-            f"nor a joined group ({listing(spec.name for spec in groups)}).",
+            f"nor a joined group ({listing([spec.name for spec in groups])}).",
             hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key "
             "column'}}",
         )
@@ -144,7 +150,7 @@ def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dic
         return {}
     known = _keys(spec)
     if isinstance(said, Mapping):
-        chosen: dict[str, Any] = {key: column for column, key in said.items()}
+        chosen: dict[str, Any] = dict(zip(said.values(), said.keys(), strict=True))
         if len(chosen) != len(said) or not set(chosen) <= set(known):
             raise NoJoinKey(
                 f"join_key={dict(said)!r} does not fit feature group {spec.name!r}, "
@@ -152,17 +158,26 @@ def _named(spec: FeatureGroupSpec, *, left: pa.Schema, said: Keys | None) -> dic
                 hint="write {'label column': 'key column'}",
             )
         return chosen
-    names = [said] if isinstance(said, str) else list(said)
-    others = [name for name in names if name not in known]
+    if isinstance(said, str):
+        names = [said]
+    else:
+        names = list(said)
+    keys, others = [], []
+    for name in names:
+        if name in known:
+            keys.append(name)
+        else:
+            others.append(name)
     if others and len(names) == len(spec.primary_key) == 1 and names[0] in left.names:
         return {spec.primary_key[0]: names[0]}
-    if any(name not in left.names for name in others):
+    strange = [name for name in others if name not in left.names]
+    if strange:
         raise NoJoinKey(
             f"join_key names {listing(others)}, a column neither of the left side nor a key of "
             f"{spec.name!r}. "
             f"{show_keys([spec])}. The left side has {listing(left.names, limit=30)}.",
         )
-    return {name: name for name in names if name in known}
+    return dict(zip(keys, keys, strict=True))
 
 
 def _keys(spec: FeatureGroupSpec) -> Sequence[str]:

@@ -72,15 +72,19 @@ class LeakReport:
         return self.ok
 
     def __str__(self) -> str:
-        verdict = "no leak" if self.ok else "LEAK"
+        verdict = "LEAK"
+        if self.ok:
+            verdict = "no leak"
         lines = [f"{verdict}: {self.rows:,} rows, {self.features} features"]
         for leak in self.leaks:
             lines.append(
                 f"  {leak.feature} of {leak.group}: {leak.rows:,} of {self.rows:,} values change; "
                 f"{leak.why}"
             )
-            lines += [f"    {example}" for example in leak.examples]
-        lines += [f"  not checked: {each}" for each in self.unchecked]
+            for example in leak.examples:
+                lines.append(f"    {example}")
+        for unchecked in self.unchecked:
+            lines.append(f"  not checked: {unchecked}")
         return "\n".join(lines) + "\n"
 
 
@@ -162,7 +166,8 @@ class _Check:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
-        keys = _keys(labels, [left for left, _ in join.on])
+        label_columns = [left for left, _ in join.on]
+        keys = _keys(labels, label_columns)
         rows = _rows_of_labels(self.session, join, labels)
         again = _Rows(join, rows).answers(keys, times)
         self._compare(join, given, again, np.arange(len(keys)), keys, times, why=_why(join))
@@ -188,7 +193,8 @@ class _Check:
             known = [name for name in schema.names if name in rows.column_names]
             positions = np.flatnonzero(times == time)
             again = _Rows(join, rows.select(known))
-            answers = again.answers([keys[position] for position in positions], times[positions])
+            asked = [keys[position] for position in positions]
+            answers = again.answers(asked, times[positions])
             why = "computed from data that came later"
             self._compare(join, given, answers, positions, keys, times, why=why)
 
@@ -225,9 +231,14 @@ class _Rows:
     def __init__(self, join: Join, rows: pa.Table) -> None:
         self._join = join
         keys = _keys(rows, [key for _, key in join.on])
-        times = [name for name in (join.event_time, join.created_time) if name is not None]
-        ranks = [_micros(rows.column(name)) for name in times]
-        ties = tie_hash(rows) if rows.num_rows else np.zeros(0, np.uint64)
+        times, ranks = [], []
+        for name in (join.event_time, join.created_time):
+            if name is not None:
+                times.append(name)
+                ranks.append(_micros(rows.column(name)))
+        ties = np.zeros(0, np.uint64)
+        if rows.num_rows:
+            ties = tie_hash(rows)
         order = np.lexsort((ties, *reversed(ranks)))
         self._table = rows.take(pa.array(order))
         cuts = [_micros(rows.column(name))[order] for name in (times or _time_columns(join))]
@@ -239,7 +250,9 @@ class _Rows:
             # A row without a declared time was never known; other time columns say nothing where
             # they are null.
             self._known = np.min(cuts, axis=0) != _NEVER
-        self._event = ranks[0][order] if times else None
+        self._event: np.ndarray[Any, Any] | None = None
+        if times:
+            self._event = ranks[0][order]
         self._positions: dict[tuple[Any, ...], list[int]] = {}
         for position, index in enumerate(order.tolist()):
             if None not in keys[index]:
@@ -249,7 +262,9 @@ class _Rows:
         self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
     ) -> dict[str, pa.Array]:
         """Return the values of each output for each label, by the column's name."""
-        found = [self._search(key, int(time)) for key, time in zip(keys, times, strict=True)]
+        found = []
+        for key, time in zip(keys, times, strict=True):
+            found.append(self._search(key, int(time)))
         indices = pa.array(found, pa.int64())
         result = {}
         for output in self._join.outputs:
@@ -263,7 +278,8 @@ class _Rows:
     def _search(self, key: tuple[Any, ...], time: int) -> int | None:
         positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
         if time == _NEVER:  # a label without time meets only rows that need none
-            positions = positions if self._event is None else positions[:0]
+            if self._event is not None:
+                positions = positions[:0]
         else:
             positions = positions[self._known[positions] & (self._until[positions] <= time)]
         if not len(positions):
@@ -293,7 +309,8 @@ def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
         given = join.source.spec.schema
-        fields += [given.field(each.column).with_name(each.name) for each in join.outputs]
+        for output in join.outputs:
+            fields.append(given.field(output.column).with_name(output.name))
     schema = pa.schema(fields)
     return replace(
         plan,
@@ -340,14 +357,19 @@ def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) 
     for batch in session.engine.stream(relation):
         drawn = random.random(batch.num_rows)
         table = pa.Table.from_batches([batch])
-        kept = table if kept is None else pa.concat_tables([kept, table])
+        if kept is None:
+            kept = table
+        else:
+            kept = pa.concat_tables([kept, table])
         marks = np.concatenate([marks, drawn])
         if len(marks) > sample:
             best = np.sort(np.argpartition(marks, sample)[:sample])
             kept, marks = kept.take(pa.array(best)), marks[best]
-    empty = pa.Table.from_batches([], relation.schema)
-    found = empty if kept is None else kept
-    return found.drop([ROW]) if ROW in found.column_names else found
+    if kept is None:
+        kept = pa.Table.from_batches([], relation.schema)
+    if ROW in kept.column_names:
+        return kept.drop([ROW])
+    return kept
 
 
 def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
@@ -355,13 +377,15 @@ def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
     source, engine = join.source, session.engine
     schema = source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
-    lefts = list(dict.fromkeys(left for left, _ in join.on))
-    wanted = labels.select(lefts).group_by(lefts).aggregate([])
     dialect = engine.dialect
+    lefts: list[str] = []
     conditions = []
     for left, key in join.on:
+        if left not in lefts:
+            lefts.append(left)
         mine, theirs = quote(key, dialect=dialect), quote(left, dialect=dialect)
         conditions.append(f"fs_rows.{mine} = fs_wanted.{theirs}")
+    wanted = labels.select(lefts).group_by(lefts).aggregate([])
     matches = " AND ".join(conditions)
     found = engine.sql(
         f"SELECT fs_rows.* FROM fs_rows WHERE EXISTS (SELECT 1 FROM fs_wanted WHERE {matches})",
@@ -381,18 +405,23 @@ def _label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
 
 def _micros(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """Return times as microseconds since 1970; the least integer for null."""
-    array = column.cast(pa.timestamp("us", tz="UTC")) if pat.is_date(column.type) else column
-    whole = array.cast(pa.int64()).combine_chunks()
+    if pat.is_date(column.type):
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    whole = column.cast(pa.int64()).combine_chunks()
     return np.asarray(whole.fill_null(_NEVER))
 
 
 def _time_columns(join: Join) -> list[str]:
-    fields = join.source.spec.schema
-    return [each.name for each in fields if pat.is_timestamp(each.type) or pat.is_date(each.type)]
+    names = []
+    for field in join.source.spec.schema:
+        if pat.is_timestamp(field.type) or pat.is_date(field.type):
+            names.append(field.name)
+    return names
 
 
 def _keys(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    return list(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+    values = [table.column(name).to_pylist() for name in columns]
+    return list(zip(*values, strict=True))
 
 
 def _hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
@@ -416,4 +445,6 @@ def _name(join: Join) -> str:
 
 
 def _shown(time: Any) -> str:
-    return "no time" if int(time) == _NEVER else cell(from_micros(int(time)))
+    if int(time) == _NEVER:
+        return "no time"
+    return cell(from_micros(int(time)))

@@ -86,14 +86,22 @@ def plan_without_labels(
     Its rows, as of its event time.
     """
     spec = _left_group(left)
-    own: list[Feature] = []
+    outputs: list[Output] = []
     joined: list[Feature] = []
+    requested: list[str] = []
     for feature in features:
-        (own if feature.group == (spec.name, spec.version) else joined).append(feature)
-    outputs = [Output(feature.column, feature.name) for feature in own]
-    keys = _unrequested_keys(spec, outputs) if options.include_keys else []
-    requested = {feature.name for feature in features}
-    order = [output.name for output in keys if output.name not in requested]
+        requested.append(feature.name)
+        if feature.group == (spec.name, spec.version):
+            outputs.append(Output(feature.column, feature.name))
+        else:
+            joined.append(feature)
+    keys: list[Output] = []
+    order: list[str] = []
+    if options.include_keys:
+        keys = _unrequested_keys(spec, outputs)
+    for key in keys:
+        if key.name not in requested:
+            order.append(key.name)
     plan = _plan(
         joined,
         left=left,
@@ -101,16 +109,20 @@ def plan_without_labels(
         options=options,
         source=source,
     )
-    return _reordered(plan, [*order, *(feature.name for feature in features)])
+    return _reordered(plan, [*order, *requested])
 
 
 def _unrequested_keys(spec: FeatureGroupSpec, outputs: Sequence[Output]) -> list[Output]:
     """Return the keys and the time of a group that are not among the columns asked for."""
     taken = {output.column for output in outputs}
-    keys = list(spec.primary_key)
+    names = list(spec.primary_key)
     if spec.event_time is not None:
-        keys.append(spec.event_time)
-    return [Output(key, key) for key in keys if key not in taken]
+        names.append(spec.event_time)
+    keys = []
+    for name in names:
+        if name not in taken:
+            keys.append(Output(name, name))
+    return keys
 
 
 def _plan(
@@ -127,20 +139,27 @@ def _plan(
         grouped.setdefault(feature.group, []).append(feature)
     specs = [members[0].spec for members in grouped.values()]
     said = per_group(options.join_key, left=left.schema, groups=specs)
-    joins = []
+    joins, timed = [], []
     for group, members in grouped.items():
         on = pairs(members[0].spec, left=left.schema, said=said[group], groups=specs)
-        joins.append(_join(source(group), members, on=on))
-    timed = [join.source.spec for join in joins if join.event_time is not None]
+        join = _join(source(group), members, on=on)
+        joins.append(join)
+        if join.event_time is not None:
+            timed.append(join.source.spec)
     left_time, fixed_time = _times(options.label_time, left=left, timed=timed)
-    fields = [left.schema.field(each.column).with_name(each.name) for each in left_outputs]
+    fields, left_columns, left_renames = [], [], []
+    for output in left_outputs:
+        fields.append(left.schema.field(output.column).with_name(output.name))
+        left_columns.append(output.name)
+        if output.name != output.column:
+            left_renames.append(output)
     for feature in features:
         fields.append(feature.spec.schema.field(feature.column).with_name(feature.name))
     schema = pa.schema(fields)
     return FeaturePlan(
         left_source=left.source,
         left_schema=left.schema,
-        left_columns=tuple(each.name for each in left_outputs),
+        left_columns=tuple(left_columns),
         left_time=left_time,
         fixed_time=fixed_time,
         joins=tuple(joins),
@@ -151,7 +170,7 @@ def _plan(
         keep_order=left.ordered,
         notes=tuple(_notes(joins, options=options)),
         left_plan=left.plan,
-        left_renames=tuple(each for each in left_outputs if each.name != each.column),
+        left_renames=tuple(left_renames),
         left_rows=left.rows,
     )
 
@@ -159,7 +178,11 @@ def _plan(
 def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
     spec = source.spec
     present = set(spec.schema.names)
-    absent = [member.column for member in members if member.column not in present]
+    absent, outputs = [], []
+    for member in members:
+        outputs.append(Output(member.column, member.name))
+        if member.column not in present:
+            absent.append(member.column)
     if absent:
         raise FeatureNotFound(
             f"Feature group {spec.name!r} had no {listing(absent)} at Delta version "
@@ -170,7 +193,7 @@ def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
     return Join(
         source=source,
         on=on,
-        outputs=tuple(Output(member.column, member.name) for member in members),
+        outputs=tuple(outputs),
         event_time=spec.event_time,
         created_time=spec.created_time,
         ttl=spec.ttl,
@@ -184,9 +207,8 @@ def _left_group(left: LabelSide) -> FeatureGroupSpec:
 
 
 def _reordered(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
-    return replace(
-        plan, columns=tuple(names), schema=pa.schema([plan.schema.field(name) for name in names])
-    )
+    schema = pa.schema([plan.schema.field(name) for name in names])
+    return replace(plan, columns=tuple(names), schema=schema)
 
 
 def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
@@ -213,11 +235,10 @@ def _times(
     label_time: LabelTime | None, *, left: LabelSide, timed: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
     """Return the left time column, or the one time for all rows."""
-    columns = [
-        field.name
-        for field in left.schema
-        if pat.is_timestamp(field.type) or pat.is_date(field.type)
-    ]
+    columns = []
+    for field in left.schema:
+        if pat.is_timestamp(field.type) or pat.is_date(field.type):
+            columns.append(field.name)
     if isinstance(label_time, str) and label_time in left.schema.names:
         if label_time not in columns:
             raise LabelTimeRequired(
@@ -235,7 +256,7 @@ def _times(
         return columns[0], None
     if not timed:
         return None, None
-    groups = listing(spec.name for spec in timed)
+    groups = listing([spec.name for spec in timed])
     what, hint = "there is none", "label_time=datetime(...), one time for all rows"
     if columns:
         what, hint = f"one of {listing(columns)}", f"label_time={columns[0]!r}"

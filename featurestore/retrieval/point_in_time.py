@@ -62,7 +62,11 @@ class FeatureSide:
     def times(self) -> tuple[tuple[str, str], ...]:
         """The group's times that order its rows, the first one first: (role, column)."""
         declared = (("event", self.join.event_time), ("created", self.join.created_time))
-        return tuple((role, column) for role, column in declared if column is not None)
+        times = []
+        for role, column in declared:
+            if column is not None:
+                times.append((role, column))
+        return tuple(times)
 
     @property
     def eligible_from(self) -> tuple[str, ...]:
@@ -113,10 +117,14 @@ class FeatureSide:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the group that the join needs: keys, times, outputs."""
-        keys = [key for _, key in self.join.on]
-        times = [column for _, column in self.times]
-        outputs = [output.column for output in self.join.outputs]
-        return tuple(dict.fromkeys([*keys, *times, *outputs]))
+        needed = []
+        for _, key in self.join.on:
+            needed.append(key)
+        for _, time in self.times:
+            needed.append(time)
+        for output in self.join.outputs:
+            needed.append(output.column)
+        return tuple(dict.fromkeys(needed))
 
 
 def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
@@ -130,7 +138,9 @@ def label_columns(plan: FeaturePlan) -> list[str]:
     Its rows are counted by them.
     """
     needed = [output.column for output in plan.left_outputs]
-    needed += [left for join in plan.joins for left, _ in join.on]
+    for join in plan.joins:
+        for left, _ in join.on:
+            needed.append(left)
     if plan.left_time is not None:
         needed.append(plan.left_time)
     return list(dict.fromkeys(needed)) or [plan.left_schema.names[0]]

@@ -29,18 +29,27 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
     +----+
     """
     names = table.column_names
-    widths = [max(3, len(name)) for name in names]
+    widths = []
+    for name in names:
+        widths.append(max(3, len(name)))
     rows = []
     for values in _rows(table):
-        texts = [_cut(cell(value), width) for value in values]
-        widths = [max(pair) for pair in zip(widths, map(len, texts), strict=True)]
+        texts = []
+        for index, value in enumerate(values):
+            text = _cut(cell(value), width)
+            widths[index] = max(widths[index], len(text))
+            texts.append(text)
         rows.append(texts)
     rule = "+" + "+".join("-" * each for each in widths) + "+"
     lines = [rule, _line(names, widths), rule]
-    lines += [_line(texts, widths) for texts in rows]
+    for texts in rows:
+        lines.append(_line(texts, widths))
     lines.append(rule)
     if more:
-        lines.append(f"only showing top {limit} row{'' if limit == 1 else 's'}")
+        unit = "row"
+        if limit != 1:
+            unit = "rows"
+        lines.append(f"only showing top {limit} {unit}")
     return "\n".join(lines) + "\n"
 
 
@@ -57,7 +66,8 @@ def as_html(table: pa.Table, *, caption: str) -> str:
     parts.append("</tr></thead><tbody>")
     for values in _rows(table):
         parts.append("<tr>")
-        parts += [f"<td>{html.escape(_cut(cell(value), 60))}</td>" for value in values]
+        for value in values:
+            parts.append(f"<td>{html.escape(_cut(cell(value), 60))}</td>")
         parts.append("</tr>")
     parts.append("</tbody></table>")
     return "".join(parts)
@@ -72,28 +82,34 @@ def cell(value: object) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, datetime):
         text = value.strftime("%Y-%m-%d %H:%M:%S")
-        return f"{text}.{value.microsecond:06d}".rstrip("0") if value.microsecond else text
+        if value.microsecond:
+            text = f"{text}.{value.microsecond:06d}".rstrip("0")
+        return text
     if isinstance(value, bytes):
         return f"[{value.hex(' ')}]"
     if isinstance(value, list):
         return "[" + ", ".join(map(cell, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(cell(each) for each in value.values()) + "}"
+        return "{" + ", ".join(map(cell, value.values())) + "}"
     return printable_line(str(value))
 
 
 def _rows(table: pa.Table) -> list[tuple[object, ...]]:
     columns = [column.to_pylist() for column in table.columns]
-    return list(zip(*columns, strict=True)) if columns else []
+    return list(zip(*columns, strict=True))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (text.rjust(width) for text, width in zip(cells, widths, strict=True))
+    padded = []
+    for text, width in zip(cells, widths, strict=True):
+        padded.append(text.rjust(width))
     return f"|{'|'.join(padded)}|"
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+    if len(text) <= width:
+        return text
+    return text[: width - 3] + "..."

@@ -56,7 +56,10 @@ def resolve(
         AmbiguousFeature: A plain name is found in several groups; lists them as they must be typed.
         FeatureGroupNotFound: No such group or version; lists those there are.
     """
-    texts = [references] if isinstance(references, str) else list(references)
+    if isinstance(references, str):
+        texts = [references]
+    else:
+        texts = list(references)
     if not texts:
         raise InvalidReference(
             "No features were requested.", hint="get_features(['group.feature', 'group.*'])"
@@ -67,7 +70,9 @@ def resolve(
     for text in texts:
         reference = parse_reference(text)
         if reference.group is None:
-            candidates = specs if groups_with is None else groups_with(reference.feature)
+            candidates: Iterable[str] = specs
+            if groups_with is not None:
+                candidates = groups_with(reference.feature)
             found.append(_find_plain(reference, candidates, specs=specs, pinned=pinned))
         else:
             found += _find_in_group(reference, reference.group, specs=specs, pinned=pinned)
@@ -82,7 +87,9 @@ def find_spec(name: str, *, version: int | None, specs: Specs) -> FeatureGroupSp
             hint=_near(name, specs),
         )
     found = specs[name]
-    wanted = max(found) if version is None else version
+    wanted = version
+    if wanted is None:
+        wanted = max(found)
     if wanted not in found:
         raise FeatureGroupNotFound(
             f"Feature group {name!r} has no version {wanted}; it has {listing(sorted(found))}.",
@@ -100,7 +107,9 @@ def _find_in_group(
             f"{pinned[group]}.",
             hint="pin the version in one place",
         )
-    version = reference.version if reference.version is not None else pinned.get(group)
+    version = reference.version
+    if version is None:
+        version = pinned.get(group)
     spec = find_spec(group, version=version, specs=specs)
     if reference.is_star:
         if not spec.features:
@@ -129,12 +138,15 @@ def _find_plain(
     pinned: Mapping[str, int],
 ) -> Feature:
     name = reference.feature
-    having = []
+    as_feature, as_column = [], []
     for group in sorted(candidates):
         if group in specs:
-            having.append(find_spec(group, version=pinned.get(group), specs=specs))
-    found = [spec for spec in having if name in spec.features]
-    found = found or [spec for spec in having if name in spec.schema.names]
+            spec = find_spec(group, version=pinned.get(group), specs=specs)
+            if name in spec.features:
+                as_feature.append(spec)
+            if name in spec.schema.names:
+                as_column.append(spec)
+    found = as_feature or as_column
     if not found:
         raise _no_such_feature(name, specs=specs, pinned=pinned)
     if len(found) > 1:
@@ -151,9 +163,13 @@ def _no_such_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> F
     groups = sorted(specs)
     for group in groups:
         spec = find_spec(group, version=pinned.get(group), specs=specs)
-        known |= {f"{spec.name}.{column}": column for column in spec.features}
+        for column in spec.features:
+            known[f"{spec.name}.{column}"] = column
+    searched = f"{len(groups)} feature groups"
+    if len(groups) == 1:
+        searched = "1 feature group"
     return FeatureNotFound(
-        f"No feature {name!r} in {len(groups)} feature group{'' if len(groups) == 1 else 's'}.",
+        f"No feature {name!r} in {searched}.",
         hint=_near_features(name, known),
     )
 
@@ -169,12 +185,18 @@ def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:
 
 def _near(name: str, known: Iterable[str], *, prefix: str = "") -> str | None:
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(repr(prefix + each) for each in close)}?" if close else None
+    if not close:
+        return None
+    written = [repr(prefix + each) for each in close]
+    return f"did you mean {' or '.join(written)}?"
 
 
 def _near_features(name: str, known: Mapping[str, str]) -> str:
     close = difflib.get_close_matches(name, sorted(set(known.values())), n=3, cutoff=0.6)
-    near = [reference for reference, column in known.items() if column in close]
+    near = []
+    for reference, column in known.items():
+        if column in close:
+            near.append(reference)
     if near:
-        return f"did you mean {' or '.join(repr(each) for each in near[:5])}?"
+        return f"did you mean {' or '.join(map(repr, near[:5]))}?"
     return "get_features_list() shows every feature, search(text) finds some"

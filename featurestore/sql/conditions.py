@@ -94,7 +94,10 @@ def fix_clock(text: str, *, now: datetime) -> str:
     from sqlglot import exp
 
     tree = parse_statement(text, what="condition", calls_by_name=True)
-    clocks = [node for node in tree.walk() if _clock_name(node) is not None]
+    clocks = []
+    for node in tree.walk():
+        if _clock_name(node) is not None:
+            clocks.append(node)
     if not clocks:
         return text
     for node in clocks:
@@ -121,7 +124,9 @@ def _clock_name(node: exp.Expr) -> str | None:
         name = "current_timestamp"
     else:
         return None
-    return name if name in CLOCK else None
+    if name in CLOCK:
+        return name
+    return None
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ class _Writer:
                 )
             names.append(found.name)
             arrow = found.type
-        sql = ".".join(quote(name, dialect=self._dialect) for name in names)
+        sql = ".".join([quote(name, dialect=self._dialect) for name in names])
         return Typed(sql, _kind_of(arrow), arrow=arrow)
 
     def _literal(self, node: exp.Expr) -> Typed:
@@ -257,7 +262,7 @@ class _Writer:
         return Typed(exp.Literal.string(value).sql(dialect=self._dialect), "text", constant=value)
 
     def _boolean(self, node: exp.Expr) -> Typed:
-        return Typed("TRUE" if node.this else "FALSE", "boolean")
+        return Typed(str(bool(node.this)).upper(), "boolean")
 
     def _negative(self, node: exp.Expr) -> Typed:
         part = self.write(node.this)
@@ -271,7 +276,9 @@ class _Writer:
 
     def _timestamp(self, value: datetime) -> Typed:
         shown = value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
-        word = "TIMESTAMP" if self._dialect == "spark" else "TIMESTAMPTZ"
+        word = "TIMESTAMPTZ"
+        if self._dialect == "spark":
+            word = "TIMESTAMP"
         return Typed(f"{word} '{shown}'", "timestamp", constant=value)
 
     def _date(self, value: date) -> Typed:
@@ -308,15 +315,16 @@ class _Writer:
         if isinstance(node.expression, exp.Null):
             return Typed(f"({self.write(node.this).sql} IS NULL)", "boolean")
         if isinstance(node.expression, exp.Boolean):
-            word = "TRUE" if node.expression.this else "FALSE"
+            word = self._boolean(node.expression).sql
             return Typed(f"({self._condition(node.this)} IS {word})", "boolean")
         raise self._refused(node)
 
     def _in(self, node: exp.Expr) -> Typed:
         others = node.expressions
-        if not others or set(node.args) - {"this", "expressions"}:
-            extra = [key for key in node.args if key not in ("this", "expressions")]
-            if not others or any(node.args[key] for key in extra):
+        if not others:
+            raise self._refused(node)
+        for name, said in node.args.items():
+            if said and name not in ("this", "expressions"):
                 raise self._refused(node)
         value, *choices = self._comparable([self.write(node.this), *map(self.write, others)])
         return Typed(f"({value} IN ({', '.join(choices)}))", "boolean")
@@ -324,8 +332,8 @@ class _Writer:
     def _between(self, node: exp.Expr) -> Typed:
         if node.args.get("symmetric"):
             raise self._refused(node)
-        parts = [node.this, node.args["low"], node.args["high"]]
-        value, low, high = self._comparable([self.write(part) for part in parts])
+        parts = map(self.write, (node.this, node.args["low"], node.args["high"]))
+        value, low, high = self._comparable(list(parts))
         return Typed(f"({value} BETWEEN {low} AND {high})", "boolean")
 
     def _like(self, node: exp.Expr) -> Typed:
@@ -337,14 +345,17 @@ class _Writer:
                 f"{short(self._text)}: a backslash in a pattern escapes on some engines only.",
                 hint=INSTEAD["regexp_matches"],
             )
-        word = "NOT LIKE" if node.args.get("negate") else "LIKE"
+        word = "LIKE"
+        if node.args.get("negate"):
+            word = "NOT LIKE"
         return Typed(f"({value.sql} {word} {pattern.sql})", "boolean")
 
     def _case(self, node: exp.Expr) -> Typed:
         if node.this is not None:
             raise self._refused(node)
-        conditions = [self._condition(branch.this) for branch in node.args["ifs"]]
-        results = [self.write(branch.args["true"]) for branch in node.args["ifs"]]
+        branches = node.args["ifs"]
+        conditions = [self._condition(branch.this) for branch in branches]
+        results = [self.write(branch.args["true"]) for branch in branches]
         if node.args.get("default") is not None:
             results.append(self.write(node.args["default"]))
         return self._chosen(conditions, results)
@@ -381,13 +392,13 @@ class _Writer:
         name = ALIASES.get(name, name)
         arguments = node.expressions
         if name in CHOOSING and arguments:
-            return self._choice(name, [self.write(each) for each in arguments])
+            return self._choice(name, list(map(self.write, arguments)))
         if name == "date_part" and len(arguments) == 2:
             return self._part(arguments[0], arguments[1])
         known = FUNCTIONS.get(name) or OPERATORS.get(name)
         if known is None:
             raise self._unknown_function(node.name)
-        return self._apply(name, known, [self.write(each) for each in arguments])
+        return self._apply(name, known, list(map(self.write, arguments)))
 
     def _extract(self, node: exp.Expr) -> Typed:
         return self._part(node.this, node.expression)
@@ -411,9 +422,11 @@ class _Writer:
         for function in functions:
             if len(function.arguments) != len(parts):
                 continue
-            pairs = list(zip(parts, function.arguments, strict=True))
-            values = [self._as_argument(part, kind) for part, kind in pairs]
-            taken = [value for value in values if value is not None]
+            taken = []
+            for part, kind in zip(parts, function.arguments, strict=True):
+                value = self._as_argument(part, kind)
+                if value is not None:
+                    taken.append(value)
             if len(taken) == len(parts):
                 return Typed(function.template(self._dialect).format(*taken), function.result)
         raise self._wrong_kinds(name, parts, functions)
@@ -421,10 +434,13 @@ class _Writer:
     def _as_argument(self, part: Typed, kind: Kind) -> str | None:
         """Return a part as an argument of a kind; None when it is of another."""
         if kind == "count":
-            is_count = isinstance(part.constant, int) and part.constant >= 1
-            return part.sql if is_count else None
+            if isinstance(part.constant, int) and part.constant >= 1:
+                return part.sql
+            return None
         if kind == "unit":
-            return part.sql.lower() if str(part.constant).lower() in UNITS else None
+            if str(part.constant).lower() in UNITS:
+                return part.sql.lower()
+            return None
         if part.kind == kind:
             return part.sql
         if kind == "number" and part.kind in _NUMERIC:
@@ -450,7 +466,7 @@ class _Writer:
         if len(kinds) == 1 and parts[0].kind in _ORDERED:
             return parts[0].kind, [part.sql for part in parts]
         if kinds <= set(_NUMERIC):
-            return "number", [self._as_number(part) for part in parts]
+            return "number", list(map(self._as_number, parts))
         raise self._wrong_kinds("these", parts)
 
     def _comparable(self, parts: list[Typed]) -> list[str]:
@@ -469,13 +485,16 @@ class _Writer:
         columns = {part.kind for part in parts if part.constant is None}
         if columns == {"float"} and "number" not in kinds:
             # As DuckDB does: 0.1 is the float32 that is nearest to it.
-            return [
-                part.sql if part.constant is None else f"CAST('{part.constant}' AS FLOAT)"
-                for part in parts
-            ]
+            written = []
+            for part in parts:
+                if part.constant is None:
+                    written.append(part.sql)
+                else:
+                    written.append(f"CAST('{part.constant}' AS FLOAT)")
+            return written
         if kinds <= {"integer", "unsigned", "decimal"}:
             return [part.sql for part in parts]
-        return [self._as_number(part) for part in parts]
+        return list(map(self._as_number, parts))
 
     def _comparable_times(self, parts: list[Typed], kinds: set[Kind]) -> list[str]:
         is_date = "timestamp" not in kinds
@@ -488,7 +507,9 @@ class _Writer:
                 is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", part.constant) is not None
         for part in parts:
             if part.kind == "text":
-                kind: Kind = "date" if is_date else "timestamp"
+                kind: Kind = "timestamp"
+                if is_date:
+                    kind = "date"
                 written.append(self._constant_time(str(part.constant), kind).sql)
             elif part.kind == "date" and not is_date:
                 written.append(self._apply_cast(part, "timestamp").sql)
@@ -515,9 +536,9 @@ class _Writer:
 
     def _cast(self, node: exp.Expr) -> Typed:
         target = node.args["to"]
-        kind = None if target.expressions else _TYPE_KINDS.get(str(target.this.name))
+        kind = _TYPE_KINDS.get(str(target.this.name))
         part = self.write(node.this)
-        if kind is None or node.args.get("format"):
+        if kind is None or target.expressions or node.args.get("format"):
             raise self._refused(node)
         if isinstance(part.constant, str) and kind in ("date", "timestamp"):
             return self._constant_time(part.constant, kind)
@@ -530,7 +551,7 @@ class _Writer:
             return part
         found = CASTS.get((part.kind, kind))
         if found is None:
-            listed = listing(f"{one}::{other}" for one, other in CASTS)
+            listed = listing([f"{one}::{other}" for one, other in CASTS])
             raise InvalidSql(
                 f"{short(self._text)} casts {part.kind} to {kind}, which engines do differently.",
                 hint=f"the casts are {listed}",
@@ -543,12 +564,17 @@ class _Writer:
         ``\xFF`` for each byte that is no ASCII.
         """
         pieces = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
-        value = bytes(int(code, 16) if code else ord(char) % 256 for code, char in pieces)
+        value = bytearray()
+        for code, char in pieces:
+            if code:
+                value.append(int(code, 16))
+            else:
+                value.append(ord(char) % 256)
         if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", text):
             raise InvalidSql(f"{short(self._text)}: {text!r} are no bytes.", hint=r"'\xFF'::blob")
         if self._dialect == "spark":
-            return Typed(f"X'{value.hex()}'", "binary", constant=value)
-        return Typed(f"unhex('{value.hex()}')", "binary", constant=value)
+            return Typed(f"X'{value.hex()}'", "binary", constant=bytes(value))
+        return Typed(f"unhex('{value.hex()}')", "binary", constant=bytes(value))
 
     def _moved(self, operator: str, time: Typed, interval: exp.Expr) -> Typed:
         """Return a time plus or minus an interval; a constant time is moved here and now."""
@@ -560,7 +586,8 @@ class _Writer:
         if time.constant is not None:
             value = time.constant
             if not isinstance(value, datetime):
-                value = datetime.combine(value, datetime.min.time(), tzinfo=UTC)  # type: ignore[arg-type]
+                midnight = datetime.min.time()
+                value = datetime.combine(value, midnight, tzinfo=UTC)  # type: ignore[arg-type]
             try:
                 return self._timestamp(value + step)
             except OverflowError as error:
@@ -572,8 +599,11 @@ class _Writer:
         return Typed(f"make_timestamptz(epoch_us({moment.sql}) + {micros})", "timestamp")
 
     def _interval(self, node: exp.Expr) -> timedelta:
-        unit = "" if node.args.get("unit") is None else node.args["unit"].name.upper().rstrip("S")
-        amount = "" if node.this is None else node.this.name
+        unit = amount = ""
+        if node.args.get("unit") is not None:
+            unit = node.args["unit"].name.upper().rstrip("S")
+        if node.this is not None:
+            amount = node.this.name
         if unit not in _INTERVALS or not re.fullmatch(r"-?\d{1,9}", amount):
             raise InvalidSql(
                 f"{short(self._text)}: {node.sql(dialect=DIALECT)} has no fixed length.",
@@ -603,10 +633,12 @@ class _Writer:
     def _wrong_kinds(
         self, name: str, parts: Sequence[Typed], functions: Sequence[Function] = ()
     ) -> InvalidSql:
-        given = ", ".join(part.kind for part in parts)
+        given = ", ".join([part.kind for part in parts])
         hint = "cast one of them, or compare values of one kind"
         if functions:
-            taken = [f"({', '.join(function.arguments)})" for function in functions]
+            taken = []
+            for function in functions:
+                taken.append(f"({', '.join(function.arguments)})")
             hint = f"{name} takes {' or '.join(taken)}"
         return InvalidSql(f"{short(self._text)}: {name} of {given} has no meaning.", hint=hint)
 

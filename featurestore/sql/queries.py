@@ -26,7 +26,8 @@ _PARTS_LISTED = """
     Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
     Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup
     GroupingSets Column Identifier Star Alias Aliases Dot Paren Literal Boolean Null Var
-    Placeholder Parameter And Or Xor Not EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ Is In Between Like ILike RegexpLike
+    Placeholder Parameter And Or Xor Not EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ
+    Is In Between Like ILike RegexpLike
     Glob SimilarTo Escape Exists Any All Add Sub Mul Div IntDiv Mod Pow Neg DPipe BitwiseAnd
     BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift Case If Cast TryCast DataType
     DataTypeParam ColumnDef Extract Interval AtTimeZone Collate Anonymous StartsWith Lambda Filter
@@ -93,8 +94,11 @@ def parameters(text: str) -> tuple[str, ...]:
     from sqlglot import exp
 
     tree = parse_statement(text, what="query")
-    found = (node for node in tree.walk() if isinstance(node, exp.Parameter | exp.Placeholder))
-    return tuple(dict.fromkeys(node.name for node in found))
+    found: dict[str, None] = {}
+    for node in tree.walk():
+        if isinstance(node, exp.Parameter | exp.Placeholder):
+            found[node.name] = None
+    return tuple(found)
 
 
 def columns_read(text: str, columns: Sequence[str]) -> list[str]:
@@ -163,7 +167,9 @@ def _clock_or_session(name: str) -> bool:
 def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
     from sqlglot import exp
 
-    known = _duckdb_functions() if dialect == DIALECT else SPARK_QUERY_FUNCTIONS
+    known = frozenset(SPARK_QUERY_FUNCTIONS)
+    if dialect == DIALECT:
+        known = _duckdb_functions()
     for node in tree.find_all(exp.Anonymous):
         name = node.name.lower()
         if isinstance(node.parent, exp.Table | exp.Lateral):
@@ -214,9 +220,11 @@ class _Scopes:
         if clause is not None:
             for cte in clause.expressions:
                 name = cte.alias_or_name.lower()
-                inside = visible | {name} if clause.args.get("recursive") else visible
-                self.check(cte.this, inside)
+                inside = visible
                 visible = visible | {name}
+                if clause.args.get("recursive"):
+                    inside = visible
+                self.check(cte.this, inside)
         if isinstance(node, exp.Table):
             self._check_table(node, visible)
         if isinstance(node, exp.Lateral) and isinstance(node.this, exp.Anonymous):

@@ -43,7 +43,9 @@ def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp
     import sqlglot
     from sqlglot.errors import SqlglotError
 
-    dialect = _calls_by_name() if calls_by_name else DIALECT
+    dialect: Any = DIALECT
+    if calls_by_name:
+        dialect = _calls_by_name()
     try:
         parsed = sqlglot.parse(text, dialect=dialect)
     except (SqlglotError, RecursionError) as error:
@@ -76,7 +78,9 @@ def _calls_by_name() -> Any:
 def plain(error: Exception) -> str:
     """Return the first line of sqlglot's message without its terminal colours."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
-    return lines[0].rstrip(". ") if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return lines[0].rstrip(". ")
 
 
 def short(text: str) -> str:

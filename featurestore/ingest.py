@@ -57,7 +57,9 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         InvalidName: Lists every column whose name is no feature name.
     """
     adopted = _adopted(df, engine)
-    return engine.from_arrow(to_reader(df, like=like)) if adopted is None else adopted
+    if adopted is not None:
+        return adopted
+    return engine.from_arrow(to_reader(df, like=like))
 
 
 @contextmanager
@@ -86,7 +88,9 @@ def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> p
     Arguments as in ``to_relation``.
     """
     adopted = _adopted(df, engine)
-    return to_reader(df, like=like).schema if adopted is None else adopted.schema
+    if adopted is not None:
+        return adopted.schema
+    return to_reader(df, like=like).schema
 
 
 def _adopted(df: object, engine: Engine) -> Relation | None:
@@ -168,9 +172,12 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         raise UnsupportedDataframe(
             f"A pandas {type(df).__name__} is not a dataframe.", hint="series.to_frame() makes one"
         )
-    if any(name is not None for name in df.index.names):
+    if set(df.index.names) != {None}:
         df = df.reset_index()
-    wrong = [name for name in df.columns if not isinstance(name, str)]
+    wrong = []
+    for name in df.columns:
+        if not isinstance(name, str):
+            wrong.append(name)
     if wrong:
         raise InvalidName(
             f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
@@ -197,7 +204,9 @@ def _renaming(names: list[Any]) -> str:
             renames[name] = f"col_{name}"
         elif isinstance(name, tuple):
             renames[name] = "_".join(map(str, name))
-    return f"df.rename(columns={renames!r})" if renames else "rename the columns"
+    if not renames:
+        return "rename the columns"
+    return f"df.rename(columns={renames!r})"
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
@@ -224,13 +233,17 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
         raise UnsupportedType(
             f"A numpy array of {array.dtype} cannot be stored.", hint="array.astype('float64')"
         )
-    masks: Any = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None  # type: ignore[no-untyped-call]
+    masks: Any = None
+    if isinstance(array, np.ma.MaskedArray):
+        masks = np.ma.getmaskarray(array)  # type: ignore[no-untyped-call]
     plain = np.asarray(array)
     if plain.dtype == np.float16:
         plain = plain.astype(np.float32)
     columns = {}
     for index in range(plain.shape[1]):
-        mask = None if masks is None else masks[:, index]
+        mask = None
+        if masks is not None:
+            mask = masks[:, index]
         columns[f"col_{index}"] = pa.array(np.ascontiguousarray(plain[:, index]), mask=mask)
     if not columns:
         raise UnsupportedDataframe(f"A numpy array of shape {array.shape} has no columns.")
@@ -267,7 +280,9 @@ def _rows_to_table(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
     columns: dict[Any, list[Any]]
     if all(isinstance(row, Mapping) for row in rows):
         names = dict.fromkeys(itertools.chain.from_iterable(rows))
-        columns = {name: [row.get(name) for row in rows] for name in names}
+        columns = {}
+        for name in names:
+            columns[name] = [row.get(name) for row in rows]
     elif all(isinstance(row, list | tuple) or hasattr(row, "tolist") for row in rows):
         columns = _columns_of_rows(rows)
     else:
@@ -276,20 +291,31 @@ def _rows_to_table(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
             f"A list of {kinds} is not a dataframe.",
             hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
         )
-    return pa.table({name: _column(name, values) for name, values in columns.items()})
+    arrays = {}
+    for title, values in columns.items():
+        arrays[title] = _column(title, values)
+    return pa.table(arrays)
 
 
 def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
-    plain = [row.tolist() if hasattr(row, "tolist") else row for row in rows]
-    lengths = sorted({len(row) for row in plain})
+    plain = []
+    for row in rows:
+        if hasattr(row, "tolist"):
+            row = row.tolist()
+        plain.append(row)
+    lengths = sorted(set(map(len, plain)))
     if len(lengths) != 1:
         raise UnsupportedDataframe(
             f"The rows have different lengths: {', '.join(map(str, lengths))}.",
             hint="give every row the same columns",
         )
     names = getattr(plain[0], "_fields", None) or getattr(plain[0], "__fields__", None)
-    titles = list(names) if names else [f"col_{index}" for index in range(lengths[0])]
-    return {title: [row[index] for row in plain] for index, title in enumerate(titles)}
+    if not names:
+        names = [f"col_{index}" for index in range(lengths[0])]
+    columns = {}
+    for index, title in enumerate(names):
+        columns[title] = [row[index] for row in plain]
+    return columns
 
 
 def _column(name: object, values: list[Any]) -> pa.Array:
@@ -339,7 +365,9 @@ def _by_name(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             f"A later part of the iterator has the columns {batch.schema.names}; the first one "
             f"has {schema.names}."
         )
-    columns = [batch.column(batch.schema.get_field_index(name)) for name in schema.names]
+    columns = []
+    for name in schema.names:
+        columns.append(batch.column(batch.schema.get_field_index(name)))
     return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
@@ -405,7 +433,11 @@ def _convert_batch(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def _naive_columns(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if _has_naive(field.type)]
+    names = []
+    for field in schema:
+        if _has_naive(field.type):
+            names.append(field.name)
+    return names
 
 
 def _has_naive(kind: pa.DataType) -> bool:
@@ -419,7 +451,10 @@ def _has_naive(kind: pa.DataType) -> bool:
 def _inner_types(kind: pa.DataType) -> list[pa.DataType]:
     if not is_nested(kind):
         return []
-    return [kind.field(index).type for index in range(kind.num_fields)]
+    types = []
+    for index in range(kind.num_fields):
+        types.append(kind.field(index).type)
+    return types
 
 
 def _from_half(array: pa.Array) -> pa.Array:

@@ -47,7 +47,7 @@ _HALF = 1 << 63
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
     left = _left_side(engine, plan, labels)
-    sides = [_Compiled(side) for side in feature_sides(plan)]
+    sides = list(map(_Compiled, feature_sides(plan)))
     tables = {_LABELS: left}
     parts = []
     if _holds_labels(sides):
@@ -74,7 +74,7 @@ def _read(engine: Engine, source: Source, columns: list[str]) -> Relation:
 
     DuckDB casts lists to arrays after a join, too, and fails at the nulls that the join brings.
     """
-    schema = pa.schema([field.with_type(_plain(field.type)) for field in source.spec.schema])
+    schema = pa.schema(map(_plain_field, source.spec.schema))
     return engine.read_table(
         source.path, version=source.delta_version, schema=schema, columns=columns
     )
@@ -84,14 +84,20 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pat.is_list(kind) or pat.is_fixed_size_list(kind):
         return pa.list_(pa.field("item", _plain(kind.value_type)))
     if pat.is_struct(kind):
-        fields = (kind.field(index) for index in range(kind.num_fields))
-        return pa.struct([field.with_type(_plain(field.type)) for field in fields])
+        fields = map(kind.field, range(kind.num_fields))
+        return pa.struct(list(map(_plain_field, fields)))
     return kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain(field.type))
 
 
 def _select(plan: FeaturePlan, sides: list[_Compiled]) -> str:
     """Return the query that joins the prepared feature sides to the labels."""
-    values = {output.name: f"l.{quote(output.column)}" for output in plan.left_outputs}
+    values = {}
+    for output in plan.left_outputs:
+        values[output.name] = f"l.{quote(output.column)}"
     kept = []
     for side in sides:
         fresh = side.is_fresh()
@@ -102,9 +108,11 @@ def _select(plan: FeaturePlan, sides: list[_Compiled]) -> str:
             values[output.name] = value
         if plan.how == "inner" and fresh is not None:
             kept.append(fresh)
-    columns = ", ".join(f"{values[name]} AS {quote(name)}" for name in plan.columns)
-    labels = _HELD_LABELS if _holds_labels(sides) else _LABELS
-    joins = " ".join(side.joined() for side in sides)
+    columns = ", ".join([f"{values[name]} AS {quote(name)}" for name in plan.columns])
+    labels = _LABELS
+    if _holds_labels(sides):
+        labels = _HELD_LABELS
+    joins = " ".join([side.joined() for side in sides])
     query = f"SELECT {columns} FROM {labels} AS l {joins}"
     if kept:
         query += f" WHERE {' AND '.join(kept)}"
@@ -153,7 +161,10 @@ class _Compiled:
     @property
     def tie_columns(self) -> list[str]:
         """The columns that two rows share when only their hashes can decide between them."""
-        return [*self.rule.keys, *(role for role, _ in self.rule.times)]
+        columns = list(self.rule.keys)
+        for role, _ in self.rule.times:
+            columns.append(role)
+        return columns
 
     def tables(self, engine: Engine) -> dict[str, Relation]:
         """Return the relations that the query reads."""
@@ -170,16 +181,22 @@ class _Compiled:
         keys = list(self.rule.keys)
         if self.rule.join.event_time is None:
             return rows
-        created = [] if self.rule.join.created_time is None else ["created DESC NULLS LAST"]
+        created = []
+        if self.rule.join.created_time is not None:
+            created.append("created DESC NULLS LAST")
         if self.plan.fixed_time is not None:
             return _first(rows, keys, ["event DESC", *created])
         if self.rule.waits:
             return self._known(rows)
-        return _first(rows, [*keys, "event"], created) if created else rows
+        if created:
+            return _first(rows, [*keys, "event"], created)
+        return rows
 
     def joined(self) -> str:
         """Return the join of the rows to the labels."""
-        kind = "JOIN" if self.plan.how == "inner" else "LEFT JOIN"
+        kind = "LEFT JOIN"
+        if self.plan.how == "inner":
+            kind = "JOIN"
         if self.rule.waits:
             return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
@@ -219,7 +236,9 @@ class _Compiled:
                 conditions += self._within_reach(self._time(column), role)
         for index, output in enumerate(self.rule.join.outputs):
             columns.append(f"{quote(output.column)} AS o{index}")
-        origin = table if every_key else self._met(table)
+        origin = table
+        if not every_key:
+            origin = self._met(table)
         where = " AND ".join(conditions)
         return f"SELECT {', '.join(columns)}{more} FROM {origin} WHERE {where}"
 
@@ -227,9 +246,11 @@ class _Compiled:
         """Return the rows of a table whose keys some label has, where looking for them pays."""
         if table != self.source or not self.looks_up_keys:
             return table
-        on = self.rule.join.on
-        matches = " AND ".join(f"s.{quote(key)} = f.{quote(left)}" for left, key in on)
-        return f"(SELECT s.* FROM {table} s SEMI JOIN {_HELD_LABELS} f ON {matches})"
+        matches = []
+        for left, key in self.rule.join.on:
+            matches.append(f"s.{quote(key)} = f.{quote(left)}")
+        on = " AND ".join(matches)
+        return f"(SELECT s.* FROM {table} s SEMI JOIN {_HELD_LABELS} f ON {on})"
 
     def _within_reach(self, time: str, role: str) -> list[str]:
         """Return what one time for all labels rules out: rows of its future, rows too old."""
@@ -249,7 +270,7 @@ class _Compiled:
             return rows
         tied = self._rows(self.tied, more=f", {quote(TIE)} AS tie")
         greatest = _first("SELECT * FROM tied", self.tie_columns, ["tie DESC"])
-        mine = ", ".join(f"s.{column}" for column in self.tie_columns)
+        mine = ", ".join([f"s.{column}" for column in self.tie_columns])
         theirs = ", ".join(self.tie_columns)
         return (
             f"WITH tied AS MATERIALIZED ({tied}) SELECT s.* FROM ({rows}) s "
@@ -282,7 +303,7 @@ class _Compiled:
             "best "
             f"FROM ({self._rows_and_labels()})) WHERE number IS NOT NULL AND best IS NOT NULL"
         )
-        same = " AND ".join(f"s.{column} = f.{column}" for column in self.tie_columns)
+        same = " AND ".join([f"s.{column} = f.{column}" for column in self.tie_columns])
         return f"SELECT f.number, s.* FROM ({found}) f JOIN ({rows}) s ON {same}"
 
     def _rows_and_labels(self) -> str:
@@ -291,14 +312,16 @@ class _Compiled:
         since = f"greatest({', '.join(self.rule.eligible_from)})"
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
         time = _label_time(self.plan)
-        lefts = [f"l.{quote(column)}" for column, _ in self.rule.join.on]
-        pairs = zip(lefts, self.rule.keys, strict=True)
-        named = ", ".join(f"{column} AS {key}" for column, key in pairs)
-        present = " AND ".join(f"{value} IS NOT NULL" for value in [*lefts, time])
+        named, present = [], []
+        for key, (left, _) in zip(self.rule.keys, self.rule.join.on, strict=True):
+            named.append(f"l.{quote(left)} AS {key}")
+            present.append(f"l.{quote(left)} IS NOT NULL")
+        present.append(f"{time} IS NOT NULL")
         return (
             f"SELECT {keys}, {since} AS since, {best} AS best, NULL::BIGINT AS number "
             f"FROM ({self._rows(self.source)}) UNION ALL "
-            f"SELECT {named}, {time}, NULL, l.{_NUMBER} FROM {_HELD_LABELS} l WHERE {present}"
+            f"SELECT {', '.join(named)}, {time}, NULL, l.{_NUMBER} FROM {_HELD_LABELS} l "
+            f"WHERE {' AND '.join(present)}"
         )
 
     def _hashed(self, engine: Engine, everything: Relation) -> Relation:
@@ -307,8 +330,11 @@ class _Compiled:
         Only these are hashed.
         """
         schema = self.rule.spec.schema
-        values = [f"s.{quote(key)}" for _, key in self.rule.join.on]
-        values += [self._time(column, table="s.") for _, column in self.rule.times]
+        values = []
+        for _, key in self.rule.join.on:
+            values.append(f"s.{quote(key)}")
+        for _, time in self.rule.times:
+            values.append(self._time(time, table="s."))
         query = (
             f"SELECT {names(schema.names, table='s')} FROM {self.source} s "
             f"SEMI JOIN ({self._shared()}) t ON hash({', '.join(values)}) = t.shared"
@@ -316,8 +342,7 @@ class _Compiled:
         found = engine.sql(query, tables={self.source: everything}, parameters={})
         fields = []
         for name in self.rule.columns:
-            field = schema.field(name)
-            fields.append(field.with_type(_plain(field.type)))
+            fields.append(_plain_field(schema.field(name)))
         hashed = pa.schema([*fields, pa.field(TIE, pa.int64())])
         tied = replace(found, schema=schema)
         return engine.map_batches(tied, AddTieHash(self.rule.columns), schema=hashed)

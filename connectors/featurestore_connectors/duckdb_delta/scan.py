@@ -72,7 +72,7 @@ def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema
     for name in stored.names:
         quoted = sqltext.quote(name)
         if name in snapshot.partition_by:
-            values = _values(file.partition.get(name) for file in files)
+            values = _values([file.partition.get(name) for file in files])
             value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored.field(name).type)
             selected.append(f"{value} AS {quoted}")
             continue
@@ -109,7 +109,10 @@ def _values(texts: Iterable[str | None]) -> str:
     """Return a list of texts as DuckDB writes it."""
     written = []
     for text in texts:
-        written.append("NULL" if text is None else sqltext.text(text))
+        if text is None:
+            written.append("NULL")
+        else:
+            written.append(sqltext.text(text))
     return f"[{', '.join(written)}]::VARCHAR[]"
 
 

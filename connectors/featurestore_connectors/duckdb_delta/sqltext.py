@@ -40,10 +40,10 @@ def quote(name: str) -> str:
 
 def names(columns: Sequence[str], *, table: str | None = None) -> str:
     """Return a list of quoted columns, of one table when it is named."""
-    quoted = [quote(column) for column in columns]
+    prefix = ""
     if table is not None:
-        quoted = [f"{table}.{column}" for column in quoted]
-    return ", ".join(quoted)
+        prefix = f"{table}."
+    return ", ".join([prefix + quote(column) for column in columns])
 
 
 def all_present(columns: Sequence[str]) -> str:
@@ -52,7 +52,7 @@ def all_present(columns: Sequence[str]) -> str:
     >>> all_present(["a", "b"])
     '"a" IS NOT NULL AND "b" IS NOT NULL'
     """
-    return " AND ".join(f"{quote(column)} IS NOT NULL" for column in columns)
+    return " AND ".join([f"{quote(column)} IS NOT NULL" for column in columns])
 
 
 def text(value: str) -> str:
@@ -108,7 +108,7 @@ def casts(target: pa.Schema, source: Mapping[str, str]) -> str:
 
 def types_of(schema: pa.Schema) -> dict[str, str]:
     """Return the DuckDB type of each column of a schema of feature or storage types."""
-    return {field.name: column_type(field.type) for field in schema}
+    return dict(zip(schema.names, map(column_type, schema.types), strict=True))
 
 
 def empty(schema: pa.Schema) -> str:
@@ -118,8 +118,8 @@ def empty(schema: pa.Schema) -> str:
 
 def file_list(paths: Sequence[str]) -> str:
     """Return a list of paths for ``read_parquet``, with glob characters taken literally."""
-    listed = ", ".join(text(literal_path(path)) for path in paths)
-    return f"[{listed}]"
+    listed = map(text, map(literal_path, paths))
+    return f"[{', '.join(listed)}]"
 
 
 def literal_path(path: str) -> str:

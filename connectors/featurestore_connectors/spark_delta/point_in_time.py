@@ -39,7 +39,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     """Return the rows of a feature plan as a lazy relation."""
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
-    sides = [_Compiled(side) for side in feature_sides(plan)]
+    sides = list(map(_Compiled, feature_sides(plan)))
     clusters: dict[_SharedKeys, list[_Compiled]] = {}
     for side in sides:
         if side.rule.is_timed:
@@ -72,8 +72,11 @@ class _LabelSide:
             schema = source.spec.schema
             version = source.delta_version
             given = engine.read_table(source.path, version=version, schema=schema, columns=needed)
-        names = {name: f"c{index}" for index, name in enumerate(needed)}
-        columns = [column(name).alias(short) for name, short in names.items()]
+        names = {}
+        columns = []
+        for index, name in enumerate(needed):
+            names[name] = f"c{index}"
+            columns.append(column(name).alias(names[name]))
         return cls(given.native.select(*columns), plan, names)
 
     def column(self, name: str) -> Any:
@@ -104,7 +107,10 @@ class _Compiled:
     @property
     def shared_keys(self) -> _SharedKeys:
         schema = self.rule.spec.schema
-        return tuple((left, str(schema.field(key).type)) for left, key in self.rule.join.on)
+        shared = []
+        for left, key in self.rule.join.on:
+            shared.append((left, str(schema.field(key).type)))
+        return tuple(shared)
 
     @property
     def keys(self) -> list[str]:
@@ -133,7 +139,9 @@ class _Compiled:
         from pyspark.sql import functions as F
 
         frame = self._read(engine)
-        times = {role: self._time(name) for role, name in self.rule.times}
+        times = {}
+        for role, name in self.rule.times:
+            times[role] = self._time(name)
         for _, key in self.rule.join.on:
             frame = frame.where(column(key).isNotNull())
         for role in self.rule.eligible_from:
@@ -153,7 +161,9 @@ class _Compiled:
         if "event" not in times:
             return None
         eligible = [times[role] for role in self.rule.eligible_from]
-        return F.greatest(*eligible) if len(eligible) > 1 else eligible[0]
+        if len(eligible) == 1:
+            return eligible[0]
+        return F.greatest(*eligible)
 
     def _row(self, times: dict[str, Any]) -> list[Any]:
         """Return the fields of the row to be found.
@@ -191,7 +201,7 @@ class _Compiled:
             read = engine.read_table(source.path, version=version, schema=schema, columns=names)
             return read.native
         everything = engine.read_table(source.path, version=version, schema=schema)
-        hashed = pa.schema([*(schema.field(name) for name in names), pa.field(TIE, pa.int64())])
+        hashed = pa.schema([*map(schema.field, names), pa.field(TIE, pa.int64())])
         return engine.map_batches(everything, AddTieHash(names), schema=hashed).native
 
     def _time(self, name: str) -> Any:
@@ -208,15 +218,19 @@ def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list
     types = {}
     for side, given in zip(sides, rows, strict=True):
         types[side.best] = given.schema["row"].dataType
-    label = F.struct(*(column(name) for name in frame.columns))
+    label = F.struct(*map(column, frame.columns))
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
     def stream(*, at: Any, side: _Compiled | None) -> list[Any]:
         """Return the columns of the stream for labels (no side) or for the rows of a side."""
-        held = F.lit(None).cast(label_type) if side is not None else label
+        held = label
+        if side is not None:
+            held = F.lit(None).cast(label_type)
         columns = [at.alias("at"), F.lit(side is None).alias("is_label"), held.alias("label")]
         for name, kind in types.items():
-            found = F.col("row") if side is not None and side.best == name else F.lit(None)
+            found = F.lit(None)
+            if side is not None and side.best == name:
+                found = F.col("row")
             columns.append(found.cast(kind).alias(name))
         return columns
 
@@ -262,10 +276,12 @@ def _join_on_key(frame: Any, side: _Compiled, left: _LabelSide, rows: Any) -> An
     if not (side.rule.is_unique and side.rule.join.event_time is None):
         rows = rows.groupBy(*side.keys).agg(F.max("row").alias("row"))
     schema = side.rule.spec.schema
-    names = [f"{side.best}_{key}" for key in side.keys]
-    renamed = [F.col(key).alias(name) for key, name in zip(side.keys, names, strict=True)]
+    names, renamed = [], []
     matches = F.lit(True)
-    for (label, key), name in zip(side.rule.join.on, names, strict=True):
+    for short, (label, key) in zip(side.keys, side.rule.join.on, strict=True):
+        name = f"{side.best}_{short}"
+        names.append(name)
+        renamed.append(F.col(short).alias(name))
         matches = matches & (left.key(label, schema.field(key).type) == F.col(name))
     found = rows.select(*renamed, F.col("row").alias(side.best))
     return frame.join(found, matches, "left").drop(*names)
@@ -274,18 +290,27 @@ def _join_on_key(frame: Any, side: _Compiled, left: _LabelSide, rows: Any) -> An
 def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_Compiled]) -> Any:
     from pyspark.sql import functions as F
 
-    values = {output.name: left.column(output.column) for output in plan.left_outputs}
+    values = {}
+    for output in plan.left_outputs:
+        values[output.name] = left.column(output.column)
     for side in sides:
         found, ttl = F.col(side.best), side.rule.join.ttl
-        fresh = None if ttl is None else _is_fresh(left.time, found["event"], ttl)
+        counts, fresh = found.isNotNull(), None
+        if ttl is not None:
+            counts = fresh = _is_fresh(left.time, found["event"], ttl)
         for index, output in enumerate(side.rule.join.outputs):
             value = found[f"o{index}"]
-            values[output.name] = value if fresh is None else F.when(fresh, value)
+            if fresh is not None:
+                value = F.when(fresh, value)
+            values[output.name] = value
         if plan.how == "inner":
-            frame = frame.where(found.isNotNull() if fresh is None else fresh)
+            frame = frame.where(counts)
     if plan.keep_order:
         frame = frame.orderBy(left.column(ROW))
-    return frame.select(*(values[name].alias(name) for name in plan.columns))
+    columns = []
+    for name in plan.columns:
+        columns.append(values[name].alias(name))
+    return frame.select(*columns)
 
 
 def _is_fresh(at: Any, event: Any, ttl: timedelta) -> Any:
@@ -301,16 +326,22 @@ def _timestamp(value: Any, kind: pa.DataType) -> Any:
     """
     from pyspark.sql import functions as F
 
-    return F.timestamp_micros(F.unix_date(value) * _DAY) if pat.is_date(kind) else value
+    if pat.is_date(kind):
+        return F.timestamp_micros(F.unix_date(value) * _DAY)
+    return value
 
 
 def _comparable(value: Any, mine: pa.DataType, other: pa.DataType) -> Any:
     """Return a key column in a type that holds the values of both sides."""
-    return value if mine == other else value.cast(_wide(mine, other))
+    if mine == other:
+        return value
+    return value.cast(_wide(mine, other))
 
 
 def _wide(mine: pa.DataType, other: pa.DataType) -> str:
     if pat.is_decimal(mine) or pat.is_decimal(other):
-        digits = max(each.precision - each.scale for each in (mine, other))
+        digits = max(mine.precision - mine.scale, other.precision - other.scale)
         return f"decimal({min(digits + mine.scale, 38)},{mine.scale})"
-    return "decimal(20,0)" if pa.uint64() in (mine, other) else "bigint"
+    if pa.uint64() in (mine, other):
+        return "decimal(20,0)"
+    return "bigint"

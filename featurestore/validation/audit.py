@@ -193,7 +193,7 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
     by_row: list[CheckCounts] = []
     if needed:
         rules = RowExpectations(run.by_row, run.validator, run.subject.key)
-        columns = run.engine.select(relation, {name: name for name in needed})
+        columns = run.engine.select(relation, dict(zip(needed, needed, strict=True)))
         state = run.engine.aggregate(columns, RowAccumulator(run.checks, rules))
         rows, by_row = state.rows, state.found
         results += map(row_check_result, run.checks, state.checks)
@@ -234,14 +234,20 @@ def _check_table(run: _Audit, relation: Relation) -> list[ExpectationResult]:
 def _split(
     run: _Audit, relation: Relation, failed: Sequence[ExpectationResult], directory: str | None
 ) -> QuarantineSplit:
-    types = {str(each.expectation["type"]) for each in failed}
+    types = set()
+    expectations = []
+    for each in failed:
+        types.add(str(each.expectation["type"]))
+        if each.expectation in run.by_row:
+            expectations.append(each.expectation)
+    checks = [check for check in run.checks if check.type in types]
     duplicates = _failure(failed, DUPLICATE_KEYS)
     return split_rows(
         relation,
         run.subject,
         engine=run.engine,
-        checks=[check for check in run.checks if check.type in types],
-        expectations=[each.expectation for each in failed if each.expectation in run.by_row],
+        checks=checks,
+        expectations=expectations,
         validator=run.validator,
         duplicates=None if duplicates is None else duplicates.expectation,
         directory=directory,

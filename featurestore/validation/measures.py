@@ -1,4 +1,7 @@
-"""Measures of a whole table, computed by its engine in one query (and one more for each question of uniqueness)."""
+"""Measures of a whole table, computed by its engine in one query.
+
+And one more for each question of uniqueness.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ def _some_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
 
 
 def _repeated(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
-    """Return the query for the rows whose values occur in several rows, those with no value at all left out."""
+    """Return the query for the rows whose values occur in several rows, all-null ones left out."""
     from sqlglot import exp
 
     values, keys, there = [], [], []

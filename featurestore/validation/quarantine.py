@@ -107,7 +107,7 @@ def split_rows(
     marked = engine.map_batches(source, mark, schema=marked_schema(relation.schema))
     if directory is not None:
         marked = engine.stage(marked, directory)
-    names = {name: name for name in relation.schema.names}
+    names = dict(zip(relation.schema.names, relation.schema.names, strict=True))
     return QuarantineSplit(
         good=engine.select(engine.filter(marked, _GOOD), names),
         quarantined=engine.select(
@@ -123,8 +123,12 @@ def _with_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Rela
     """
     from sqlglot import exp
 
-    columns = [exp.column(name, quoted=True) for name in key]
-    there = [column.copy().is_(exp.null()).not_() for column in columns]
+    columns = []
+    there = []
+    for name in key:
+        column = exp.column(name, quoted=True)
+        columns.append(column)
+        there.append(column.copy().is_(exp.null()).not_())
     copies = exp.Window(this=exp.Count(this=exp.Star()), partition_by=columns)
     known = exp.and_(*there)
     counted = exp.case().when(known, copies).else_(exp.Literal.number(1))

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class RowExpectations:
-    """Row-level expectations, the validator that knows them, and the key columns that samples show."""
+    """Row-level expectations, the validator that knows them, and the key that samples show."""
 
     expectations: tuple[Mapping[str, Any], ...]
     validator: Validator | None
@@ -88,12 +88,9 @@ class RowAccumulator(Accumulator[RowState, RowState]):
 
     def start(self) -> RowState:
         """Return the state of no rows."""
-        return RowState(
-            self.rules,
-            0,
-            [CheckCounts() for _ in self.checks],
-            [CheckCounts() for _ in self.rules.expectations],
-        )
+        of_checks = [CheckCounts() for _ in self.checks]
+        of_rules = [CheckCounts() for _ in self.rules.expectations]
+        return RowState(self.rules, 0, of_checks, of_rules)
 
     def update(self, state: RowState, batch: pa.RecordBatch) -> RowState:
         """Check a batch, or keep it until a chunk is full."""

@@ -91,7 +91,7 @@ def _load(
     most_bytes: int,
     wanted_by: Sequence[Mapping[str, Any]],
 ) -> pa.Table:
-    selected = engine.select(relation, {name: name for name in columns})
+    selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
     batches, size = [], 0
     for batch in engine.stream(selected):
         batches.append(batch)
@@ -112,4 +112,7 @@ def _without_rows(schema: pa.Schema) -> pa.Table:
 
     All that the remaining expectations look at.
     """
-    return pa.table({name: pa.nulls(0) for name in schema.names})
+    columns = {}
+    for name in schema.names:
+        columns[name] = pa.nulls(0)
+    return pa.table(columns)

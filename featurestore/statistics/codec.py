@@ -35,15 +35,19 @@ def state_to_bytes(state: StatisticsState) -> bytes:
     """Return a state as bytes that ``state_from_bytes`` reads back equal."""
     state.sample.compact()
     schema = pa.schema([(each.name, each.type) for each in state.columns])
+    roles = [each.role for each in state.columns]
+    counts = {}
+    for name, each in state.counts.items():
+        counts[name] = asdict(each)
     header = {
         "schema": schema_to_json(schema),
-        "roles": [each.role for each in state.columns],
+        "roles": roles,
         "seed": state.seed,
         "rows": state.rows,
         "limit": state.sample.limit,
         "bound": int(state.sample.bound),
         "cut": state.sample.cut,
-        "counts": {name: asdict(counts) for name, counts in state.counts.items()},
+        "counts": counts,
     }
     sections = (
         json.dumps(header).encode(),
@@ -80,7 +84,9 @@ def _state(header: bytes, matrices: bytes, rows: bytes) -> StatisticsState:
         sample_schema(tuple(columns)), head["limit"], np.uint64(head["bound"]), head["cut"]
     )
     _fill_sample(sample, rows)
-    counts = {name: _counts(each) for name, each in head["counts"].items()}
+    counts = {}
+    for name, each in head["counts"].items():
+        counts[name] = _counts(each)
     return StatisticsState(
         tuple(columns), head["seed"], sample, head["rows"], counts, _co_moments(matrices)
     )

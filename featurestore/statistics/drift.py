@@ -70,14 +70,16 @@ def compare_statistics(
             continue
         features.append(_drift(_Side(column, before), _Side(new[name], after), thresholds))
     features.sort(key=lambda each: (not each.drifted, -(each.psi or 0.0), each.name))
+    added = [name for name in new if name not in old]
+    removed = [name for name in old if name not in new]
     return DriftReport(
         before=before.source,
         after=after.source,
         rows_before=before.rows,
         rows_after=after.rows,
         features=tuple(features),
-        added=tuple(name for name in new if name not in old),
-        removed=tuple(name for name in old if name not in new),
+        added=tuple(added),
+        removed=tuple(removed),
         retyped=tuple(retyped),
         thresholds=thresholds,
     )
@@ -96,7 +98,11 @@ def _statistics(given: Statistics | HasStatistics, argument: str) -> Statistics:
 
 
 def _features(statistics: Statistics) -> dict[str, ColumnStatistics]:
-    return {each.name: each for each in statistics.columns if each.role == "feature"}
+    features = {}
+    for column in statistics.columns:
+        if column.role == "feature":
+            features[column.name] = column
+    return features
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ def _drift(old: _Side, new: _Side, thresholds: DriftThresholds) -> FeatureDrift:
     psi, bins = _stability(old, new)
     appeared = _unseen(old.column, new.column)
     gone = _unseen(new.column, old.column)
+    new_rows = sum(each.count for each in appeared)
     drift = FeatureDrift(
         name=old.column.name,
         kind=old.column.kind,
@@ -128,9 +135,9 @@ def _drift(old: _Side, new: _Side, thresholds: DriftThresholds) -> FeatureDrift:
         ks=_distance(old.column, new.column),
         missing_before=old.missing,
         missing_after=new.missing,
-        new_values=tuple(each.value for each in appeared[:_MOST_VALUES]),
-        new_share=sum(each.count for each in appeared) / new.sampled,
-        gone_values=tuple(each.value for each in gone[:_MOST_VALUES]),
+        new_values=_first_values(appeared),
+        new_share=new_rows / new.sampled,
+        gone_values=_first_values(gone),
     )
     return replace(drift, reasons=_reasons(drift, old.column, new.column, bins, thresholds))
 
@@ -208,8 +215,15 @@ def _category_shares(old: _Side, new: _Side) -> tuple[Floats, Floats] | None:
     return _shares_of(values, before), _shares_of(values, after)
 
 
+def _first_values(found: Sequence[TopValue]) -> tuple[Value, ...]:
+    return tuple(each.value for each in found[:_MOST_VALUES])
+
+
 def _value_shares(side: _Side) -> dict[Value, float]:
-    return {each.value: each.count / side.sampled for each in side.column.top}
+    shares = {}
+    for each in side.column.top:
+        shares[each.value] = each.count / side.sampled
+    return shares
 
 
 def _shares_of(values: Sequence[Value], shares: Mapping[Value, float]) -> Floats:

@@ -60,8 +60,10 @@ def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColum
 
     The first ``MOST_CORRELATED`` numbers and booleans.
     """
-    features = [each for each in columns if each.role == "feature"]
-    numeric = [each for each in features if each.kind in ("number", "boolean")]
+    numeric = []
+    for column in columns:
+        if column.role == "feature" and column.kind in ("number", "boolean"):
+            numeric.append(column)
     return tuple(numeric[:MOST_CORRELATED])
 
 

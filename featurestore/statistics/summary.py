@@ -145,12 +145,13 @@ def _sampled(
     distinct = distribution.distinct
     if not exact:
         distinct = distribution.estimate_distinct(counts.rows)
+    top = []
+    for value, count in distribution.top:
+        top.append(TopValue(_shown(value, column.type), count))
     result: dict[str, Any] = {
         "distinct": distinct,
         "distinct_exact": exact,
-        "top": tuple(
-            TopValue(_shown(value, column.type), count) for value, count in distribution.top
-        ),
+        "top": tuple(top),
         "top_complete": distribution.top_complete,
     }
     if column.measured:

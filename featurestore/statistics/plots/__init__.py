@@ -273,7 +273,9 @@ def drift(
 def _draw_ranking(axis: Axes, ranked: Sequence[FeatureDrift], *, threshold: float) -> None:
     """Draw the stability index of each feature as a bar, the drifted ones red."""
     positions = range(len(ranked))
-    values = [max(each.psi or 0.0, 1e-4) for each in ranked]
+    values = []
+    for each in ranked:
+        values.append(max(each.psi or 0.0, 1e-4))
     bars = axis.barh(positions, values, color=FIRST)
     for bar, each in zip(bars.patches, ranked, strict=True):
         if each.drifted:

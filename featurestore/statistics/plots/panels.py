@@ -32,8 +32,13 @@ def columns_to_draw(
     """Return the columns of these names, or the features that can be drawn, at most 60."""
     if columns is not None:
         return [statistics.column(name) for name in columns]
-    drawable = [each for each in statistics.columns if each.kind in _DRAWN_KINDS]
-    features = [each for each in drawable if each.role == "feature"]
+    drawable = []
+    features = []
+    for column in statistics.columns:
+        if column.kind in _DRAWN_KINDS:
+            drawable.append(column)
+            if column.role == "feature":
+                features.append(column)
     if not drawable:
         raise StatisticsNotFound("There is no column of numbers, times or texts to draw.")
     return (features or drawable)[:_MOST_PANELS]
@@ -148,7 +153,9 @@ def _draw_bars(axis: Axes, column: ColumnStatistics, other: ColumnStatistics | N
     if other is not None:
         points = [other_shares.get(value, 0.0) for value in values]
         axis.scatter(points, positions, color=SECOND, s=18, zorder=3)
-    names = [short(str(value), 14) or '""' for value in values]
+    names = []
+    for value in values:
+        names.append(short(str(value), 14) or '""')
     axis.set_yticks(positions, names, fontsize=7)
     axis.invert_yaxis()
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -158,7 +165,10 @@ def _value_shares(column: ColumnStatistics) -> dict[Value, float]:
     total = column.count
     if column.top_complete:
         total = sum(each.count for each in column.top)
-    return {each.value: each.count / max(total, 1) for each in column.top}
+    shares = {}
+    for each in column.top:
+        shares[each.value] = each.count / max(total, 1)
+    return shares
 
 
 def _date_ticks(axis: Axes) -> None:

@@ -144,7 +144,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _has_plain_folders(path: str) -> bool:
-    """Tell whether files lie in folders below ``path`` that are no partitions (``column=value``)."""
+    """Tell whether files lie in folders below ``path`` that are no partitions (``name=value``)."""
     if files.is_file(path):
         return False
     for file in _files(path):

@@ -110,7 +110,7 @@ def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, counts:
 
 def _words_at(data: npt.NDArray[np.uint8], starts: Int64s, left: Int64s) -> Words:
     """Return the little-endian words of the up to 8 bytes ``left`` at ``starts``."""
-    low, high = int(starts.min(initial=0) if len(starts) else 0), 0
+    low, high = 0, 0
     if len(starts):
         low, high = int(starts.min()), int((starts + np.minimum(left, 8)).max())
     # A padded copy: words are then read aligned, and never beyond the end of Arrow's buffer.
@@ -150,10 +150,9 @@ def _blocks(words: Words) -> Iterator[Words]:
 def _row_blocks(counts: Int64s) -> Iterator[slice]:
     """Yield slices of rows that hold about ``_BLOCK_WORDS`` words."""
     ends = np.cumsum(counts + 1)
-    start = 0
+    start, before = 0, 0
     while start < len(counts):
-        before = int(ends[start - 1]) if start else 0
         stop = int(np.searchsorted(ends, before + _BLOCK_WORDS, side="right"))
         stop = max(stop, start + 1)
         yield slice(start, stop)
-        start = stop
+        start, before = stop, int(ends[stop - 1])

@@ -152,9 +152,9 @@ def _words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     numbers = _numbers(array)
     if pat.is_uint64(kind):
         large = numbers >= 2**63
-        return (
-            np.where(large, LARGE_INTEGER, INTEGER).astype(np.uint8) if large.any() else INTEGER
-        ), numbers
+        if not large.any():
+            return INTEGER, numbers
+        return np.where(large, LARGE_INTEGER, INTEGER).astype(np.uint8), numbers
     return INTEGER, numbers.astype(np.int64, copy=False).view(np.uint64)
 
 
@@ -180,8 +180,10 @@ def _float_words(numbers: npt.NDArray[Any]) -> Words:
         words: Words = numbers.astype(np.float64).view(np.uint64)
     odd = np.isnan(numbers)
     if odd.any():
-        size, fraction = (np.uint32, 23) if numbers.dtype == np.float32 else (np.uint16, 10)
-        bits = numbers[odd].view(size).astype(np.uint64)
+        if numbers.dtype == np.float32:
+            bits, fraction = numbers[odd].view(np.uint32).astype(np.uint64), 23
+        else:
+            bits, fraction = numbers[odd].view(np.uint16).astype(np.uint64), 10
         sign = (bits >> np.uint64(8 * numbers.dtype.itemsize - 1)) << np.uint64(63)
         payload = (bits & np.uint64((1 << fraction) - 1)) << np.uint64(52 - fraction)
         words[odd] = sign | np.uint64(0x7FF << 52) | payload
@@ -258,16 +260,20 @@ def _tenth(low: Words, high: Words) -> tuple[Words, Words, Words]:
 
 
 def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
-    kind = TEXT if _is_text(array.type) else BYTES
+    kind, large = BYTES, pa.large_binary()
+    if _is_text(array.type):
+        kind, large = TEXT, pa.large_string()
     if not (pat.is_string(array.type) or pat.is_binary(array.type)):
-        array = cast_bytes(array, pa.large_string() if kind == TEXT else pa.large_binary())
+        array = cast_bytes(array, large)
     wide = pat.is_large_string(array.type) or pat.is_large_binary(array.type)
     offsets = _offsets(array, np.dtype(np.int64 if wide else np.int32))
     starts, lengths = offsets[:-1], np.diff(offsets)
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
     buffer = array.buffers()[2]
-    data = np.empty(0, dtype=np.uint8) if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
+    data = np.empty(0, dtype=np.uint8)
+    if buffer is not None:
+        data = np.frombuffer(buffer, dtype=np.uint8)
     return ByteValues(valid, kind, data, starts, lengths)
 
 
@@ -299,12 +305,10 @@ def _list_views(array: Any, valid: Mask | None) -> ListValues:
     dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
     if len(array) == 0:
         return ListValues(valid, np.zeros(0, dtype=np.int64), array.values.slice(0, 0))
-    starts, lengths = (
-        np.frombuffer(
-            buffer, dtype=dtype, count=len(array), offset=array.offset * dtype.itemsize
-        ).astype(np.int64)
-        for buffer in array.buffers()[1:3]
-    )
+    offset = array.offset * dtype.itemsize
+    _, first, second = array.buffers()[:3]
+    starts = np.frombuffer(first, dtype, len(array), offset).astype(np.int64)
+    lengths = np.frombuffer(second, dtype, len(array), offset).astype(np.int64)
     if valid is not None:
         lengths = np.where(valid, lengths, 0)
     return ListValues(valid, lengths, array.values.take(pa.array(ranges(starts, lengths))))

@@ -71,8 +71,10 @@ class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
 
     def merge(self, left: RowDigest, right: RowDigest) -> RowDigest:
         """Return the digest of both."""
-        if not left.rows or not right.rows:
-            return left if left.rows else right
+        if not left.rows:
+            return right
+        if not right.rows:
+            return left
         floats = tuple(a + b for a, b in zip(left.floats, right.floats, strict=True))
         return RowDigest(left.rows + right.rows, (left.hashed + right.hashed) % 2**64, floats)
 

@@ -111,7 +111,9 @@ def _samples(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list
     find = bisect_left if closed == "right" else bisect_right
     first = windows[max(find(starts, bounds.low) - 1, 0)]
     last = windows[max(find(starts, bounds.high) - 1, 0)]
-    return [first] if first == last else [first, last]
+    if first == last:
+        return [first]
+    return [first, last]
 
 
 def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
@@ -135,7 +137,9 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
             places.append(os.path.join(run.staging, place))
     if first is None or schema is None or not places:
         return first
-    return first if len(windows) == 1 else engine.read_files(places, schema=schema)
+    if len(windows) == 1:
+        return first
+    return engine.read_files(places, schema=schema)
 
 
 def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:

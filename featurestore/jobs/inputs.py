@@ -48,7 +48,9 @@ class PinnedInput:
         """Return what lineage and stale windows need."""
         found = {"input": self.name, "source": self.source, "version": self.version}
         found["delta_version"] = self.delta_version
-        return found if self.fingerprint is None else {**found, "fingerprint": self.fingerprint}
+        if self.fingerprint is not None:
+            found["fingerprint"] = self.fingerprint
+        return found
 
 
 def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
@@ -223,8 +225,12 @@ def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | N
     from pyarrow import parquet
 
     rows, size = parquet.read_metadata(file).num_rows, files.status(file).size
-    bounds = None if column is None else time_bounds(file, column)
-    return rows, size, None if bounds is None else bounds.times
+    if column is None:
+        return rows, size, None
+    bounds = time_bounds(file, column)
+    if bounds is None:
+        return rows, size, None
+    return rows, size, bounds.times
 
 
 def _micros(value: object) -> int | None:

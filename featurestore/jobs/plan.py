@@ -145,8 +145,10 @@ def _share(times: tuple[int, int] | None, first: int, last: int) -> float:
 
 
 def _seconds(known: Sequence[Run], windows: int) -> float | None:
-    spent = sum(run.seconds or 0.0 for run in known)
-    computed = sum(run.windows for run in known)
+    spent, computed = 0.0, 0
+    for run in known:
+        spent += run.seconds or 0.0
+        computed += run.windows
     if not computed:
         return None
     return spent / computed * windows

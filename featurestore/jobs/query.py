@@ -58,12 +58,15 @@ class Query:
         tables = {}
         for name, relation in inputs.items():
             columns = sql.columns_read(self.spec.code, relation.schema.names)
-            tables[name] = self.engine.select(relation, {column: column for column in columns})
+            kept = dict(zip(columns, columns, strict=True))
+            tables[name] = self.engine.select(relation, kept)
         used = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
-        bound = {_START: window.start, _END: window.end}
-        return self.engine.user_sql(
-            text, tables=tables, parameters={name: bound[name] for name in bound if name in used}
-        )
+        parameters = {}
+        if _START in used:
+            parameters[_START] = window.start
+        if _END in used:
+            parameters[_END] = window.end
+        return self.engine.user_sql(text, tables=tables, parameters=parameters)
 
 
 @lru_cache(maxsize=256)
@@ -181,7 +184,9 @@ def event_time_steps(spec: JobSpec, *, time: str) -> Steps | None:
     if not isinstance(tree, exp.Select) or sum(1 for _ in tree.find_all(exp.Table)) != 1:
         return None
     column = _event_time(tree, spec)
-    return None if column is None else _steps(column.unalias(), time)
+    if column is None:
+        return None
+    return _steps(column.unalias(), time)
 
 
 def _steps(node: exp.Expr, time: str) -> Steps | None:

@@ -264,7 +264,9 @@ def _plain_fields(cron: str) -> _Fields | None:
         _numbers(weekdays, _WHOLE.weekdays),
     ]
     found = [each for each in fields if each is not None]
-    return _Fields(*found) if len(found) == len(fields) else None
+    if len(found) < len(fields):
+        return None
+    return _Fields(*found)
 
 
 def _numbers(field: Sequence[int | str], whole: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -189,7 +189,11 @@ def levels(specs: Iterable[JobSpec]) -> list[list[str]]:
 def upstream(spec: JobSpec, others: Iterable[JobSpec]) -> list[str]:
     """Return the jobs whose targets a job reads."""
     read = {place.partition("@")[0] for place in spec.inputs.values()}
-    return [other.name for other in others if other.name != spec.name and other.target in read]
+    found = []
+    for other in others:
+        if other.name != spec.name and other.target in read:
+            found.append(other.name)
+    return found
 
 
 def retry_is_due(
@@ -220,7 +224,8 @@ def before_gap(
     """Return the windows that end before the first one that jobs upstream have yet to compute."""
     begins = []
     for waiting in open_upstream.values():
-        begins += [window.start for window in waiting]
+        for window in waiting:
+            begins.append(window.start)
     if not begins:
         return list(windows)
     gap = min(begins)

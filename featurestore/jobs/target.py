@@ -78,7 +78,9 @@ def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple
     if spec.mode == "append" or group is None:
         return app, 0
     last = transaction_version(group.path, app)
-    return app, 0 if last is None else last + 1
+    if last is None:
+        return app, 0
+    return app, last + 1
 
 
 def note_of_windows(job: str, window: Window, count: int) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class CrossEngineConformance:
                 table,
                 TableWrite("append", add_columns=extra, note={"operation": "append", "by": name}),
             )
-        wide = pa.schema([("id", pa.int64()), *((name, pa.uint16()) for name in names)])
+        wide = pa.schema({"id": pa.int64()} | dict.fromkeys(names, pa.uint16()))
         expected = [
             {"id": 0, "from_one": 0, "from_other": None},
             {"id": 1, "from_one": None, "from_other": 1},

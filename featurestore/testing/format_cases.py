@@ -85,8 +85,10 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_list(kind):
         return st.lists(values(kind.value_type), max_size=4)
     if pat.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return st.fixed_dictionaries({field.name: values(field.type) for field in fields})
+        fields = {}
+        for index in range(kind.num_fields):
+            fields[kind.field(index).name] = values(kind.field(index).type)
+        return st.fixed_dictionaries(fields)
     return _scalars(kind)
 
 
@@ -94,11 +96,13 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
     if pat.is_boolean(kind):
         return st.booleans()
     if pat.is_integer(kind):
-        unsigned = pat.is_unsigned_integer(kind)
+        lowest = -(2 ** (kind.bit_width - 1))
+        highest = -lowest - 1
         # An unsigned number above 2**63-1 fits no signed one; formats may refuse it, which has its
         # own test.
-        highest = min(2 ** (kind.bit_width - (not unsigned)), 2**63) - 1
-        return st.integers(0 if unsigned else -(2 ** (kind.bit_width - 1)), highest)
+        if pat.is_unsigned_integer(kind):
+            lowest, highest = 0, min(2**kind.bit_width, 2**63) - 1
+        return st.integers(lowest, highest)
     if pat.is_floating(kind):
         return st.floats(width=kind.bit_width)
     if pat.is_decimal(kind):
@@ -157,8 +161,10 @@ def _value(kind: pa.DataType, seed: int) -> Any:
     if pat.is_list(kind):
         return [_value(kind.value_type, seed + item) for item in range(seed % 4)]
     if pat.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return {each.name: _value(each.type, seed + index) for index, each in enumerate(fields)}
+        fields = {}
+        for index in range(kind.num_fields):
+            fields[kind.field(index).name] = _value(kind.field(index).type, seed + index)
+        return fields
     if pat.is_date(kind):
         return dt.date(1960, 1, 1) + dt.timedelta(days=seed)
     if pat.is_timestamp(kind):
@@ -176,8 +182,10 @@ def _number(kind: pa.DataType, seed: int) -> Any:
         return seed % 3 == 0
     if pat.is_integer(kind):
         span = 2 ** (kind.bit_width - 1)
-        lowest = 0 if pat.is_unsigned_integer(kind) else -(span // 2)
-        return seed * 7919 % span + lowest
+        number = seed * 7919 % span
+        if pat.is_unsigned_integer(kind):
+            return number
+        return number - span // 2
     if pat.is_floating(kind):
         return (seed - 4000) / 64
     return Decimal(seed % 10**kind.precision).scaleb(-kind.scale)
@@ -198,7 +206,7 @@ def kept(table: pa.Table, encodings: dict[str, ColumnEncoding]) -> pa.Table:
     for field in table.schema:
         column = table[field.name]
         if encodings[field.name].loss is not None:
-            column = pa.chunked_array([_narrowed(chunk) for chunk in column.chunks], field.type)
+            column = pa.chunked_array(list(map(_narrowed, column.chunks)), field.type)
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=table.schema)
 
@@ -222,7 +230,7 @@ def same(left: pa.Table | pa.RecordBatch, right: pa.Table | pa.RecordBatch) -> b
 
 
 def _spelled(column: Any) -> Any:
-    return [repr(value) for value in column.to_pylist()]
+    return list(map(repr, column.to_pylist()))
 
 
 def manifest_of(
@@ -244,16 +252,15 @@ def manifest_of(
                 held.loss,
             )
         )
-    first, entries = 0, []
+    first, size, entries = 0, 0, []
     for each in shards:
         entries.append(
             ManifestShard(each.file.path, first, each.rows, each.file.bytes, each.file.sha256)
         )
         first += each.rows
+        size += entries[-1].bytes
     nulls = {name: table[name].null_count for name in table.schema.names if table[name].null_count}
-    split = ManifestSplit(
-        "train", first, sum(entry.bytes for entry in entries), tuple(entries), nulls
-    )
+    split = ManifestSplit("train", first, size, tuple(entries), nulls)
     return Manifest(
         name="cases",
         version=1,

@@ -74,12 +74,40 @@ def write(
     batch_rows: int = 64,
 ) -> tuple[str, WrittenShard]:
     """Write a table as the one shard of a dataset; return its path and what was written."""
-    ending = f".{dataset_format.extension}" if dataset_format.extension else ""
+    ending = ""
+    if dataset_format.extension:
+        ending = f".{dataset_format.extension}"
     path = f"train/{dataset_format.name}-00000-of-00001{ending}"
     batches = iter(table.to_batches(max_chunksize=batch_rows))
     return str(directory / path), dataset_format.write_shard(
         str(directory), path, batches, layout=layout
     )
+
+
+def files_under(directory: Path) -> list[Path]:
+    """Return the files of a directory and those below it, sorted."""
+    return sorted(each for each in directory.rglob("*") if each.is_file())
+
+
+def _with_under_nulls(junk: int) -> pa.Table:
+    """Return a table whose middle row is null, with a number of our choice in its place."""
+    valid = pa.py_buffer(bytes([0b101]))
+    numbers = pa.py_buffer(np.array([1, junk, 3]))
+    items = pa.array([1, 2, junk, junk, 5, 6], pa.float32())
+    pair = pa.list_(pa.field("item", pa.float32()), 2)
+    return pa.table(
+        {
+            "x": pa.Array.from_buffers(pa.int64(), 3, [valid, numbers]),
+            "v": pa.Array.from_buffers(pair, 3, [valid], children=[items]),
+        }
+    )
+
+
+def _presence(present: Any) -> Any:
+    """Return which rows have a value, where None stands for all."""
+    if present is None:
+        return np.True_
+    return present
 
 
 class FormatConformance:
@@ -154,40 +182,21 @@ class FormatConformance:
     ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
-        written = [
-            write(dataset_format, tmp_path / str(n), table, layout, batch_rows=n)[1]
-            for n in BATCHES
-        ]
-        assert len(set(written)) == 1
         sliced = pa.concat_tables([table.slice(0, 11), table]).slice(11)
-        assert write(dataset_format, tmp_path / "sliced", sliced, layout)[1] == written[0]
+        _, first = write(dataset_format, tmp_path / "sliced", sliced, layout)
+        for rows in BATCHES:
+            folder = tmp_path / str(rows)
+            _, written = write(dataset_format, folder, table, layout, batch_rows=rows)
+            assert written == first
 
     def test_what_stands_under_a_null_decides_no_byte(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
-        valid = pa.py_buffer(bytes([0b101]))
-        hidden = [
-            pa.table(
-                {
-                    "x": pa.Array.from_buffers(
-                        pa.int64(), 3, [valid, pa.py_buffer(np.array([1, junk, 3]))]
-                    ),
-                    "v": pa.Array.from_buffers(
-                        pa.list_(pa.field("item", pa.float32()), 2),
-                        3,
-                        [valid],
-                        children=[pa.array([1, 2, junk, junk, 5, 6], pa.float32())],
-                    ),
-                }
-            )
-            for junk in (0, 77)
-        ]
-        layout = layout_of(dataset_format, hidden[0])
-        found = [
-            write(dataset_format, tmp_path / str(n), table, layout)[1]
-            for n, table in enumerate(hidden)
-        ]
-        assert found[0] == found[1]
+        clean, littered = _with_under_nulls(0), _with_under_nulls(77)
+        layout = layout_of(dataset_format, clean)
+        _, first = write(dataset_format, tmp_path / "clean", clean, layout)
+        _, second = write(dataset_format, tmp_path / "littered", littered, layout)
+        assert first == second
 
     def test_empty_shards_are_shards(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table(supported(dataset_format), rows=20)
@@ -217,8 +226,8 @@ class FormatConformance:
         )
         for file in files:
             check_file(tmp_path, file)
-        found = {str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*") if each.is_file()}
-        assert found == {file.path for file in files}
+        expected = [tmp_path / file.path for file in files]
+        assert files_under(tmp_path) == sorted(set(expected))
         assert dataset_format.bytes_per_row(layout, profiles(table)) > 0
 
     def test_files_beside_the_shards_are_the_same_each_time(
@@ -239,18 +248,17 @@ class FormatConformance:
         table = example_table(supported(dataset_format))
         looked_at = list(dataset_format.profiled(table.schema))
         assert looked_at == [name for name in table.schema.names if name in looked_at]
-        every = profiles(table)
-        some = [
-            each if each.name in looked_at else ColumnProfile(each.name, each.rows, 0)
-            for each in every
-        ]
-        layouts = [
-            dataset_format.layout(table.schema, given, compression=None, block_rows=BLOCK_ROWS)
-            for given in (every, some)
-        ]
-        assert layouts[0] == layouts[1]
-        sizes = [dataset_format.bytes_per_row(layouts[0], given) for given in (every, some)]
-        assert sizes[0] == sizes[1]
+        every, some = profiles(table), []
+        for each in every:
+            if each.name in looked_at:
+                some.append(each)
+            else:
+                some.append(ColumnProfile(each.name, each.rows, 0))
+        how: dict[str, Any] = {"compression": None, "block_rows": BLOCK_ROWS}
+        layout = dataset_format.layout(table.schema, every, **how)
+        assert layout == dataset_format.layout(table.schema, some, **how)
+        size = dataset_format.bytes_per_row(layout, every)
+        assert size == dataset_format.bytes_per_row(layout, some)
 
     def test_encodings_name_every_column(self, dataset_format: DatasetFormat) -> None:
         table = example_table(supported(dataset_format), rows=20)
@@ -261,19 +269,23 @@ class FormatConformance:
             shape: tuple[int, ...] = ()
             while pa.types.is_fixed_size_list(kind):
                 kind, shape = kind.value_type, (*shape, kind.list_size)
-            assert encodings[field.name].shape == (None if pa.types.is_list(kind) else shape)
+            if pa.types.is_list(kind):
+                assert encodings[field.name].shape is None
+            else:
+                assert encodings[field.name].shape == shape
 
     def test_refused_types_are_named_all_at_once(self, dataset_format: DatasetFormat) -> None:
         taken = supported(dataset_format)
         refused = [kind for kind in EVERY_TYPE if kind not in taken]
         if not refused:
             return
-        schema = pa.schema(
-            [("good", pa.int64()), *((f"bad{n}", kind) for n, kind in enumerate(refused))]
-        )
+        schema = pa.schema([("good", pa.int64())])
+        for number, kind in enumerate(refused):
+            schema = schema.append(pa.field(f"bad{number}", kind))
         with pytest.raises(UnsupportedType) as caught:
             dataset_format.check(schema, compression=None)
-        assert all(f"bad{n}" in caught.value.message for n in range(len(refused)))
+        for name in schema.names[1:]:
+            assert name in caught.value.message
         assert caught.value.hint
         assert "good" not in caught.value.message
 
@@ -293,18 +305,17 @@ class FormatConformance:
 
         with pytest.raises(RuntimeError, match="the source broke"):
             dataset_format.write_shard(str(tmp_path), "train/shard", batches(), layout=layout)
-        assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+        assert files_under(tmp_path) == []
 
     def test_a_shard_written_again_is_the_same(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
         layout = layout_of(dataset_format, table)
-        first, again = (write(dataset_format, tmp_path, table, layout)[1] for _ in range(2))
+        _, first = write(dataset_format, tmp_path, table, layout)
+        _, again = write(dataset_format, tmp_path, table, layout)
         assert first == again
-        assert len([each for each in tmp_path.rglob("*") if each.is_file()]) == 1 + len(
-            first.sidecars
-        )
+        assert len(files_under(tmp_path)) == 1 + len(first.sidecars)
 
     def test_cut_off_and_missing_files_are_found(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -347,9 +358,11 @@ class FormatConformance:
             column = expected[name].combine_chunks()
             assert values.shape == (5,)
             there = column.is_valid().to_numpy(zero_copy_only=False)
-            assert there.all() if present is None else (present == there).all()
-            if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
-                column = column.view(pa.int32() if pa.types.is_date(column.type) else pa.int64())
+            assert (there == _presence(present)).all()
+            if pa.types.is_date(column.type):
+                column = column.view(pa.int32())
+            elif pa.types.is_timestamp(column.type):
+                column = column.view(pa.int64())
             if pa.types.is_decimal(column.type):
                 continue
             assert values[there].tolist() == column.drop_null().to_pylist()
@@ -366,22 +379,23 @@ class FormatConformance:
             return
         access, records = written[0], written[1][20:]
         decoded = access.decode(records, table.schema.names)
-        numbers = {name: values for name, (values, _) in decoded.items() if values.dtype != object}
-        for kind in {values.dtype for values in numbers.values()}:
-            names = [name for name, values in numbers.items() if values.dtype == kind]
+        names_of: dict[np.dtype[Any], list[str]] = {}
+        for name, (values, _) in decoded.items():
+            if values.dtype != object:
+                names_of.setdefault(values.dtype, []).append(name)
+        for kind, names in names_of.items():
             array = np.full((len(names) + 1, len(records) + 7), 1, kind)
             access.plane_reader([[*map(Plane, names), None]])(records, [array], 5)
             for row, name in zip(array, names, strict=False):
-                assert row[5:-2].tobytes() == numbers[name].tobytes(), name
+                assert row[5:-2].tobytes() == decoded[name][0].tobytes(), name
             assert (array[-1] == 1).all()
             assert (array[:, :5] == 1).all()
             assert (array[:, -2:] == 1).all()
         there = np.zeros((len(decoded), len(records)), np.bool_)
         access.plane_reader([[Plane(name, presence=True) for name in decoded]])(records, [there])
         for row, (name, (_, present)) in zip(there, decoded.items(), strict=True):
-            found = access.present(records, name)
-            assert (row == (True if present is None else present)).all()
-            assert row.all() if found is None else (row == found).all()
+            assert (row == _presence(present)).all()
+            assert (row == _presence(access.present(records, name))).all()
 
     def test_padded_texts_are_the_texts_or_nothing(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -403,11 +417,12 @@ class FormatConformance:
         access, records = written
         for name, values in texts.items():
             found = access.padded_texts(records, name)
-            if any((value or "").endswith("\0") for value in values):
+            expected = [(value or "").encode() for value in values]
+            if any(text.endswith(b"\0") for text in expected):
                 assert found is None, name
             else:
                 assert found is not None, name
-                assert found.tolist() == [(value or "").encode() for value in values]
+                assert found.tolist() == expected
 
 
 def records_of(

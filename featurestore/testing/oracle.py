@@ -38,16 +38,18 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
         raise ValueError("the plan needs labels")
     label_rows = left.to_pylist()
     moments = [_label_moment(plan, row) for row in label_rows]
-    columns = {output.name: left.column(output.column) for output in plan.left_outputs}
+    columns = {}
+    for output in plan.left_outputs:
+        columns[output.name] = left.column(output.column)
     kept = set(range(left.num_rows))
     for join in plan.joins:
         rows = tables[join.source.spec.name, join.source.spec.version]
         won = _winners(join, rows, label_rows, moments, waits=plan.created_time_filter)
         if plan.how == "inner":
-            kept -= {index for index, winner in enumerate(won) if winner is None}
+            kept = {index for index in kept if won[index] is not None}
         for output in join.outputs:
             columns[output.name] = _taken(rows.column(output.column), won)
-    table = pa.table([columns[name] for name in plan.columns], schema=plan.schema)
+    table = pa.table(list(map(columns.__getitem__, plan.columns)), schema=plan.schema)
     return table.take(pa.array(sorted(kept), pa.int64()))
 
 
@@ -56,7 +58,9 @@ def bits(table: pa.Table) -> list[tuple[Any, ...]]:
 
     NaN is itself, 0.0 is not -0.0, null not NaN.
     """
-    columns = [list(map(_bits, column.to_pylist())) for column in table.columns]
+    columns = []
+    for column in table.columns:
+        columns.append(list(map(_bits, column.to_pylist())))
     if not columns:
         return [()] * table.num_rows
     return list(zip(*columns, strict=True))
@@ -158,9 +162,9 @@ def _bits(value: Any) -> Any:
     if isinstance(value, float):
         return "float", struct.pack("<d", value)
     if isinstance(value, list):
-        return tuple(_bits(each) for each in value)
+        return tuple(map(_bits, value))
     if isinstance(value, dict):
-        return tuple((name, _bits(each)) for name, each in value.items())
+        return tuple(zip(value, map(_bits, value.values()), strict=True))
     return value
 
 

@@ -59,9 +59,10 @@ class JoinShape:
 
     def __str__(self) -> str:
         plain = JoinShape()
-        said = [
-            f"{name}={value}" for name, value in vars(self).items() if value != getattr(plain, name)
-        ]
+        said = []
+        for name, value in vars(self).items():
+            if value != getattr(plain, name):
+                said.append(f"{name}={value}")
         return "-".join(said) or "plain"
 
 
@@ -126,10 +127,12 @@ def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
     """Return ``count`` cases of up to eight rows and five labels each."""
     random = np.random.default_rng(seed)
     keys = _key_columns(shape)
-    rows: dict[str, list[Any]] = {
-        name: [] for name in ("case", *keys, "event", "created", *_FEATURES)
-    }
-    labels: dict[str, list[Any]] = {name: [] for name in ("case", *keys, "at", "n")}
+    rows: dict[str, list[Any]] = {}
+    for name in ("case", *keys, "event", "created", *_FEATURES):
+        rows[name] = []
+    labels: dict[str, list[Any]] = {}
+    for name in ("case", *keys, "at", "n"):
+        labels[name] = []
     draw = _Draw(random)
     for case in range(count):
         moments = int(random.integers(1, _STEPS + 1))
@@ -157,12 +160,10 @@ class _Draw:
         self._random = random
 
     def one(self, values: list[Any], *, null: float) -> Any:
+        if self._random.random() < null:
+            return None
         present = [value for value in values if value is not None]
-        return (
-            None
-            if self._random.random() < null
-            else present[int(self._random.integers(len(present)))]
-        )
+        return present[int(self._random.integers(len(present)))]
 
     def time(self, kind: str, moments: int, *, null: float) -> Any:
         if kind == "none" or self._random.random() < null:
@@ -183,7 +184,9 @@ _TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _micros, "date": _days}
 
 def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
     kind = _KEYS[shape.key]
-    return {"k": kind, "k2": kind} if shape.key in ("pair", "text") else {"k": kind}
+    if shape.key in ("pair", "text"):
+        return {"k": kind, "k2": kind}
+    return {"k": kind}
 
 
 def _cases(
@@ -194,36 +197,50 @@ def _cases(
     random: np.random.Generator,
 ) -> Cases:
     kinds = {"case": pa.int64(), "created": TIMESTAMP, "n": pa.int64()}
-    kinds |= {name: kind for name, (kind, _) in (_FEATURES | keys).items()}
-    kinds["event"] = pa.date32() if shape.time == "date" else TIMESTAMP
-    kinds["at"] = pa.date32() if shape.label_time == "date" else TIMESTAMP
-    table = pa.table({name: pa.array(values, kinds[name]) for name, values in rows.items()})
-    drop = [*(["event"] if shape.time == "none" else []), *([] if shape.created else ["created"])]
-    table = table.drop(drop) if drop else table
-    places = ["case", *keys, *(name for name in ("event", "created") if name in table.column_names)]
+    kinds |= {"event": TIMESTAMP, "at": TIMESTAMP}
+    for name, (kind, _) in (_FEATURES | keys).items():
+        kinds[name] = kind
+    step = timedelta(microseconds=1)
+    if shape.time == "date":
+        kinds["event"] = pa.date32()
+        step = timedelta(days=1)
+    if shape.label_time == "date":
+        kinds["at"] = pa.date32()
+    roles: dict[str, Any] = {
+        "primary_key": ("case", *keys),
+        "event_time": "event",
+        "created_time": "created",
+        "ttl": None,
+    }
+    table, places = _table(rows, kinds), ["case", *keys]
+    if shape.time == "none":
+        table, roles["event_time"] = table.drop(["event"]), None
+    else:
+        places.append("event")
+    if shape.created:
+        places.append("created")
+    else:
+        table, roles["created_time"] = table.drop(["created"]), None
+    if shape.ttl is not None:
+        roles["ttl"] = shape.ttl * step
     if shape.unique:
         table = _one_row_each(table, places)
     table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
-    step = timedelta(days=1) if shape.time == "date" else timedelta(microseconds=1)
-    roles = {
-        "primary_key": ("case", *keys),
-        "event_time": None if shape.time == "none" else "event",
-        "created_time": "created" if shape.created else None,
-        "ttl": None if shape.ttl is None else shape.ttl * step,
-    }
-    options = {
-        "created_time_filter": shape.waits,
-        "how": shape.how,
-        "label_time": _micros(3) if shape.fixed else "at",
-    }
+    options = {"created_time_filter": shape.waits, "how": shape.how, "label_time": "at"}
+    if shape.fixed:
+        options["label_time"] = _micros(3)
     return Cases(
         rows=table,
-        labels=pa.table({name: pa.array(values, kinds[name]) for name, values in labels.items()}),
+        labels=_table(labels, kinds),
         roles=roles,
         options=options,
         features=tuple(_FEATURES),
         unique=shape.unique,
     )
+
+
+def _table(columns: dict[str, list[Any]], kinds: dict[str, pa.DataType]) -> pa.Table:
+    return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
 def _one_row_each(table: pa.Table, places: list[str]) -> pa.Table:

@@ -117,9 +117,9 @@ class TypeConformance:
         assert same(found.sort_by("id").to_pylist(), table.to_pylist())
 
     def test_an_empty_stream_keeps_its_schema(self, engine: Engine, tmp_path: Path) -> None:
-        schema = pa.schema(
-            [("id", pa.int64()), *((name, kind) for name, (kind, _) in VALUES.items())]
-        )
+        schema = pa.schema([("id", pa.int64())])
+        for name, (kind, _) in VALUES.items():
+            schema = schema.append(pa.field(name, kind))
         path = str(tmp_path / "table")
         engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
         assert engine.stream(engine.read_table(path, schema=schema)).read_all().schema == schema
@@ -131,7 +131,10 @@ class TypeConformance:
 
 
 def _side_by_side(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Table:
-    """Return a table with a column of each type; the shorter ones end in nulls, so that every column has one."""
+    """Return a table with a column of each type.
+
+    The shorter ones end in nulls, so that every column has one.
+    """
     rows = 1 + max(len(given) for _, given in values.values())
     columns = {"id": pa.array(range(rows), pa.int64())}
     for name, (kind, given) in values.items():
@@ -142,8 +145,8 @@ def _side_by_side(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Tab
 def _changed_columns(found: pa.Table, wanted: pa.Table) -> list[str]:
     """Return the columns whose values are not the same, rows in the order of ``id``."""
     found = found.sort_by("id")
-    return [
-        name
-        for name in wanted.column_names
-        if not same(found[name].to_pylist(), wanted[name].to_pylist())
-    ]
+    changed = []
+    for name in wanted.column_names:
+        if not same(found[name].to_pylist(), wanted[name].to_pylist()):
+            changed.append(name)
+    return changed

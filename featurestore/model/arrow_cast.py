@@ -147,12 +147,11 @@ def _list_of(offsets: Any, values: pa.Array, kind: pa.DataType, like: pa.Array) 
 
 
 def _struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    fields = [kind.field(index) for index in range(kind.num_fields)]
+    fields = list(map(kind.field, range(kind.num_fields)))
     given = {array.type.field(index).name: index for index in range(array.type.num_fields)}
-    if set(given) != {field.name for field in fields}:
-        raise pa.ArrowInvalid(
-            f"fields {sorted(given)} where {[field.name for field in fields]} are expected"
-        )
+    expected = [field.name for field in fields]
+    if set(given) != set(expected):
+        raise pa.ArrowInvalid(f"fields {sorted(given)} where {expected} are expected")
     children = array.flatten()  # unlike ``field``, nulls of the struct are nulls of its fields
     parts = [cast_array(children[given[field.name]], field.type) for field in fields]
     return pa.StructArray.from_arrays(parts, fields=fields, mask=_nulls(array))
@@ -167,9 +166,7 @@ def _unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     valid = np.asarray(array.is_valid())
     if words[valid, 1:].any():
         raise pa.ArrowInvalid("a value lies outside the range of unsigned 64-bit integers")
-    whole = pa.array(
-        np.where(valid, words[:, 0], 0).astype("u8"), mask=~valid if array.null_count else None
-    )
+    whole = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=_mask(array))
     return whole.cast(kind)
 
 

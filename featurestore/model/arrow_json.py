@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -43,8 +43,7 @@ def type_to_json(kind: pa.DataType) -> Any:
     if pat.is_list(kind):
         return {"list": type_to_json(kind.value_type)}
     if pat.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return {"struct": [{"name": each.name, "type": type_to_json(each.type)} for each in fields]}
+        return {"struct": schema_to_json(map(kind.field, range(kind.num_fields)))}
     raise TypeError(f"{kind} is not a feature type")
 
 
@@ -62,12 +61,10 @@ def type_from_json(data: Any) -> pa.DataType:
         return pa.list_(pa.field("item", type_from_json(data["fixed_size_list"])), data["size"])
     if "list" in data:
         return pa.list_(pa.field("item", type_from_json(data["list"])))
-    return pa.struct(
-        [pa.field(each["name"], type_from_json(each["type"])) for each in data["struct"]]
-    )
+    return pa.struct(list(schema_from_json(data["struct"])))
 
 
-def schema_to_json(schema: pa.Schema) -> list[dict[str, Any]]:
+def schema_to_json(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
     """Return the fields of a schema of feature types as JSON."""
     return [{"name": field.name, "type": type_to_json(field.type)} for field in schema]
 

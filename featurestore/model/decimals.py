@@ -36,4 +36,7 @@ def decimal_text_length(kind: pa.DataType) -> int:
     >>> decimal_text_length(pa.decimal128(2, 2))
     5
     """
-    return 1 + max(kind.precision, kind.scale + 1) + (1 if kind.scale else 0)
+    digits = max(kind.precision, kind.scale + 1)
+    if kind.scale:
+        return len("-.") + digits
+    return len("-") + digits

@@ -123,7 +123,7 @@ class DriftReport:
             "added": list(self.added),
             "removed": list(self.removed),
             "retyped": list(self.retyped),
-            "features": [_feature_json(each) for each in self.features],
+            "features": list(map(_feature_json, self.features)),
         }
 
     @classmethod
@@ -140,7 +140,7 @@ class DriftReport:
             after=data["after"],
             rows_before=data["rows_before"],
             rows_after=data["rows_after"],
-            features=tuple(_feature_from(each) for each in data["features"]),
+            features=tuple(map(_feature_from, data["features"])),
             added=tuple(data["added"]),
             removed=tuple(data["removed"]),
             retyped=tuple(data["retyped"]),

@@ -60,8 +60,11 @@ class FeatureGroupSpec:
         >>> FeatureGroupSpec("weather", 1, schema, ("origin",), event_time="day").upsert_key
         ('origin', 'day')
         """
-        times = tuple(name for name in (self.event_time, self.created_time) if name is not None)
-        return (*self.primary_key, *times)
+        key = list(self.primary_key)
+        for name in (self.event_time, self.created_time):
+            if name is not None:
+                key.append(name)
+        return tuple(key)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -71,7 +74,10 @@ class FeatureGroupSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""
-        return {
+        ttl = None
+        if self.ttl is not None:
+            ttl = format_duration(self.ttl)
+        data = {
             "format": 1,
             "name": self.name,
             "version": self.version,
@@ -80,18 +86,23 @@ class FeatureGroupSpec:
             "event_time": self.event_time,
             "created_time": self.created_time,
             "partition_by": list(self.partition_by),
-            "ttl": None if self.ttl is None else format_duration(self.ttl),
-            "expectations": [dict(each) for each in self.expectations],
+            "ttl": ttl,
+            "expectations": list(map(dict, self.expectations)),
             "validation": self.validation,
             "statistics": self.statistics,
             "job": self.job,
             "event_time_tolerance": format_duration(self.event_time_tolerance),
-            **({} if self.compact is None else {"compact": self.compact}),
         }
+        if self.compact is not None:
+            data["compact"] = self.compact
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FeatureGroupSpec:
         """Return the spec that ``to_json`` wrote."""
+        ttl = None
+        if data["ttl"] is not None:
+            ttl = parse_duration(data["ttl"])
         return cls(
             name=data["name"],
             version=data["version"],
@@ -100,7 +111,7 @@ class FeatureGroupSpec:
             event_time=data["event_time"],
             created_time=data["created_time"],
             partition_by=tuple(data["partition_by"]),
-            ttl=None if data["ttl"] is None else parse_duration(data["ttl"]),
+            ttl=ttl,
             expectations=tuple(data["expectations"]),
             validation=data["validation"],
             statistics=data["statistics"],

@@ -86,7 +86,9 @@ class JsonObject:
 
     def optional_text(self, name: str) -> str | None:
         """Return a text, or None where there is null or nothing."""
-        return None if self.data.get(name) is None else self.text(name)
+        if self.data.get(name) is None:
+            return None
+        return self.text(name)
 
     def number(self, name: str, *, least: int = 0, most: int = LARGEST) -> int:
         """Return a whole number within bounds."""
@@ -120,7 +122,7 @@ class JsonObject:
         """Return an array of whole numbers from 0."""
         values = dict(zip(map(str, range(LARGEST)), self.array(name), strict=False))
         elements = JsonObject(values, self._place(name))
-        return tuple(elements.number(place) for place in values)
+        return tuple(map(elements.number, values))
 
     def real(self, name: str) -> float:
         """Return a number."""
@@ -135,7 +137,10 @@ class JsonObject:
         >>> JsonObject({"a": 1}).each(JsonObject.number)
         {'a': 1}
         """
-        return {name: read(self, name) for name in self.data}
+        values = {}
+        for name in self.data:
+            values[name] = read(self, name)
+        return values
 
     def object(self, name: str) -> JsonObject:
         """Return an object."""

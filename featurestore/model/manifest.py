@@ -244,7 +244,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return list(map(_plain, value))
     return value
 
 
@@ -253,8 +253,11 @@ def _manifest(data: JsonObject) -> Manifest:
         name = check_name(data.text("name"), noun="training dataset")
     except InvalidName as error:
         raise MalformedJson(error.message) from error
-    dropped = None if data.data.get("dropped_rows") is None else data.number("dropped_rows")
-    plan = None if data.get("plan") is None else data.object("plan").data
+    dropped, plan = None, None
+    if data.data.get("dropped_rows") is not None:
+        dropped = data.number("dropped_rows")
+    if data.get("plan") is not None:
+        plan = data.object("plan").data
     return Manifest(
         name=name,
         version=data.number("version", least=1),
@@ -264,13 +267,13 @@ def _manifest(data: JsonObject) -> Manifest:
         split_rule=data.object("split_rule").data,
         block_rows=data.number("block_rows", least=1),
         compression=data.optional_text("compression"),
-        columns=tuple(_column(each) for each in data.objects("columns")),
+        columns=tuple(map(_column, data.objects("columns"))),
         layout=data.object("layout").data,
-        splits=tuple(_split(each) for each in data.objects("splits")),
-        files=tuple(_file(each) for each in data.objects("files")),
+        splits=tuple(map(_split, data.objects("splits"))),
+        files=tuple(map(_file, data.objects("files"))),
         plan=plan,
         plan_hash=data.optional_text("plan_hash"),
-        sources=tuple(_source(each) for each in data.objects("sources")),
+        sources=tuple(map(_source, data.objects("sources"))),
         reproducible=data.flag("reproducible"),
         reproducible_reason=data.optional_text("reproducible_reason"),
         description=data.text("description"),
@@ -315,7 +318,7 @@ def _split(data: JsonObject) -> ManifestSplit:
         name=name,
         rows=data.number("rows"),
         bytes=data.number("bytes"),
-        shards=tuple(_shard(each) for each in data.objects("shards")),
+        shards=tuple(map(_shard, data.objects("shards"))),
         nulls=data.object("nulls").each(JsonObject.number),
         label_counts=data.object("label_counts").each(_counts),
         label_weights=data.object("label_weights").each(_weights),
@@ -337,7 +340,7 @@ def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
 
 def _shard(data: JsonObject) -> ManifestShard:
     file = _file(data)
-    sidecars = tuple(_file(each) for each in data.objects("sidecars"))
+    sidecars = tuple(map(_file, data.objects("sidecars")))
     return ManifestShard(
         file.path, data.number("first_row"), data.number("rows"), file.bytes, file.sha256, sidecars
     )

@@ -57,7 +57,10 @@ class Output:
 
 @dataclass(frozen=True)
 class RowSample:
-    """A share of the rows: those whose hash over the columns ``by`` lies below ``fraction`` of all hashes."""
+    """A share of the rows.
+
+    Those whose hash over the columns ``by`` lies below ``fraction`` of all hashes.
+    """
 
     fraction: float
     seed: int
@@ -133,17 +136,22 @@ class FeaturePlan:
         if self.filters:
             extra["filters"] = list(self.filters)
         if self.samples:
-            extra["samples"] = [{**asdict(each), "by": list(each.by)} for each in self.samples]
+            extra["samples"] = list(map(_sample_json, self.samples))
         if self.left_renames:
-            extra["left_renames"] = [asdict(each) for each in self.left_renames]
+            extra["left_renames"] = list(map(asdict, self.left_renames))
+        left, fixed_time = None, None
+        if self.left_source is not None:
+            left = self.left_source.to_json()
+        if self.fixed_time is not None:
+            fixed_time = self.fixed_time.isoformat()
         return extra | {
-            "left": None if self.left_source is None else self.left_source.to_json(),
+            "left": left,
             "left_columns": list(self.left_columns),
             "left_time": self.left_time,
-            "fixed_time": None if self.fixed_time is None else self.fixed_time.isoformat(),
+            "fixed_time": fixed_time,
             "how": self.how,
             "created_time_filter": self.created_time_filter,
-            "joins": [_join_json(join) for join in self.joins],
+            "joins": list(map(_join_json, self.joins)),
             "columns": list(self.columns),
         }
 
@@ -165,7 +173,8 @@ class FeaturePlan:
             sources.append(self.left_source)
         if self.left_plan is not None:
             sources += self.left_plan.sources
-        sources += [join.source for join in self.joins]
+        for join in self.joins:
+            sources.append(join.source)
         return tuple(sources)
 
     def left_column(self, name: str) -> str:
@@ -178,8 +187,11 @@ class FeaturePlan:
     @property
     def left_outputs(self) -> tuple[Output, ...]:
         """The left columns that the result holds, in its order."""
-        left = set(self.left_columns)
-        return tuple(Output(self.left_column(name), name) for name in self.columns if name in left)
+        left, outputs = set(self.left_columns), []
+        for name in self.columns:
+            if name in left:
+                outputs.append(Output(self.left_column(name), name))
+        return tuple(outputs)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -196,7 +208,8 @@ class FeaturePlan:
         if self.left_plan is not None:
             columns += self.left_plan.keys
         for join in self.joins:
-            columns += [left for left, _ in join.on]
+            for left, _ in join.on:
+                columns.append(left)
         return self._named(tuple(dict.fromkeys(columns)))
 
     @property
@@ -209,7 +222,9 @@ class FeaturePlan:
         if self.left_time is None:
             return None
         names = self._named((self.left_time,))
-        return names[0] if names else None
+        if not names:
+            return None
+        return names[0]
 
     @property
     def rows(self) -> int | None:
@@ -244,7 +259,7 @@ class FeaturePlan:
         >>> plan.select(["temp"]).columns
         ('temp',)
         """
-        schema = pa.schema([self.schema.field(name) for name in columns])
+        schema = pa.schema(list(map(self.schema.field, columns)))
         if self.cuts_rows:  # a filter may look at any column
             return replace(self, columns=tuple(columns), schema=schema)
         joins = []
@@ -290,12 +305,19 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _sample_json(sample: RowSample) -> dict[str, Any]:
+    return {**asdict(sample), "by": list(sample.by)}
+
+
 def _join_json(join: Join) -> dict[str, Any]:
+    ttl = None
+    if join.ttl is not None:
+        ttl = join.ttl // timedelta(microseconds=1)
     return {
         "source": join.source.to_json(),
-        "on": [list(pair) for pair in join.on],
-        "outputs": [asdict(output) for output in join.outputs],
+        "on": list(map(list, join.on)),
+        "outputs": list(map(asdict, join.outputs)),
         "event_time": join.event_time,
         "created_time": join.created_time,
-        "ttl_us": None if join.ttl is None else join.ttl // timedelta(microseconds=1),
+        "ttl_us": ttl,
     }

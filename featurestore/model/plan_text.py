@@ -30,7 +30,8 @@ def describe(plan: FeaturePlan) -> str:
         lines += ["", f"sample     {share}, seed {sample.seed}"]
     if plan.notes:
         lines.append("")
-    lines += [f"note       {note}" for note in plan.notes]
+    for note in plan.notes:
+        lines.append(f"note       {note}")
     return "\n".join(lines) + "\n"
 
 
@@ -151,7 +152,8 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
     if plan.left_source is not None:
         columns = [output.column for output in plan.left_outputs]
         for join in plan.joins:
-            columns += [left for left, _ in join.on]
+            for left, _ in join.on:
+                columns.append(left)
         if plan.left_time is not None:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
@@ -160,7 +162,8 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
         for time in (join.event_time, join.created_time):
             if time is not None:
                 columns.append(time)
-        columns += [output.column for output in join.outputs]
+        for output in join.outputs:
+            columns.append(output.column)
         yield join.source, list(dict.fromkeys(columns))
 
 
@@ -178,7 +181,10 @@ def _held(source: Source, columns: Sequence[str]) -> int | None:
 
 
 def _width(schema: pa.Schema, columns: Sequence[str]) -> int:
-    return sum(_bytes_of(schema.field(name).type) for name in columns)
+    width = 0
+    for name in columns:
+        width += _bytes_of(schema.field(name).type)
+    return width
 
 
 def _bytes_of(kind: pa.DataType) -> int:

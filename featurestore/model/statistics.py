@@ -203,7 +203,7 @@ class Statistics:
                 "exact": self.exact,
                 "seed": self.seed,
             },
-            "columns": [_column_json(each) for each in self.columns],
+            "columns": list(map(_column_json, self.columns)),
             "pearson": _correlations_json(self.pearson),
             "spearman": _correlations_json(self.spearman),
         }
@@ -222,7 +222,7 @@ class Statistics:
         with parsing("statistics"):
             return cls(
                 rows=data["rows"],
-                columns=tuple(_column_from(each) for each in data["columns"]),
+                columns=tuple(map(_column_from, data["columns"])),
                 pearson=_correlations_from("pearson", data["pearson"]),
                 spearman=_correlations_from("spearman", data["spearman"]),
                 sample_rows=data["sample"]["rows"],
@@ -272,7 +272,7 @@ def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | No
         return None
     return {
         "columns": list(correlations.columns),
-        "matrix": [list(row) for row in correlations.matrix],
+        "matrix": list(map(list, correlations.matrix)),
     }
 
 
@@ -281,4 +281,4 @@ def _correlations_from(
 ) -> Correlations | None:
     if data is None:
         return None
-    return Correlations(method, tuple(data["columns"]), tuple(tuple(row) for row in data["matrix"]))
+    return Correlations(method, tuple(data["columns"]), tuple(map(tuple, data["matrix"])))

@@ -188,10 +188,14 @@ def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
     mine, theirs = _fields(narrow), _fields(wide)
-    if [field.name for field in mine] != [field.name for field in theirs]:
+    if len(mine) != len(theirs):
         return False
-    pairs = zip(mine, theirs, strict=True)
-    return all(widens(field.type, other.type) for field, other in pairs)
+    for field, other in zip(mine, theirs, strict=True):
+        if field.name != other.name:
+            return False
+        if not widens(field.type, other.type):
+            return False
+    return True
 
 
 def _integer_range(kind: pa.DataType) -> tuple[int, int]:
@@ -232,7 +236,7 @@ def _struct(given: pa.DataType) -> pa.DataType | None:
 
 
 def _fields(struct: pa.StructType) -> list[pa.Field]:
-    return [struct.field(index) for index in range(struct.num_fields)]
+    return list(map(struct.field, range(struct.num_fields)))
 
 
 def _is_any_list(kind: pa.DataType) -> bool:

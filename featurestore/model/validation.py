@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -101,7 +102,7 @@ class ValidationReport:
             "rows_quarantined": self.rows_quarantined,
             "delta_version": self.delta_version,
             "run_id": self.run_id,
-            "results": [_result_json(each) for each in self.results],
+            "results": list(map(_result_json, self.results)),
             "details": plain_json(self.details),
         }
 
@@ -114,7 +115,7 @@ class ValidationReport:
             policy=data["policy"],
             time=datetime.fromisoformat(data["time"]),
             rows=data["rows"],
-            results=tuple(_result_from(each) for each in data["results"]),
+            results=tuple(map(_result_from, data["results"])),
             rows_quarantined=data["rows_quarantined"],
             delta_version=data["delta_version"],
             run_id=data["run_id"],
@@ -133,7 +134,9 @@ def plain_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if value - value == 0 else None
+        if not math.isfinite(value):
+            return None
+        return value
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -141,9 +144,11 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain_json(each) for each in value]
+        return list(map(plain_json, value))
     item = getattr(value, "item", None)
-    return plain_json(item()) if callable(item) else str(value)
+    if callable(item):
+        return plain_json(item())
+    return str(value)
 
 
 def _result_json(result: ExpectationResult) -> dict[str, Any]:
@@ -170,8 +175,10 @@ def describe(expectation: Mapping[str, Any]) -> str:
     >>> describe({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}})
     "expect_column_values_to_not_be_null(column='age')"
     """
-    kwargs = expectation.get("kwargs", {})
-    arguments = [f"{key}={value!r}" for key, value in kwargs.items() if value is not None]
+    arguments = []
+    for key, value in expectation.get("kwargs", {}).items():
+        if value is not None:
+            arguments.append(f"{key}={value!r}")
     return f"{expectation['type']}({', '.join(arguments)})"
 
 

@@ -86,7 +86,7 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
         "rows": found.rows,
         "bytes": found.bytes,
         "seconds": found.seconds,
-        "inputs": [vars(each) for each in found.inputs],
+        "inputs": list(map(vars, found.inputs)),
     }
     show_text(context, str(found), data=data)
 

@@ -176,8 +176,8 @@ class _RowCounts:
             first = self._page[-1][0]
             self._rows_of_files = {}
             if first > 0:
-                before = read_snapshot(self._path, first - 1)
-                self._rows_of_files = {file.log_path: file.rows for file in before.files}
+                for file in read_snapshot(self._path, first - 1).files:
+                    self._rows_of_files[file.log_path] = file.rows
             for _, actions in self._page:
                 for add in log.actions_of(actions, "add"):
                     self._rows_of_files[add["path"]] = rows_of(self._path, add)

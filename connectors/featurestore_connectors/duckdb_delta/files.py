@@ -96,7 +96,10 @@ def write(
     with database.cursor() as cursor:
         target = sqltext.text(folder)
         written = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})").fetchall()
-    found = [_new_file(row, schema, partition_by) for row in written if row[1]]
+    found = []
+    for row in written:
+        if row[1]:
+            found.append(_new_file(row, schema, partition_by))
     return sorted(found, key=lambda file: (os.path.dirname(file.path), _number(file.path)))
 
 

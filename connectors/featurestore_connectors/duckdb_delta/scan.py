@@ -90,7 +90,11 @@ def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema
 
 def _only(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
     """Return the columns of a schema that have these names, in their order."""
-    return pa.schema([field for field in schema if field.name in names])
+    fields = []
+    for field in schema:
+        if field.name in names:
+            fields.append(field)
+    return pa.schema(fields)
 
 
 def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[str]) -> str:

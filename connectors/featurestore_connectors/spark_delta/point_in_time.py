@@ -160,7 +160,9 @@ class _Compiled:
 
         if "event" not in times:
             return None
-        eligible = [times[role] for role in self.rule.eligible_from]
+        eligible = []
+        for role in self.rule.eligible_from:
+            eligible.append(times[role])
         if len(eligible) == 1:
             return eligible[0]
         return F.greatest(*eligible)

@@ -11,8 +11,9 @@ import pyarrow.types as pat
 def cast_bytes(array: Any, kind: pa.DataType) -> Any:
     """Return an array as another type, as ``array.cast`` does.
 
-    pyarrow 14 reads beyond the array, and ends the process, when it casts a slice of bytes of one length that has no
-    nulls, alone or inside lists and structs; so such an array is copied first, which removes its offset.
+    pyarrow 14 reads beyond the array, and ends the process, when it casts a slice of bytes of one
+    length that has no nulls, alone or inside lists and structs; so such an array is copied first,
+    which removes its offset.
 
     >>> letters = pa.array([b"ab", b"cd", b"ef"], pa.binary(2))
     >>> cast_bytes(letters.slice(1), pa.large_binary()).to_pylist()

@@ -66,6 +66,9 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return the definition as a JSON object that ``from_json`` reads back equal."""
+        start = None
+        if self.start is not None:
+            start = self.start.isoformat()
         told = {
             "name": self.name,
             "kind": self.kind,
@@ -74,7 +77,7 @@ class JobSpec:
             "inputs": dict(self.inputs),
             "code": self.code,
             "window": _text(self.window),
-            "start": None if self.start is None else self.start.isoformat(),
+            "start": start,
             "lookback": _text(self.lookback),
             "allowed_lateness": _text(self.allowed_lateness),
             "timezone": self.timezone,

@@ -158,7 +158,9 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
     for join in plan.joins:
-        columns = [key for _, key in join.on]
+        columns = []
+        for _, key in join.on:
+            columns.append(key)
         for time in (join.event_time, join.created_time):
             if time is not None:
                 columns.append(time)

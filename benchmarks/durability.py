@@ -1,4 +1,6 @@
-"""What it costs that commits are on disk when a call returns: inserts with full and with fast durability, in turns.
+"""What it costs that commits are on disk when a call returns.
+
+Inserts with full and with fast durability, in turns.
 
 python benchmarks/durability.py [--quick]
 """

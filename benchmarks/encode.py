@@ -1,7 +1,9 @@
-"""Encoding and decoding of TFRecord alone, on one core: our format beside tf.train.Example and parse_example.
+"""Encoding and decoding of TFRecord alone, on one core.
 
-Rows a second, medians of 5. Wall time is what counts on a quiet machine; processor time is printed beside it, because
-it is what remains comparable on a busy one.
+Our format beside tf.train.Example and parse_example.
+
+Rows a second, medians of 5. Wall time is what counts on a quiet machine; processor time is printed
+beside it, because it is what remains comparable on a busy one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""Export of training datasets: whole exports against tf.train.Example and DuckDB COPY, memory. Medians, one run.
+"""Export of training datasets.
+
+Whole exports against tf.train.Example and DuckDB COPY, memory. Medians, one run.
 
 python benchmarks/export.py [--quick] [--trials 5] [--only tfrecord parquet petastorm cores memory]
 
-Encoding alone has its own program, encode.py. Each comparison asserts that the rows are equal before it is timed.
+Encoding alone has its own program, encode.py. Each comparison asserts that the rows are equal
+before it is timed.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ def table(rows: int, columns: int = 25, *, first: int = 0) -> pa.Table:
 
 
 class Seconds(NamedTuple):
-    """What a work took: on a clock, and of the processors, which remains comparable on a busy machine."""
+    """What a work took.
+
+    On a clock, and of the processors, which remains comparable on a busy machine.
+    """
 
     clock: float
     processor: float

@@ -1,4 +1,6 @@
-"""Feature groups against the bare libraries: create, read, upsert, stream, open. Ratios in one run, medians of 5.
+"""Feature groups against the bare libraries.
+
+Create, read, upsert, stream, open. Ratios in one run, medians of 5.
 
 python benchmarks/feature_groups.py [--quick] [--only create read upsert stream open]
 """

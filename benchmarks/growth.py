@@ -1,10 +1,11 @@
 """Growth stays flat: what calls cost after many commits, among many groups, behind many windows.
 
-python benchmarks/growth.py [--commits 10000] [--groups 10000] [--windows 100000] [--only writes reads groups jobs]
+python benchmarks/growth.py [--commits 10000] [--groups 10000] [--windows 100000] [--only writes
+reads groups jobs]
 
-Every figure is the ratio of two medians of one run: the long store against the short one. Commits are written by the
-engine's own commit code, without syncing to disk and without audits, so that 10,000 of them take a minute; what is
-measured are the public calls.
+Every figure is the ratio of two medians of one run: the long store against the short one. Commits
+are written by the engine's own commit code, without syncing to disk and without audits, so that
+10,000 of them take a minute; what is measured are the public calls.
 """
 
 from __future__ import annotations
@@ -165,7 +166,10 @@ def _grown(store: FeatureStore, name: str, count: int) -> Calls:
 
 
 def reads(store: FeatureStore, options: argparse.Namespace) -> None:
-    """Measure reads of the same rows: in 10 commits, in many small ones that merge by themselves, and in one file."""
+    """Measure reads of the same rows.
+
+    In 10 commits, in many small ones that merge by themselves, and in one file.
+    """
     every = options.commits // 10 * ROWS
     for name, appends, rows in (("few", 10, every), ("many", options.commits, ROWS)):
         new_group(store, name, rows=rows, compact="auto", statistics=False)

@@ -1,4 +1,7 @@
-"""Speed of the row hash, the tie hash and the canonical bytes: rows a second on one core, medians of 5."""
+"""Speed of the row hash, the tie hash and the canonical bytes.
+
+Rows a second on one core, medians of 5.
+"""
 
 from __future__ import annotations
 

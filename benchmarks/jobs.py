@@ -1,15 +1,17 @@
-"""Jobs over real flights: a backfill of 1,000 hourly windows against its bare parts, and what a window in Python costs.
+"""Jobs over real flights.
+
+A backfill of 1,000 hourly windows against its bare parts, and what a window in Python costs.
 
 python benchmarks/jobs.py [--quick] [--trials 6]
 
-The query: ``backfill_job`` on 1,000 windows that no run has seen, into a group that exists, from the call to its return
-(lease, plan, pinned inputs, query, staging, event times, strict validation, one commit, lineage, watermark), against
-its bare parts: DuckDB is opened, the same query runs over the same Parquet files and the same range, and deltalake
-writes its rows as a new table. Both see each range of time once; the first trial is left out, and the median of the
-others counts.
+The query: ``backfill_job`` on 1,000 windows that no run has seen, into a group that exists, from
+the call to its return (lease, plan, pinned inputs, query, staging, event times, strict validation,
+one commit, lineage, watermark), against its bare parts: DuckDB is opened, the same query runs over
+the same Parquet files and the same range, and deltalake writes its rows as a new table. Both see
+each range of time once; the first trial is left out, and the median of the others counts.
 
-The Python job: the time of a backfill of hourly windows less that of its function called on the same cuts of the same
-table with its result fetched, by window.
+The Python job: the time of a backfill of hourly windows less that of its function called on the
+same cuts of the same table with its result fetched, by window.
 """
 
 from __future__ import annotations

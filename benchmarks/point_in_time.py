@@ -1,11 +1,14 @@
-"""Point-in-time retrieval against hand-written queries and other libraries: medians in one run, equal results.
+"""Point-in-time retrieval against hand-written queries and other libraries.
 
-python benchmarks/point_in_time.py                         duckdb engine against a hand-written ASOF query
-python benchmarks/point_in_time.py --peers                 also pandas.merge_asof and polars join_asof
-python benchmarks/point_in_time.py --feast                 also Feast, in an environment of its own (made if need be)
-python benchmarks/point_in_time.py --memory                peak memory, and the wide shape with a quarter of its size
-python benchmarks/point_in_time.py --spark                 the spark engine against a range join with row_number
-python benchmarks/point_in_time.py --quick --only wide     a tenth of the rows, some shapes
+Medians in one run, equal results.
+
+python benchmarks/point_in_time.py                         duckdb engine against a hand-written ASOF
+query python benchmarks/point_in_time.py --peers                 also pandas.merge_asof and polars
+join_asof python benchmarks/point_in_time.py --feast                 also Feast, in an environment
+of its own (made if need be) python benchmarks/point_in_time.py --memory                peak memory,
+and the wide shape with a quarter of its size python benchmarks/point_in_time.py --spark
+the spark engine against a range join with row_number python benchmarks/point_in_time.py --quick
+--only wide     a tenth of the rows, some shapes
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Shape:
-    """Labels and groups; ``limit`` is the most that ours may take of the hand-written query's time, if any is set."""
+    """Labels and groups.
+
+    ``limit`` is the most that ours may take of the hand-written query's time, if any is set.
+    """
 
     name: str
     labels: pa.Table
@@ -96,7 +102,8 @@ def rows(
 def wide(scale: float, *, name: str = "w", seed: int = 0) -> Group:
     random = np.random.default_rng(seed)
     count, keys = int(5_000_000 * scale), int(200_000 * scale)
-    # Different microseconds for every row: no ties, so that the hand-written query has one right answer.
+    # Different microseconds for every row: no ties, so that the hand-written query has one right
+    # answer.
     times = START + random.permutation(count) * (DAYS * 86_400_000_000 // count)
     return Group(name, rows(random, random.integers(0, keys, count), times))
 
@@ -228,7 +235,10 @@ def by_hand(shape: Shape, place: Path, *, memory: str | None = None) -> Callable
 
 
 def by_range(shape: Shape, place: Path) -> Callable[[], pa.Table]:
-    """Return the rule itself as a query: all rows known at the label's time, of them the greatest. Slow."""
+    """Return the rule itself as a query.
+
+    All rows known at the label's time, of them the greatest. Slow.
+    """
     import duckdb
 
     connection = duckdb.connect()
@@ -313,7 +323,8 @@ def in_turns(
 ) -> dict[str, float]:
     """Return the median seconds of each, measured in turns after one run to warm up.
 
-    Under ``"<name> cpu"`` also the median of processor seconds, which other work on the machine disturbs less.
+    Under ``"<name> cpu"`` also the median of processor seconds, which other work on the machine
+    disturbs less.
     """
     seconds: dict[str, list[float]] = {}
     for trial in range(trials + 1):
@@ -407,7 +418,10 @@ def _child(what: str, shape_name: str, place: Path) -> int:
 
 
 def child(what: str, place: Path) -> None:
-    """Print by how many MiB one run lets the process grow; labels and libraries are there before, groups on disk."""
+    """Print by how many MiB one run lets the process grow.
+
+    Labels and libraries are there before, groups on disk.
+    """
     from pyarrow import parquet
 
     table = parquet.read_table(place / LABELS)
@@ -550,7 +564,10 @@ def spark(shape: Shape, place: Path, *, slow_peer: bool) -> None:
 
 
 def _processor_of_all() -> float:
-    """Return the processor seconds of this process and all below it: the JVM and its Python workers."""
+    """Return the processor seconds of this process and all below it.
+
+    The JVM and its Python workers.
+    """
     parents, seconds = {}, {}
     for each in Path("/proc").iterdir():
         if each.name.isdigit():

@@ -1,9 +1,13 @@
-"""Speed of the readers beside their peers: medians of 5 interleaved rounds, rows a second into tf.data tensors.
+"""Speed of the readers beside their peers.
 
-    python benchmarks/read.py [--quick] [--only tables,petastorm,workers,starts,shards,mixing] [--rows 1000000]
+Medians of 5 interleaved rounds, rows a second into tf.data tensors.
 
-Every dataset is consumed inside the graph (``reduce``), so the loop costs the same for all. Beside the rows a second
-stands the processor time of a row over all threads, which other programs on the machine disturb less.
+    python benchmarks/read.py [--quick] [--only tables,petastorm,workers,starts,shards,mixing]
+    [--rows 1000000]
+
+Every dataset is consumed inside the graph (``reduce``), so the loop costs the same for all. Beside
+the rows a second stands the processor time of a row over all threads, which other programs on the
+machine disturb less.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ import pyarrow as pa
 BATCH = 1024
 ROUNDS = 5
 
-# Makes ready what is not measured; returns a number of rows and what reads them and says when the last one came.
+# Makes ready what is not measured; returns a number of rows and what reads them and says when the
+# last one came.
 Start = Callable[[], tuple[int, Callable[[], float]]]
 
 
@@ -41,7 +46,10 @@ Start = Callable[[], tuple[int, Callable[[], float]]]
 
 
 def table(rows: int, columns: int) -> pa.Table:
-    """Return int64, float32, float64 and text columns as 10 : 12 : 2 : 1; labels and ids besides."""
+    """Return int64, float32, float64 and text columns as 10 : 12 : 2 : 1.
+
+    Labels and ids besides.
+    """
     random = np.random.default_rng(0)
     share = columns // 25
     arrays: dict[str, pa.Array] = {"id": pa.array(np.arange(rows))}
@@ -95,7 +103,10 @@ def iterate(batches: Iterable[Any]) -> float:
 
 
 def race(contestants: Mapping[str, Start], *, rounds: int) -> dict[str, Any]:
-    """Return medians of rows/s and processor nanoseconds a row; each round runs all contestants once."""
+    """Return medians of rows/s and processor nanoseconds a row.
+
+    Each round runs all contestants once.
+    """
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
     costs: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
@@ -174,7 +185,10 @@ def parse_example(td: Any, *, shuffle: bool, files: int | None) -> Start:
 
 
 def memory_map(td: Any, folder: Path) -> Start:
-    """The ceiling: the same columns, already as numpy arrays in one uncompressed file, into tensors."""
+    """The ceiling.
+
+    The same columns, already as numpy arrays in one uncompressed file, into tensors.
+    """
     import tensorflow as tf
 
     reader = td.reader("train", global_batch_size=BATCH, shuffle=False)
@@ -457,7 +471,10 @@ def shards(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def mixing(rows: int) -> dict[str, Any]:
-    """How well windows mix, beside a full shuffle: labels as the hash deals them, and sorted, the worst case."""
+    """How well windows mix, beside a full shuffle.
+
+    Labels as the hash deals them, and sorted, the worst case.
+    """
     from featurestore.readers.order import ReaderOrder
 
     random = np.random.default_rng(0)
@@ -489,7 +506,10 @@ def mixing(rows: int) -> dict[str, Any]:
 
 
 def spread(batches: Any, labels: Any) -> float:
-    """Return the standard deviation of the batches' mean label; ``labels`` stand in canonical order."""
+    """Return the standard deviation of the batches' mean label.
+
+    ``labels`` stand in canonical order.
+    """
     return float(np.std(labels[batches].mean(axis=1)))
 
 

@@ -1,9 +1,11 @@
-"""Statistics against DuckDB's SUMMARIZE and corr, the gate against bare Great Expectations. Ratios in one run.
+"""Statistics against DuckDB's SUMMARIZE and corr, the gate against bare Great Expectations.
+
+Ratios in one run.
 
 python benchmarks/validation_and_statistics.py [--quick] [--only statistics memory gate spark]
 
-The data of the statistics is one Parquet folder that both sides read; the gate and the bare library get the same
-columns. Before it is timed, each comparison asserts that both sides found the same.
+The data of the statistics is one Parquet folder that both sides read; the gate and the bare library
+get the same columns. Before it is timed, each comparison asserts that both sides found the same.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ BATCH = 65_536
 
 
 def batch(rows: int, start: int) -> pa.Table:
-    """Twenty columns: an id, a time, 10 floats (two with nulls), 4 whole numbers, a flag, 3 texts."""
+    """Twenty columns.
+
+    An id, a time, 10 floats (two with nulls), 4 whole numbers, a flag, 3 texts.
+    """
     random = np.random.default_rng(start)
     base = random.normal(size=rows)
     data: dict[str, Any] = {
@@ -77,7 +82,10 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def in_turns(trials: int, *calls: Callable[[], object]) -> list[float]:
-    """Return the median time of each call; they run in turns, so that a busy machine hits all alike."""
+    """Return the median time of each call.
+
+    They run in turns, so that a busy machine hits all alike.
+    """
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(trials):
         for taken, call in zip(times, calls, strict=True):

@@ -51,7 +51,10 @@ class UnsupportedLocation(FeatureStoreError, ValueError):
 
 
 class UnsupportedTable(FeatureStoreError, ValueError):
-    """A Delta table uses a feature that the store does not know; reading it would give wrong rows."""
+    """A Delta table uses a feature that the store does not know.
+
+    Reading it would give wrong rows.
+    """
 
 
 class LocationNotWritable(FeatureStoreError, OSError):
@@ -79,7 +82,10 @@ class StorageError(FeatureStoreError, OSError):
 
 
 class PublicationWarning(UserWarning):
-    """A write landed, and something after it went wrong; recovery finishes the rest, nothing is to be repeated."""
+    """A write landed, and something after it went wrong.
+
+    Recovery finishes the rest, nothing is to be repeated.
+    """
 
 
 class TableDamaged(StorageError):

@@ -1,7 +1,8 @@
 """Hold the limits of density: scripts/density.py FOLDER...
 
-Counts conditional expressions and comprehensions for each 1,000 lines of code (docstrings, comments and blank
-lines are none), and lists conditional expressions inside others and statements with several comprehensions.
+Counts conditional expressions and comprehensions for each 1,000 lines of code (docstrings, comments
+and blank lines are none), and lists conditional expressions inside others and statements with
+several comprehensions.
 """
 
 from __future__ import annotations

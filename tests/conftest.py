@@ -1,8 +1,8 @@
 """Fixtures that every room's tests share, and the rules for the one Spark session of a run.
 
-Spark tests carry the marker ``spark`` (set by itself where a test asks for the fixture), run last, and under
-xdist share one group, so that one worker holds the only session. Without Java they are skipped, and the last lines
-say so; with ``CI=true`` a missing Java is a failure.
+Spark tests carry the marker ``spark`` (set by itself where a test asks for the fixture), run last,
+and under xdist share one group, so that one worker holds the only session. Without Java they are
+skipped, and the last lines say so; with ``CI=true`` a missing Java is a failure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ OPTIONAL = (
 SKIPPED_SPARK = "Spark suite skipped"
 
 
-# Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout has the last word.
+# Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout
+# has the last word.
 settings.register_profile(
     "house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -177,7 +178,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 
 
 def _write_times(terminalreporter: Any) -> None:
-    """Say where the time went: the slowest tests with their fixtures, and the sum of each folder."""
+    """Say where the time went.
+
+    The slowest tests with their fixtures, and the sum of each folder.
+    """
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -216,7 +220,10 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def command_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Run ``featurestore`` with words in this process; it has to end with ``code``. Returns what it printed."""
+    """Run ``featurestore`` with words in this process.
+
+    It has to end with ``code``. Returns what it printed.
+    """
     from featurestore.cli.main import main
 
     def call(*words: str, code: int = 0) -> Any:
@@ -239,14 +246,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from featurestore_connectors.spark_delta import configure_session
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # A session started inside Python reads this variable and not spark.pyspark.python; else workers are PATH's python3.
+    # A session started inside Python reads this variable and not spark.pyspark.python; else workers
+    # are PATH's python3.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.driver.memory": "2g",
         # Tests are over before the second compiler and the parallel collector pay off.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
-        # Nor does it pay to compile a query for ten rows, or to plan it twice. The tests that start a Spark of their
-        # own (on a cluster, by spark-submit, from the engine) have what users have.
+        # Nor does it pay to compile a query for ten rows, or to plan it twice. The tests that start
+        # a Spark of their own (on a cluster, by spark-submit, from the engine) have what users
+        # have.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",

@@ -1,4 +1,7 @@
-"""Each command has a line in docs/cli.md, a help text and an example; each public call is on its reference page."""
+"""Each command has a line in docs/cli.md, a help text and an example.
+
+Each public call is on its reference page.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Files are opened in one package: whatever reads or writes one goes through ``featurestore.storage``."""
+"""Files are opened in one package.
+
+Whatever reads or writes one goes through ``featurestore.storage``.
+"""
 
 from __future__ import annotations
 

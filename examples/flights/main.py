@@ -1,4 +1,7 @@
-"""Runs the whole example: raw tables, feature groups, point-in-time features, training datasets, two workers, proof."""
+"""Runs the whole example.
+
+Raw tables, feature groups, point-in-time features, training datasets, two workers, proof.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-"""Feature jobs as an Airflow DAG: every five minutes what is due, the hours before the days that are made of them.
+"""Feature jobs as an Airflow DAG.
 
-Airflow only says when; which windows are due, what failed and what came late is known to the feature store.
+Every five minutes what is due, the hours before the days that are made of them.
+
+Airflow only says when; which windows are due, what failed and what came late is known to the
+feature store.
 """
 
 from __future__ import annotations

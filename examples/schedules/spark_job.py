@@ -1,4 +1,6 @@
-"""Runs a job on a Spark cluster: spark-submit --master spark://host:7077 --packages io.delta:delta-spark_2.13:4.0.1 \\
+"""Runs a job on a Spark cluster.
+
+Spark-submit --master spark://host:7077 --packages io.delta:delta-spark_2.13:4.0.1 \\
     examples/schedules/spark_job.py /srv/features origin_traffic [start end]
 
 The engine starts its session in the Spark of spark-submit, with all that Delta and the store need.

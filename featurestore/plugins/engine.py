@@ -132,7 +132,9 @@ class TableWrite:
 
 
 class Engine(Protocol):
-    """What an engine does for the store. Every implementation passes ``featurestore.testing.EngineConformance``.
+    """What an engine does for the store.
+
+    Every implementation passes ``featurestore.testing.EngineConformance``.
 
     **Laziness.** Methods that return a ``Relation`` compute no rows, except ``stage``, which writes
     them, and ``from_arrow`` where the rows have to be shipped. What can be known without rows is

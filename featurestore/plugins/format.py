@@ -130,7 +130,9 @@ class PlaneReader(Protocol):
     def __call__(
         self, records: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]], start: int = 0
     ) -> None:
-        """Write columns of records (n, record_bytes) into ``array[row, start : start + n]``, one array for each group.
+        """Write columns of records (n, record_bytes) into ``array[row, start .
+
+        Start + n]``, one array for each group.
 
         The arrays are contiguous.
         """

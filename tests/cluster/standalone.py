@@ -1,4 +1,7 @@
-"""A Spark standalone cluster on this machine: one master and two workers, from the files of the pip package."""
+"""A Spark standalone cluster on this machine.
+
+One master and two workers, from the files of the pip package.
+"""
 
 from __future__ import annotations
 

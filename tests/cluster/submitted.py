@@ -1,4 +1,7 @@
-"""What a user hands to spark-submit: a program that calls the library; prints what it saw as JSON."""
+"""What a user hands to spark-submit: a program that calls the library.
+
+Prints what it saw as JSON.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ class Sum(Accumulator[tuple[int, frozenset[int]], tuple[int, frozenset[int]]]):
 
 @dataclass(frozen=True)
 class Write:
-    """Writes the ids of a shard atomically; shard 3 fails at its first attempt, after its file is there."""
+    """Writes the ids of a shard atomically.
+
+    Shard 3 fails at its first attempt, after its file is there.
+    """
 
     folder: str
 
@@ -125,7 +131,10 @@ def export(store: FeatureStore) -> dict[str, list[str]]:
 
 
 def main(folder: str, location: str, example: str, *job: str) -> None:
-    """Do everything in one Spark application: the engine, a training dataset, and the program of the example."""
+    """Do everything in one Spark application.
+
+    The engine, a training dataset, and the program of the example.
+    """
     engine = SparkEngine()
     answer = work(engine, folder)
     answer["shards"] = export(featurestore.connect(location, engine=engine))

@@ -1,4 +1,7 @@
-"""The Spark engine on a real standalone cluster: one application does all that the tests look at."""
+"""The Spark engine on a real standalone cluster.
+
+One application does all that the tests look at.
+"""
 
 from __future__ import annotations
 

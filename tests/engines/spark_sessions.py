@@ -1,4 +1,7 @@
-"""A process with a Spark session that the engine starts, then with a plain one; prints what it saw as JSON."""
+"""A process with a Spark session that the engine starts, then with a plain one.
+
+Prints what it saw as JSON.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def engine() -> Iterator[DuckDBEngine]:
 
 
 def interrupted(call: Callable[[], Any], *, after: Callable[[], bool], step: int) -> bool:
-    """Run a call and interrupt it at the given bytecode of the engine after a condition; False when it ended before.
+    """Run a call and interrupt it at the given bytecode of the engine after a condition.
+
+    False when it ended before.
 
     A signal is handled between two bytecodes, so this is every moment at which Ctrl-C can arrive.
     """

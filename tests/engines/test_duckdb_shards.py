@@ -1,4 +1,7 @@
-"""Rows of shards that fit in memory are sorted there, others by DuckDB: the writers see the same rows in one order."""
+"""Rows of shards that fit in memory are sorted there, others by DuckDB.
+
+The writers see the same rows in one order.
+"""
 
 from __future__ import annotations
 

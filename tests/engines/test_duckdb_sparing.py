@@ -1,4 +1,7 @@
-"""Exports keep DuckDB small, so that the memory of the machine is the user's; a limit that the user chose stays."""
+"""Exports keep DuckDB small, so that the memory of the machine is the user's.
+
+A limit that the user chose stays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Delta tables of the DuckDB engine: what other readers see, races between processes, full disks, damage."""
+"""Delta tables of the DuckDB engine.
+
+What other readers see, races between processes, full disks, damage.
+"""
 
 from __future__ import annotations
 

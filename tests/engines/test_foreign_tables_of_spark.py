@@ -1,4 +1,7 @@
-"""Tables as Spark makes them with the features of Delta: both engines read the same rows, or refuse by the same name."""
+"""Tables as Spark makes them with the features of Delta.
+
+Both engines read the same rows, or refuse by the same name.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tables that Spark makes for itself, with features that the store does not write: both engines read them alike."""
+"""Tables that Spark makes for itself, with features that the store does not write.
+
+Both engines read them alike.
+"""
 
 from __future__ import annotations
 
@@ -118,7 +121,8 @@ def test_a_folder_of_a_partition_may_hold_a_colon(engines: list[Engine], tmp_pat
     added = add(path, "at=12:30/part-0.parquet", rows, partitionValues={"at": "12:30"})
     commit(path, 1, {"add": {**added["add"], "path": in_log}})
     assert [read(engine, path) for engine in engines] == [wanted, wanted]
-    # Delta wants paths to be URIs; one that is none is read here, and refused by Spark with its name.
+    # Delta wants paths to be URIs; one that is none is read here, and refused by Spark with its
+    # name.
     commit(path, 2, {"remove": {"path": in_log, "dataChange": True}}, added)
     assert read(engines[1], path) == wanted
     with pytest.raises(UnsupportedTable, match=r"no URI: .*at=12:30/part-0\.parquet"):

@@ -1,4 +1,7 @@
-"""Commits of Spark on a POSIX file system: they are links, so none replaces that of another writer."""
+"""Commits of Spark on a POSIX file system.
+
+They are links, so none replaces that of another writer.
+"""
 
 from __future__ import annotations
 

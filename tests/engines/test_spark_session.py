@@ -117,7 +117,8 @@ def test_an_own_session_is_configured_and_one_without_delta_is_refused() -> None
         "FEATURESTORE_SPARK_MASTER": "local[1]",
         "FEATURESTORE_SPARK_DRIVER_MEMORY": "700m",
     }
-    # A python3 on the PATH that is not ours: workers must run the interpreter of the driver all the same.
+    # A python3 on the PATH that is not ours: workers must run the interpreter of the driver all the
+    # same.
     program = str(HERE / "spark_sessions.py")
     result = subprocess.run(
         [sys.executable, program], env=env, capture_output=True, text=True, timeout=540, check=False

@@ -1,4 +1,7 @@
-"""Delta tables of the Spark engine, beyond the suite of all engines: races, settings, struct nulls, damage."""
+"""Delta tables of the Spark engine, beyond the suite of all engines.
+
+Races, settings, struct nulls, damage.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The flights example on a slice: the same rows on both engines, and the whole job from raw tables to proof."""
+"""The flights example on a slice.
+
+The same rows on both engines, and the whole job from raw tables to proof.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 {"store": path, "write": name, "at": n, "action": a, "stays": bool}
     -> {"status": exit status, "error": text, "calls": calls that changed files}
-``at`` = 0 counts only; ``action`` is a signal, or the negative of an errno. A write that was stopped is answered by
-{"stopped": true}, and goes on at the next line, whatever that says.
+``at`` = 0 counts only; ``action`` is a signal, or the negative of an errno. A write that was
+stopped is answered by {"stopped": true}, and goes on at the next line, whatever that says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def serve() -> None:
 
     import featurestore_connectors.duckdb_delta  # noqa: F401
 
-    # Threads of the libraries would not survive a fork: nothing has been opened yet, so there are none.
+    # Threads of the libraries would not survive a fork: nothing has been opened yet, so there are
+    # none.
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         answer = trial(json.loads(line))
@@ -62,7 +63,10 @@ def trial(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wait(child: int) -> int:
-    """Wait for the end of a process; one that was stopped is told of, and goes on at the next line."""
+    """Wait for the end of a process.
+
+    One that was stopped is told of, and goes on at the next line.
+    """
     while True:
         _, status = os.waitpid(child, os.WUNTRACED)
         if not os.WIFSTOPPED(status):

@@ -1,8 +1,11 @@
-"""Every public write under every fault: the store opens, shows the old or the new state, and the call can be repeated.
+"""Every public write under every fault.
 
-A preloaded library counts the system calls of a write that change files (create, write, sync, link, rename, remove).
-At the n-th one the process is killed, interrupted as by Ctrl-C, or told that the disk is full. So every prefix of the
-calls of a write is a case; a run takes some of them by a fixed seed, and the long run takes all.
+The store opens, shows the old or the new state, and the call can be repeated.
+
+A preloaded library counts the system calls of a write that change files (create, write, sync, link,
+rename, remove). At the n-th one the process is killed, interrupted as by Ctrl-C, or told that the
+disk is full. So every prefix of the calls of a write is a case; a run takes some of them by a fixed
+seed, and the long run takes all.
 """
 
 from __future__ import annotations
@@ -174,7 +177,10 @@ def test_a_write_that_meets_a_fault_leaves_the_old_or_the_new_state(
 def stopped(
     ask: Any, template: Path, folder: Path, write: str, outcome: Outcome, *, at: int
 ) -> None:
-    """Stop a write, look at the store beside it, and let it go on: it ends as if nothing had been."""
+    """Stop a write, look at the store beside it, and let it go on.
+
+    It ends as if nothing had been.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(template, folder)
     told = ask(folder / "store", write, at=at, action=int(signal.SIGSTOP))
@@ -202,7 +208,10 @@ def test_a_write_that_is_stopped_for_a_while_harms_nothing(
 def test_every_prefix_of_a_write_leaves_the_old_or_the_new_state(
     ask: Ask, unharmed: Unharmed, template: Path, tmp_path: Path, write: str, fault: str
 ) -> None:
-    """All calls of all writes under four faults: about 4,000; prints how many and what went wrong."""
+    """All calls of all writes under four faults: about 4,000.
+
+    Prints how many and what went wrong.
+    """
     outcome = unharmed(write)
     failed = []
     for at in range(1, outcome.calls + 1):

@@ -1,6 +1,9 @@
-"""Every text that may come from elsewhere, changed at random: an answer or an error of the library, nothing else.
+"""Every text that may come from elsewhere, changed at random.
 
-No other traceback, no file outside the location written or removed, none opened that the text names, no process started.
+An answer or an error of the library, nothing else.
+
+No other traceback, no file outside the location written or removed, none opened that the text
+names, no process started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""kill -9 at random points of a write on Spark, and eight writers at once: nothing is lost, nothing doubled."""
+"""kill -9 at random points of a write on Spark, and eight writers at once.
+
+Nothing is lost, nothing doubled.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,8 @@ def test_eight_writers_at_once_lose_nothing_and_repeat_nothing(
             )
 
 
-# One Spark writes into several stores at once, so that one kill ends several writes, each somewhere else.
+# One Spark writes into several stores at once, so that one kill ends several writes, each somewhere
+# else.
 SPARK = """
 import sys, threading
 sys.path.insert(0, {folder!r})
@@ -166,12 +170,16 @@ SETTINGS = {
 }
 
 
-# Where a write is when it is killed: a write on Spark takes as long as the machine likes, so moments would say little.
+# Where a write is when it is killed: a write on Spark takes as long as the machine likes, so
+# moments would say little.
 POINTS = ("begun", "staged", "written", "committed")
 
 
 def reached(location: Path, write: str, point: str) -> bool:
-    """Tell whether a write has come to a point: its rows staged, its files in the table's folder, its commit there."""
+    """Tell whether a write has come to a point.
+
+    Its rows staged, its files in the table's folder, its commit there.
+    """
     group = location / "featuregroups" / ("made" if write == "create" else "g") / "v1"
     if point == "staged":
         return any((location / "_staging").rglob("*.parquet"))
@@ -185,7 +193,10 @@ def reached(location: Path, write: str, point: str) -> bool:
 def spark_trial(
     template: Path, folder: Path, write: str, *, point: str, after: float
 ) -> dict[str, str]:
-    """Kill writers and their JVM some seconds after one came to a point; return what each table is then."""
+    """Kill writers and their JVM some seconds after one came to a point.
+
+    Return what each table is then.
+    """
     locations = {each: folder / each for each in WRITES}
     for location in locations.values():
         shutil.copytree(template, location)

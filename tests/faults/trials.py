@@ -1,8 +1,10 @@
-"""Writers that get killed: a small server that forks one process for each trial, so that a trial takes no start-up.
+"""Writers that get killed.
+
+A small server that forks one process for each trial, so that a trial takes no start-up.
 
 Run as a program; each line of standard input is a JSON object, each answer a line of JSON.
-{"store": path, "write": name, "seed": n, "kill_after": seconds or null} -> {"died": bool, "seconds": s, "error": text}
-{"store": path, "writers": n, "rounds": n} -> {"errors": [text, ...]}
+{"store": path, "write": name, "seed": n, "kill_after": seconds or null} -> {"died": bool,
+"seconds": s, "error": text} {"store": path, "writers": n, "rounds": n} -> {"errors": [text, ...]}
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def serve() -> None:
     import featurestore.store  # noqa: F401
     import featurestore_connectors.duckdb_delta  # noqa: F401
 
-    # Threads of the libraries would not survive a fork: nothing has been opened yet, so there are none.
+    # Threads of the libraries would not survive a fork: nothing has been opened yet, so there are
+    # none.
     warnings.simplefilter("ignore", DeprecationWarning)
     for line in sys.stdin:
         asked = json.loads(line)

@@ -1,4 +1,7 @@
-"""Every public call that writes: what it needs, what it does, and what of a store can be seen afterwards."""
+"""Every public call that writes.
+
+What it needs, what it does, and what of a store can be seen afterwards.
+"""
 
 from __future__ import annotations
 
@@ -284,7 +287,10 @@ def _fingerprint(table: pa.Table) -> str:
 
 
 def _leftovers(location: Path) -> list[str]:
-    """Return what an ended write must not leave: staged rows, datasets without a manifest, temporary files."""
+    """Return what an ended write must not leave.
+
+    Staged rows, datasets without a manifest, temporary files.
+    """
     staging = location / "_staging"
     left = [str(each) for each in staging.iterdir()] if staging.exists() else []
     for version in (location / "trainingdatasets").glob("*/v*"):

@@ -1,4 +1,7 @@
-"""Compaction changes no row; vacuum removes nothing that a training dataset pins, nor the log that describes it."""
+"""Compaction changes no row.
+
+Vacuum removes nothing that a training dataset pins, nor the log that describes it.
+"""
 
 from __future__ import annotations
 

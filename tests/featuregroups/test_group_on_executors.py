@@ -1,4 +1,7 @@
-"""On Spark the rows of a write stay with the executors: this process sees states and counts alone."""
+"""On Spark the rows of a write stay with the executors.
+
+This process sees states and counts alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What happens after a commit landed: it is never reported as a failed write, and the rest is done later."""
+"""What happens after a commit landed.
+
+It is never reported as a failed write, and the rest is done later.
+"""
 
 from __future__ import annotations
 

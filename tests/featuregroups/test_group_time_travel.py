@@ -38,7 +38,10 @@ def test_each_moment_shows_the_data_that_there_was(duckdb_store: FeatureStore) -
 
 
 def test_commits_of_one_second_are_told_apart(duckdb_store: FeatureStore) -> None:
-    """Four commits within a second, two of them within a millisecond: the later of those is what there was."""
+    """Four commits within a second, two of them within a millisecond.
+
+    The later of those is what there was.
+    """
     group = duckdb_store.create_featuregroup(pa.table({"n": [0]}), "g")
     for number in (1, 2, 3):
         group.insert(pa.table({"n": [number]}))

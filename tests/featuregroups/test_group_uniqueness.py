@@ -1,4 +1,7 @@
-"""A commit claims unique keys only where that is proven; readers spare the work for ties exactly there."""
+"""A commit claims unique keys only where that is proven.
+
+Readers spare the work for ties exactly there.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,10 @@ def test_what_was_not_checked_is_not_claimed(duckdb_store: FeatureStore) -> None
 
 
 def test_a_claim_does_not_outlive_a_writer_in_between(duckdb_store: FeatureStore) -> None:
-    """An append that was checked against version 1 lands after another one: it proves nothing any more."""
+    """An append that was checked against version 1 lands after another one.
+
+    It proves nothing any more.
+    """
     group = group_of(duckdb_store)
     session = duckdb_store.session
     base = group.delta_version

@@ -1,4 +1,7 @@
-"""What docs/formats.md and docs/tfrecord-layout.md say is so: their code runs, their JSON is what comes out."""
+"""What docs/formats.md and docs/tfrecord-layout.md say is so.
+
+Their code runs, their JSON is what comes out.
+"""
 
 from __future__ import annotations
 

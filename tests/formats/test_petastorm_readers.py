@@ -45,7 +45,10 @@ def ignore_warnings_of_petastorm() -> Iterator[None]:
 
 
 def dataset(directory: Path, table: pa.Table, *, shards: int) -> tuple[str, Layout]:
-    """Write a table in shards of equal rows with petastorm's metadata; return the URL of the split."""
+    """Write a table in shards of equal rows with petastorm's metadata.
+
+    Return the URL of the split.
+    """
     layout = layout_of(FORMAT, table)
     bounds = [table.num_rows * index // shards for index in range(shards + 1)]
     written = []

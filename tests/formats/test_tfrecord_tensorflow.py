@@ -1,4 +1,7 @@
-"""TensorFlow reads what was written: parse_example, Example.FromString, the graph decoder and our reader agree."""
+"""TensorFlow reads what was written.
+
+Parse_example, Example.FromString, the graph decoder and our reader agree.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +236,10 @@ def test_the_schema_file_is_a_tensorflow_metadata_schema(tmp_path: Path) -> None
 
 
 def metadata_schema() -> Any:
-    """Return an empty Schema message: the parts of tensorflow_metadata/proto/v0/schema.proto that we write."""
+    """Return an empty Schema message.
+
+    The parts of tensorflow_metadata/proto/v0/schema.proto that we write.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="schema.proto", package="v0", syntax="proto2")
     kind = descriptor_pb2.FieldDescriptorProto
     parts: dict[str, list[tuple[str, int, int, str | None, bool]]] = {

@@ -1,4 +1,7 @@
-"""The definition of docs/row-hash.md, value by value in plain Python: slow, and written without the library."""
+"""The definition of docs/row-hash.md, value by value in plain Python.
+
+Slow, and written without the library.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "row-hash.md"
 UTC = dt.UTC
 D = decimal.Decimal
 
-# (as written in the docs, type, value, hash with seed 0).  Never change a line; add lines for new types.
+# (as written in the docs, type, value, hash with seed 0).  Never change a line; add lines for new
+# types.
 VECTORS: list[tuple[str, pa.DataType, Any, int]] = [
     ("null", pa.int64(), None, 0xFE3282CFB8963162),
     ("bool false", pa.bool_(), False, 0xAE8C6B9E91A29992),

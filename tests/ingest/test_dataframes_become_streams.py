@@ -1,4 +1,7 @@
-"""Every kind of dataframe argument becomes an Arrow stream of feature types; what cannot is refused in one message."""
+"""Every kind of dataframe argument becomes an Arrow stream of feature types.
+
+What cannot is refused in one message.
+"""
 
 from __future__ import annotations
 

@@ -159,7 +159,10 @@ def test_lists_become_lists_of_fixed_size_and_back() -> None:
 
 
 def test_lists_without_offsets_are_cast_unread() -> None:
-    """As Spark's Arrow writer sends them: the buffer of offsets is empty, and reading it can end the process."""
+    """As Spark's Arrow writer sends them.
+
+    The buffer of offsets is empty, and reading it can end the process.
+    """
     stored = pa.list_(pa.field("element", pa.int16()))
     bare = pa.Array.from_buffers(
         stored, 0, [None, pa.py_buffer(b"")], 0, children=[pa.array([], pa.int16())]

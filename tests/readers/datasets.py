@@ -36,7 +36,10 @@ def make_dataset(
     keys: Sequence[str] = (),
     compression: str | None = None,
 ) -> Manifest:
-    """Write a dataset and return its manifest; shards differ by at most one row, larger ones first."""
+    """Write a dataset and return its manifest.
+
+    Shards differ by at most one row, larger ones first.
+    """
     tables = table if isinstance(table, Mapping) else {"train": table}
     schema = next(iter(tables.values())).schema
     chosen = find_format(data_format)

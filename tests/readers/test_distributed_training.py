@@ -1,4 +1,7 @@
-"""MultiWorkerMirroredStrategy with real processes: equal steps, the same global batches, kill and resume."""
+"""MultiWorkerMirroredStrategy with real processes.
+
+Equal steps, the same global batches, kill and resume.
+"""
 
 from __future__ import annotations
 

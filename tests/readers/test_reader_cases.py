@@ -1,4 +1,7 @@
-"""The contract over datasets of random shape: rows, shards, blocks, batch size, lanes, workers, epoch."""
+"""The contract over datasets of random shape.
+
+Rows, shards, blocks, batch size, lanes, workers, epoch.
+"""
 
 from __future__ import annotations
 

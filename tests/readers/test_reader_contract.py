@@ -1,4 +1,7 @@
-"""The reader's contract over files: equal steps, exactly once, the same batches from every format and worker count."""
+"""The reader's contract over files.
+
+Equal steps, exactly once, the same batches from every format and worker count.
+"""
 
 from __future__ import annotations
 

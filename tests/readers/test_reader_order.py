@@ -1,4 +1,7 @@
-"""Reader order: every worker the same number of steps, every row once, the same batches for any worker count."""
+"""Reader order.
+
+Every worker the same number of steps, every row once, the same batches for any worker count.
+"""
 
 from __future__ import annotations
 
@@ -189,8 +192,8 @@ def test_epochs_and_seeds_differ_and_seed_zero_is_a_seed() -> None:
     assert read(0, 0) == read(0, 0)
 
 
-# Order version 1 in numbers: (order, epoch) -> the first batch and the SHA-256 of the whole epoch as int64.
-# Never change a line: a new order is a new version.
+# Order version 1 in numbers: (order, epoch) -> the first batch and the SHA-256 of the whole epoch
+# as int64. Never change a line: a new order is a new version.
 GOLDEN_VECTORS: list[tuple[dict[str, Any], int, list[int], str]] = [
     (
         {"rows": 20, "block_rows": 3, "window_rows": 6, "global_batch_size": 4, "lanes": 2},

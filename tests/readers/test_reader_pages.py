@@ -1,4 +1,7 @@
-"""What docs/training.md and docs/reader-order.md say is so: their scripts run, their vectors are the order's."""
+"""What docs/training.md and docs/reader-order.md say is so.
+
+Their scripts run, their vectors are the order's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``tf_dataset``: what the numpy iterator gives, with static shapes, decoded in the graph where records allow."""
+"""``tf_dataset``.
+
+What the numpy iterator gives, with static shapes, decoded in the graph where records allow.
+"""
 
 from __future__ import annotations
 

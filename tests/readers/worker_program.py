@@ -1,8 +1,9 @@
 """One worker of the training tests: python worker_program.py MODE DATASET OUT EPOCHS TIMEOUT.
 
-MODE is "keras" (tf_keras fit with checkpoints in OUT/checkpoints) or "custom" (a loop of its own). Every step
-appends the rows and the loss of this worker to OUT/worker-N.jsonl; the final weights go to OUT/weights-N.json.
-TIMEOUT are the seconds after which a worker that stands still reports. With SLEEP_AT=n the worker stops at step n.
+MODE is "keras" (tf_keras fit with checkpoints in OUT/checkpoints) or "custom" (a loop of its own).
+Every step appends the rows and the loss of this worker to OUT/worker-N.jsonl; the final weights go
+to OUT/weights-N.json. TIMEOUT are the seconds after which a worker that stands still reports. With
+SLEEP_AT=n the worker stops at step n.
 """
 
 from __future__ import annotations

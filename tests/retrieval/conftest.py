@@ -1,4 +1,7 @@
-"""Notes on every test on how many random cases engines agreed with the oracle; the run's last lines add them up."""
+"""Notes on every test on how many random cases engines agreed with the oracle.
+
+The run's last lines add them up.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import pytest
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    # Noted on the test, not counted here: under xdist only what a report carries reaches the process that sums up.
+    # Noted on the test, not counted here: under xdist only what a report carries reaches the
+    # process that sums up.
     before = _cases()
     yield
     for engine, count in (_cases() - before).items():

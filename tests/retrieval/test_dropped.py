@@ -1,4 +1,7 @@
-"""Label rows that inner joins drop are counted and said: in frames, plans, exports and on the command line."""
+"""Label rows that inner joins drop are counted and said.
+
+In frames, plans, exports and on the command line.
+"""
 
 from __future__ import annotations
 

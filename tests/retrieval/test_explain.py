@@ -1,4 +1,7 @@
-"""A value explains itself: which row gave it, since when the table holds it, and why the others lost."""
+"""A value explains itself.
+
+Which row gave it, since when the table holds it, and why the others lost.
+"""
 
 from __future__ import annotations
 

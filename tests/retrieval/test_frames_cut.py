@@ -1,4 +1,7 @@
-"""Frames cut to some of their rows and columns: samples, columns left out, and how many rows are known."""
+"""Frames cut to some of their rows and columns.
+
+Samples, columns left out, and how many rows are known.
+"""
 
 from __future__ import annotations
 

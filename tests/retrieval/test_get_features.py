@@ -1,4 +1,7 @@
-"""get_features through the store: every kind of labels, pinned versions, chained calls, both engines."""
+"""get_features through the store.
+
+Every kind of labels, pinned versions, chained calls, both engines.
+"""
 
 from __future__ import annotations
 

@@ -185,7 +185,10 @@ def test_the_sample_is_the_same_for_one_seed(duckdb_store: FeatureStore) -> None
 
 
 def test_the_leaking_variant_of_the_flights_example_is_caught(duckdb_store: FeatureStore) -> None:
-    """Departures of the hour, stamped when the hour began: a question at 9:30 would see departures until 10:00."""
+    """Departures of the hour, stamped when the hour began.
+
+    A question at 9:30 would see departures until 10:00.
+    """
     departures = flights(days=3)
     labels = pa.table({"machine": departures["machine"], "at": departures["scheduled"]})
 

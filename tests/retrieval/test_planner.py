@@ -1,4 +1,7 @@
-"""Planning is pure: references, names, keys and times are settled, or refused, before anything is read."""
+"""Planning is pure.
+
+References, names, keys and times are settled, or refused, before anything is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How retrievals run: which columns are read, how often rows are sorted, and what happens when memory is short."""
+"""How retrievals run.
+
+Which columns are read, how often rows are sorted, and what happens when memory is short.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +181,10 @@ def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> 
 
 
 def test_retrieval_spills_where_memory_is_short(tmp_path: Path, writer: Engine) -> None:
-    """A quarter of the input's size as DuckDB's memory: the same rows come back as with all of it."""
+    """A quarter of the input's size as DuckDB's memory.
+
+    The same rows come back as with all of it.
+    """
     random = np.random.default_rng(2)
     size, wide = 1_500_000, 10
     base = 1_700_000_000_000_000

@@ -1,6 +1,7 @@
 """Every function and operator that conditions may use, over edge values, on both engines.
 
-The expressions are made from the list of what is allowed, so nothing is allowed that is not compared.
+The expressions are made from the list of what is allowed, so nothing is allowed that is not
+compared.
 """
 
 from __future__ import annotations

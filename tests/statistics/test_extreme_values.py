@@ -1,4 +1,7 @@
-"""Statistics, drift and pictures of values at the ends of every type: of the calendar, of integers, of float64."""
+"""Statistics, drift and pictures of values at the ends of every type.
+
+Of the calendar, of integers, of float64.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pictures: figures without an engine, readable labels, the scale fixed, missing drawn as missing."""
+"""Pictures.
+
+Figures without an engine, readable labels, the scale fixed, missing drawn as missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sorting values together with their places gives numpy's order; counting sorted values gives numpy's histogram."""
+"""Sorting values together with their places gives numpy's order.
+
+Counting sorted values gives numpy's histogram.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Statistics of feature groups: counted at write, merged by appends, stale after upserts, the same on both engines."""
+"""Statistics of feature groups.
+
+Counted at write, merged by appends, stale after upserts, the same on both engines.
+"""
 
 from __future__ import annotations
 

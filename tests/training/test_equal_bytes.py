@@ -1,4 +1,7 @@
-"""One dataset, byte for byte: on either engine, from any number of partitions, with any number of threads."""
+"""One dataset, byte for byte.
+
+On either engine, from any number of partitions, with any number of threads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from featurestore.retrieval import FeatureFrame
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 ROWS = 1500
-# Each stands for a way of writing: one width, offsets beside it, compressed, row groups, row groups by number, text.
+# Each stands for a way of writing: one width, offsets beside it, compressed, row groups, row groups
+# by number, text.
 WAYS = {
     "tfrecord": {"data_format": "tfrecord"},
     "variable": {"data_format": "tfrecord"},

@@ -1,4 +1,7 @@
-"""Cuts and assignment, pure: exactly equal shards in one total order, whatever the ties and batches."""
+"""Cuts and assignment, pure.
+
+Exactly equal shards in one total order, whatever the ties and batches.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Training datasets on each engine: what was asked for is in the files, once, in the stated order and splits."""
+"""Training datasets on each engine.
+
+What was asked for is in the files, once, in the stated order and splits.
+"""
 
 from __future__ import annotations
 

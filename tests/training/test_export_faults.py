@@ -1,4 +1,7 @@
-"""What an export leaves when it is killed, meets a full disk or another export: a whole dataset, or none."""
+"""What an export leaves when it is killed, meets a full disk or another export.
+
+A whole dataset, or none.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +193,10 @@ def test_a_directory_that_cannot_be_synced_after_the_manifest_is_a_warning(
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt at the n-th call of a function of the store; counts calls without ``number``."""
+    """Raises KeyboardInterrupt at the n-th call of a function of the store.
+
+    Counts calls without ``number``.
+    """
 
     def __init__(self, number: int | None = None) -> None:
         self.calls = 0

@@ -1,4 +1,7 @@
-"""Statistics of splits: each partition keeps its share of the samples, and the results are those of all rows."""
+"""Statistics of splits.
+
+Each partition keeps its share of the samples, and the results are those of all rows.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,10 @@ def location(tmp_path: Path, example: Example) -> str:
 
 @pytest.fixture
 def run(location: str, command_line: Callable[..., Any]) -> Run:
-    """Run a command line that has to end with a code; returns what it printed, parsed when it is JSON."""
+    """Run a command line that has to end with a code.
+
+    Returns what it printed, parsed when it is JSON.
+    """
 
     def call(*words: str, code: int = 0, as_json: bool = False) -> Any:
         form = ["--output", "json"] if as_json else []

@@ -1,4 +1,7 @@
-"""Row conditions are data: parsed to a small grammar, compiled here, and never evaluated by a library."""
+"""Row conditions are data.
+
+Parsed to a small grammar, compiled here, and never evaluated by a library.
+"""
 
 from __future__ import annotations
 

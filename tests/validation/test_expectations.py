@@ -1,4 +1,7 @@
-"""Great Expectations behind the interface Validator: every form of expectation, counts and failing rows."""
+"""Great Expectations behind the interface Validator.
+
+Every form of expectation, counts and failing rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Expectations about whole tables: the engine's numbers give what Great Expectations gives on the loaded columns."""
+"""Expectations about whole tables.
+
+The engine's numbers give what Great Expectations gives on the loaded columns.
+"""
 
 from __future__ import annotations
 

@@ -229,8 +229,8 @@ def parse_condition(given: object) -> Condition | None:
     ('age', 'home town')
     >>> parse_condition("age.map(print)")
     Traceback (most recent call last):
-    featurestore.errors.InvalidExpectation: row_condition="age.map(print)" cannot be read: '.map' at character 3.
-    Hint: ...
+    featurestore.errors.InvalidExpectation: row_condition="age.map(print)" cannot be read: '.map' at
+    character 3. Hint: ...
     """
     if given is None or given == "":
         return None

@@ -18,7 +18,10 @@ from featurestore_connectors.petastorm.metadata import METADATA_FILE
 
 
 class SplitFiles(FileSystem):  # type: ignore[misc]
-    """One directory with the shards of a split, read only. Picklable, for petastorm's worker processes."""
+    """One directory with the shards of a split, read only.
+
+    Picklable, for petastorm's worker processes.
+    """
 
     def __init__(self, shards: dict[str, str], metadata: bytes) -> None:
         super().__init__()

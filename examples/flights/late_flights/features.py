@@ -1,4 +1,7 @@
-"""Feature groups of the example, and the computed one: how busy and how late an airport was in the hour before."""
+"""Feature groups of the example, and the computed one.
+
+How busy and how late an airport was in the hour before.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The schedule of the example: how busy and how late an airport was, an hour at a time.
 
-featurestore --location examples/flights/build/store job register examples/flights/late_flights/jobs.py
-featurestore --location examples/flights/build/store job backfill origin_traffic --start 2013-01-01 --end 2013-12-31
+featurestore --location examples/flights/build/store job register
+examples/flights/late_flights/jobs.py featurestore --location examples/flights/build/store job
+backfill origin_traffic --start 2013-01-01 --end 2013-12-31
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ RULES: dict[str, Any] = {
     "description": "Departures of the hour that ended at known_at",
 }
 
-# What happened between 9:00 and 10:00 is stamped 10:00, when it became known, so no question asked earlier can see it.
+# What happened between 9:00 and 10:00 is stamped 10:00, when it became known, so no question asked
+# earlier can see it.
 origin_traffic = featurestore.sql_job(
     "origin_traffic",
     sql=f"""
@@ -43,7 +45,10 @@ origin_traffic = featurestore.sql_job(
 
 @featurestore.job(featuregroup="origin_traffic_by_frames", **RULES)
 def origin_traffic_by_frames(window: Any, departures: Any) -> Any:
-    """Return the same in Narwhals: ``departures`` is DuckDB's relation or Spark's DataFrame, and so is the result."""
+    """Return the same in Narwhals.
+
+    ``departures`` is DuckDB's relation or Spark's DataFrame, and so is the result.
+    """
     return traffic(departures)
 
 

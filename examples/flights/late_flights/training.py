@@ -1,4 +1,7 @@
-"""Training under MultiWorkerMirroredStrategy: one process a worker, each started with its own TF_CONFIG."""
+"""Training under MultiWorkerMirroredStrategy.
+
+One process a worker, each started with its own TF_CONFIG.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ check: $(STAMP) ## run the tests of the inner loop: the core on DuckDB, two minu
 lint: $(STAMP) ## ruff, mypy, import-linter, dead code, density
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports --no-cache
-	scripts/dead-code $(BIN)/vulture
+	scripts/dead-code $(BIN)/vulture && $(BIN)/python scripts/density.py featurestore connectors
 
 docs: $(STAMP) ## build the documentation into site/, warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -48,6 +48,15 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
     """Show splits, shards, columns, sources and hashes of a training dataset."""
     dataset = store(context).get_training_dataset(name, version=version)
     manifest = dataset.manifest
+    columns, losses = [], {}
+    for column in manifest.columns:
+        columns.append(f"{column.name} ({column.role}, {column.tf_type})")
+        if column.loss is not None:
+            losses[column.name] = column.loss
+    shards, labels = {}, {}
+    for split in manifest.splits:
+        shards[split.name] = [shard.path for shard in split.shards]
+        labels[split.name] = split.label_counts
     details = {
         **_overview(dataset),
         "path": dataset.path,
@@ -56,15 +65,11 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         "seed": manifest.seed,
         "key": list(manifest.key),
         "split_rule": manifest.split_rule,
-        "sources": [_source(each) for each in manifest.sources],
-        "columns": [
-            f"{column.name} ({column.role}, {column.tf_type})" for column in manifest.columns
-        ],
-        "losses": {
-            column.name: column.loss for column in manifest.columns if column.loss is not None
-        },
-        "shards": {split.name: [shard.path for shard in split.shards] for split in manifest.splits},
-        "labels": {split.name: split.label_counts for split in manifest.splits},
+        "sources": list(map(_source, manifest.sources)),
+        "columns": columns,
+        "losses": losses,
+        "shards": shards,
+        "labels": labels,
         "label_proportions": dataset.label_proportions,
         "layout": manifest.layout.get("kind"),
         "layout_because": manifest.layout.get("reason"),
@@ -149,12 +154,13 @@ def _source(source: Mapping[str, Any]) -> str:
 
 def _overview(dataset: Any) -> dict[str, Any]:
     manifest = dataset.manifest
+    splits = {split.name: split.rows for split in manifest.splits}
     return {
         "name": manifest.name,
         "version": manifest.version,
         "data_format": manifest.data_format,
-        "rows": sum(split.rows for split in manifest.splits),
-        "splits": {split.name: split.rows for split in manifest.splits},
+        "rows": sum(splits.values()),
+        "splits": splits,
         "reproducible": manifest.reproducible,
         "created": manifest.created,
         "description": manifest.description,

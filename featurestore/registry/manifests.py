@@ -18,16 +18,17 @@ def register(connection: Connection, manifest: Manifest) -> None:
     name, version = manifest.name, manifest.version
     if training_datasets.find(connection, name, version) is not None:
         return
+    rows = sum(split.rows for split in manifest.splits)
     dataset = RegisteredDataset(
         name=name,
         version=version,
         manifest_hash=manifest.content_hash,
         format=manifest.data_format,
-        rows=sum(split.rows for split in manifest.splits),
+        rows=rows,
         description=manifest.description,
         run_id=manifest.run_id,
         created=parse_moment(manifest.created) if manifest.created else None,
-        pins=training_datasets.pins_of(dict(source) for source in manifest.sources),
+        pins=training_datasets.pins_of(map(dict, manifest.sources)),
     )
     training_datasets.add(connection, dataset)
     tags.replace(connection, KIND, name, version, manifest.tags)

@@ -158,15 +158,20 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
     for join in plan.joins:
-        columns = []
-        for _, key in join.on:
-            columns.append(key)
-        for time in (join.event_time, join.created_time):
-            if time is not None:
-                columns.append(time)
-        for output in join.outputs:
-            columns.append(output.column)
-        yield join.source, list(dict.fromkeys(columns))
+        yield join.source, _columns_of(join)
+
+
+def _columns_of(join: Join) -> list[str]:
+    """Return the columns that a join reads of its source: keys, times, features."""
+    columns = []
+    for _, key in join.on:
+        columns.append(key)
+    for time in (join.event_time, join.created_time):
+        if time is not None:
+            columns.append(time)
+    for output in join.outputs:
+        columns.append(output.column)
+    return list(dict.fromkeys(columns))
 
 
 def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:

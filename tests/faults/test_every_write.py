@@ -130,6 +130,8 @@ def unharmed(ask: Ask, template: Path, tmp_path_factory: pytest.TempPathFactory)
 
     @cache
     def outcome(write: str) -> Outcome:
+        if "petastorm" in write:
+            pytest.importorskip("petastorm")
         folder = tmp_path_factory.mktemp("unharmed") / "copy"
         shutil.copytree(template, folder)
         told = ask(folder / "store", write, at=0)

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyarrow.filesystem import FileSystem
 
 from featurestore_connectors.petastorm.metadata import METADATA_FILE
+
+try:
+    from pyarrow.filesystem import FileSystem
+except ModuleNotFoundError:  # a pyarrow that petastorm does not run on: nothing will ask for it
+    FileSystem = object
 
 
 class SplitFiles(FileSystem):  # type: ignore[misc]

@@ -28,7 +28,8 @@ def settle(connection: Connection, location: str, intent: intents.Intent) -> str
         intents.end(connection, intent.run_id)
         return f"an intent was dropped: {error.message}"
     files.remove(stage, below=location)
-    intents.end(connection, intent.run_id)
+    if not files.exists(stage):  # else the disk refused: the next connect tries again
+        intents.end(connection, intent.run_id)
     return f"{what}: {done}"
 
 

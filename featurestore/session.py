@@ -39,10 +39,6 @@ class Session:
         """Return the directory of a training dataset."""
         return self.paths.training_dataset(name, version)
 
-    def staging_path(self, run_id: str) -> str:
-        """Return the staging directory of one run, which the run removes."""
-        return self.paths.stage(run_id)
-
     @property
     def logs_path(self) -> str:
         """Return the directory of log files of jobs."""

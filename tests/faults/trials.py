@@ -1,19 +1,14 @@
-"""Writers that get killed.
-
-A small server that forks one process for each trial, so that a trial takes no start-up.
+"""Writes whose outcome can be told from the rows, and a small server that forks several writers at once.
 
 Run as a program; each line of standard input is a JSON object, each answer a line of JSON.
-{"store": path, "write": name, "seed": n, "kill_after": seconds or null} -> {"died": bool,
-"seconds": s, "error": text} {"store": path, "writers": n, "rounds": n} -> {"errors": [text, ...]}
+{"store": path, "writers": n, "rounds": n} -> {"errors": [text, ...]}
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import time
 import traceback
 import warnings
 from typing import Any
@@ -75,43 +70,8 @@ def serve() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = writers(asked) if "writers" in asked else trial(asked)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.write(json.dumps(writers(asked)) + "\n")
         sys.stdout.flush()
-
-
-def trial(asked: dict[str, Any]) -> dict[str, Any]:
-    ready_reader, ready_writer = os.pipe()
-    error_reader, error_writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        child_main(lambda: one(asked, ready_writer), error_writer)
-    os.close(error_writer)
-    os.close(ready_writer)
-    os.read(ready_reader, 1)
-    start = time.perf_counter()
-    died = False
-    if asked["kill_after"] is not None:
-        time.sleep(asked["kill_after"])
-        died = os.waitpid(child, os.WNOHANG) == (0, 0)
-        if died:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    else:
-        os.waitpid(child, 0)
-    seconds = time.perf_counter() - start
-    with os.fdopen(error_reader) as stream:
-        error = stream.read()
-    os.close(ready_reader)
-    return {"died": died, "seconds": seconds, "error": error}
-
-
-def one(asked: dict[str, Any], ready: int) -> None:
-    import featurestore
-
-    store = featurestore.connect(asked["store"])
-    os.write(ready, b".")
-    write(store, asked["write"])
 
 
 def writers(asked: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def test_a_creation_without_rows_is_removed(duckdb_store: FeatureStore) -> None:
     store.session.engine.create_table(
         path, schema=TABLE.schema, partition_by=(), properties={}, note={}
     )
-    stage = Path(store.session.staging_path("run"))
+    stage = Path(store.session.paths.stage("run"))
     stage.mkdir(parents=True)
     again = featurestore.connect(store.location)
     assert not os.path.exists(path)

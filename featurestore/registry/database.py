@@ -20,6 +20,7 @@ from featurestore.errors import (
     LocationNotWritable,
     RegistryError,
     RegistryTooNew,
+    listing,
     missing_extra,
 )
 from featurestore.registry.rows import LOCATION
@@ -174,13 +175,16 @@ def is_store(directory: str, *, url: str | None = None) -> bool:
 
 
 @cache
-def head_revision() -> str:
-    """Return the newest revision of this release.
-
-    Migration files are named by number, and so are revisions.
-    """
+def _revisions() -> list[str]:
+    """Return the revisions that this release knows, the oldest first; files are named by them."""
     names = files.list_directory(os.path.join(_MIGRATIONS, "versions"))
-    return max(name.split("_")[0] for name in names if name.endswith(".py") and name[0].isdigit())
+    numbered = [name for name in names if name.endswith(".py") and name[0].isdigit()]
+    return sorted(name.split("_")[0] for name in numbered)
+
+
+def head_revision() -> str:
+    """Return the newest revision of this release."""
+    return _revisions()[-1]
 
 
 def revision(registry: Registry) -> str | None:
@@ -206,7 +210,8 @@ def upgrade(registry: Registry) -> str:
     """Bring the database to this release's revision, under a lock; return that revision.
 
     Raises:
-        RegistryTooNew: It is stamped with a revision that this release does not know.
+        RegistryTooNew: It is stamped with a revision after those that this release knows.
+        RegistryError: It is stamped with one from before the first release.
     """
     from alembic import command
     from alembic.config import Config
@@ -222,12 +227,24 @@ def upgrade(registry: Registry) -> str:
                 f"this release knows revisions up to {head}.",
                 hint="pip install --upgrade featurestore",
             )
+        if found is not None and found not in _revisions():
+            raise RegistryError(
+                f"The registry {registry.url} has revision {found}, from before the first release; "
+                f"this release knows {listing(_revisions())}.",
+                hint=_rebuilding(registry),
+            )
         if found != head:
             settings = Config()
             settings.set_main_option("script_location", _MIGRATIONS.replace("%", "%%"))
             settings.attributes["connection"] = connection
             command.upgrade(settings, "head")
     return head
+
+
+def _rebuilding(registry: Registry) -> str:
+    if registry.dialect == "sqlite":
+        return "featurestore registry rebuild"
+    return "empty the database, then featurestore registry rebuild"
 
 
 def _stamped(registry: Registry) -> str | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +13,8 @@ import sqlalchemy as sa
 
 import featurestore
 from featurestore.errors import ConfigurationError, MissingExtra, RegistryError, RegistryTooNew
-from featurestore.registry import intents, open_registry
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import open_registry
 from featurestore.registry.database import head_revision, inspect, revision, upgrade
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
@@ -113,51 +112,19 @@ def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old
     registry.close()
 
 
-@pytest.mark.parametrize("old", ["0001", "0002"])
-def test_writes_that_an_old_release_left_are_settled(tmp_path: Path, old: str) -> None:
-    shutil.copy(ASSETS / f"{old}.db", tmp_path / "registry.db")
-    with sqlite3.connect(tmp_path / "registry.db") as connection:
-        connection.execute(
-            "insert into intents values ('r', 'create', 'g', 1, 'anywhere', 'host', 1, 2, 3)"
-        )
-    connection.close()
+def test_a_registry_from_before_the_first_release_is_refused_and_rebuilt(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
-        with store.session.registry.reading() as reading:
-            assert intents.every(reading) == []
-        assert store.create_featuregroup(pa.table({"x": [1]}), "g").version == 1
-
-
-@pytest.mark.postgres
-def test_rows_of_an_old_postgres_registry_are_kept(tmp_path: Path, postgres_url: str) -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    from featurestore.registry import database, featuregroups
-    from tests.registry.old_registry import SPEC
-
-    settings = Config()
-    settings.set_main_option("script_location", database._MIGRATIONS)
-    engine = sa.create_engine(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
-    with engine.begin() as connection:
-        settings.attributes["connection"] = connection
-        command.upgrade(settings, "0002")
-        spec = json.dumps(SPEC.to_json())
-        for row in (
-            "insert into featuregroups (id, name, version, path, table_id, delta_version, spec, created)"
-            " values (7, 'speeds', 1, 'p', 't', 1, :spec, 0)",
-            "insert into features values (7, 0, 'zone', 'int64', 'key')",
-            "insert into job_states (name, paused, watermark) values ('j', true, 5)",
-        ):
-            connection.execute(sa.text(row), {"spec": spec} if ":spec" in row else {})
-    engine.dispose()
-    registry = open_registry(str(tmp_path), url=postgres_url)
-    with registry.transaction() as connection:
-        assert featuregroups.get(connection, "speeds").spec == SPEC
-        assert connection.execute(sa.text("select count(*) from features")).scalar() == 1
-        assert connection.execute(sa.text("select paused from job_states")).scalar() is True
-        later = replace(SPEC, version=2)
-        assert featuregroups.add(connection, later, table_id="u", delta_version=1) == 8
-    registry.close()
+        store.create_featuregroup(pa.table({"x": [1]}), "g", tags={"team": "roads"})
+    with sqlite3.connect(tmp_path / "registry.db") as connection:
+        connection.execute("update alembic_version set version_num = '0002'")
+    connection.close()
+    with pytest.raises(RegistryError, match=r"revision 0002(.|\n)*featurestore registry rebuild"):
+        featurestore.connect(tmp_path)
+    rebuilt = rebuild(str(tmp_path))
+    assert (rebuilt.featuregroups, rebuilt.unreadable) == (["g@v1"], [])
+    assert rebuilt.moved_away is not None
+    with featurestore.connect(tmp_path) as store:
+        assert store.get_featuregroup_tags("g") == {"team": "roads"}
 
 
 def test_a_damaged_registry_says_what_to_do(tmp_path: Path) -> None:

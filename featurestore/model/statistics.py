@@ -56,8 +56,12 @@ class ColumnStatistics:
     Over all rows: ``count`` (values that are neither null nor NaN), ``nulls``, ``nan``,
     ``infinite`` (part of count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times),
     ``minimum``, ``maximum``, ``lengths``. Infinite values are left out of sum, mean, std, minimum
-    and maximum. From the sample: ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``
-    (``top_complete``: no other value occurs), ``histogram``. Times are ISO 8601 texts in UTC.
+    and maximum. From the sample: ``sampled`` (its rows with a value; None in statistics of older
+    releases), ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``, ``histogram``. Times are
+    ISO 8601 texts in UTC.
+
+    ``top`` are all values where there are at most 100 (``top_complete``), else the 20 that occur
+    most often, those that occur once left out; ``top_share`` says how much of the rows they cover.
     """
 
     name: str
@@ -80,11 +84,29 @@ class ColumnStatistics:
     top: tuple[TopValue, ...] = field(default=(), repr=False)
     top_complete: bool = False
     histogram: Histogram | None = field(default=None, repr=False)
+    sampled: int | None = None
 
     @property
     def missing(self) -> int:
         """Nulls and NaN."""
         return self.nulls + self.nan
+
+    @property
+    def top_share(self) -> float | None:
+        """The share of the sampled values that ``top`` holds; 1.0: ``top`` is complete.
+
+        None where values are not counted one by one, or were not when the statistics were made.
+
+        >>> store.get_featuregroup_statistics("weather").column("origin").top_share
+        1.0
+        """
+        if self.distinct is None:
+            return None
+        if self.top_complete:
+            return 1.0
+        if self.sampled is None:
+            return None
+        return sum(each.count for each in self.top) / max(self.sampled, 1)
 
     def quantile(self, probability: float) -> float | str | None:
         """Return the kept quantile nearest to a probability, None when there are no values.

@@ -18,7 +18,9 @@ def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
     """Return a frame indexed by column name; what does not exist is missing in it, never 0.
 
     Columns: type, kind, role, count, nulls, nan, missing (share of rows), mean, std, min, 25%, 50%,
-    75%, max, sum, distinct, top, top_count, length_min, length_mean, length_max.
+    75%, max, sum, distinct, top, top_count, top_share (share of rows that hold one of the frequent
+    values of ``ColumnStatistics.top``; 1.0: these are all values), length_min, length_mean,
+    length_max.
     """
     try:
         import pandas as pd
@@ -55,6 +57,7 @@ def _row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
         "distinct": column.distinct,
         "top": None,
         "top_count": None,
+        "top_share": column.top_share,
         "length_min": None,
         "length_mean": None,
         "length_max": None,

@@ -6,7 +6,6 @@ exact.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from featurestore.model.statistics import PROBABILITIES
+from featurestore.statistics.bins import counts_between, edges_of
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.moments import CoMoments, weighted_co_moments
@@ -26,7 +26,6 @@ from featurestore.statistics.values import Bools, Values, measured_values
 # Columns of up to so many values keep them all, which makes drift of categories exact.
 MOST_TOP = 100
 _TOP = 20
-_BINS = 30
 _BLOCK = 65_536
 
 
@@ -88,10 +87,10 @@ def _measured(
     if not (weights == 1).all():
         counts = np.add.reduceat(weights[order], first)
     ends = np.cumsum(counts)
-    edges = _edges(column, low, high)
+    edges = edges_of(column, unique, low=low, high=high)
     bins = None
     if edges is not None:
-        bins = _bins(unique, ends, edges)
+        bins = counts_between(unique, ends, edges)
     ranks = None
     if column.kind != "time":
         ranks = (_mid_ranks(order, runs, counts, ends), values.present)
@@ -190,33 +189,6 @@ def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ..
         between = low + (high - low) * share
     is_value = (share == 0) | (lower == upper) | ~np.isfinite(between)
     return tuple(np.where(is_value, low, between).tolist())
-
-
-def _edges(column: CountedColumn, low: Any, high: Any) -> tuple[float, ...] | None:
-    """Return equal bins from minimum to maximum; whole numbers of a small range get a bin each."""
-    if low is None or high is None or not math.isfinite(float(high) - float(low)):
-        return None
-    if column.kind != "time" and isinstance(low, int) and high - low < _BINS:
-        return tuple(each - 0.5 for each in range(low, high + 2))
-    if low == high:
-        return (low - 0.5, high + 0.5)
-    edges = np.linspace(float(low), float(high), _BINS + 1)
-    if not np.all(np.diff(edges) > 0):
-        return None
-    return tuple(edges.tolist())
-
-
-def _bins(
-    unique: NDArray[Any], ends: NDArray[np.int64], edges: tuple[float, ...]
-) -> NDArray[np.int64]:
-    """Return the rows in each bin [left, right), as numpy's histogram does.
-
-    The last bin has its right edge, too.
-    """
-    values = unique.astype(np.float64)
-    positions = np.searchsorted(values, edges)
-    positions[-1] = np.searchsorted(values, edges[-1], side="right")
-    return np.diff(np.where(positions > 0, ends[positions - 1], 0))
 
 
 def rank_correlations(

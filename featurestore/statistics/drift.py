@@ -118,7 +118,9 @@ class _Side:
 
     @property
     def sampled(self) -> float:
-        """How many values the sample has, nearly."""
+        """How many values the sample has; nearly, in statistics of older releases."""
+        if self.column.sampled is not None:
+            return max(self.column.sampled, 1)
         sampled = self.table.sample_rows / max(self.table.rows, 1)
         return max(self.column.count * sampled, 1.0)
 

@@ -153,6 +153,7 @@ def _sampled(
         "distinct_exact": exact,
         "top": tuple(top),
         "top_complete": distribution.top_complete,
+        "sampled": distribution.rows,
     }
     if column.measured:
         shown = partial(_computed, column=column, counts=counts)

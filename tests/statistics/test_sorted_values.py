@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from featurestore.statistics.distribution import _bins
+from featurestore.statistics.bins import counts_between
 from featurestore.statistics.sorting import _short_words, ascending
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
@@ -67,4 +67,4 @@ def test_bins_are_those_of_numpy(found: list[tuple[int, int]]) -> None:
     unique, counts = (np.array(each) for each in zip(*found, strict=True))
     edges = tuple(np.linspace(-40.0, 40.0, 31))
     expected, _ = np.histogram(unique.astype(np.float64), bins=np.array(edges), weights=counts)
-    assert _bins(unique, np.cumsum(counts), edges).tolist() == expected.tolist()
+    assert counts_between(unique, np.cumsum(counts), edges).tolist() == expected.tolist()

@@ -261,3 +261,26 @@ def test_statistics_travel_as_json_of_their_schema(found: Statistics) -> None:
 def test_an_unknown_column_is_answered_with_those_that_exist(found: Statistics) -> None:
     with pytest.raises(FeatureNotFound, match="'plain'"):
         found.column("plan")
+
+
+def test_frequent_values_say_how_much_of_the_rows_they_cover() -> None:
+    names = np.repeat(np.arange(500), np.arange(500, 0, -1)).astype(str)
+    found = statistics_of(
+        pa.table({"name": names, "few": names == "1", "list": [[1]] * len(names)})
+    )
+    name = found.column("name")
+    assert (len(name.top), name.top_complete, name.sampled) == (20, False, len(names))
+    assert name.top_share == pytest.approx(sum(range(481, 501)) / len(names))
+    assert found.column("few").top_share == 1.0
+    assert found.column("list").top_share is None
+    sampled = statistics_of(pa.table({"name": names, "n": np.arange(len(names))}), limit=1000)
+    share = sampled.column("name").top_share
+    assert sampled.column("name").sampled == 1000
+    assert share == pytest.approx(name.top_share, abs=0.06)
+
+
+def test_statistics_of_older_releases_have_no_share_that_they_cannot_know() -> None:
+    names = np.repeat(np.arange(500), 3).astype(str)
+    written = statistics_of(pa.table({"name": names})).to_json()
+    del written["columns"][0]["sampled"]
+    assert Statistics.from_json(written).column("name").top_share is None

@@ -131,6 +131,10 @@ class VersionNotFound(FeatureStoreError, LookupError):
     """No Delta version at or before the moment that was asked for."""
 
 
+class VersionVacuumed(VersionNotFound):
+    """The data files of a Delta version were removed by a vacuum; says which can be read."""
+
+
 class PinnedByTrainingDataset(FeatureStoreError, RuntimeError):
     """A training dataset depends on the data that was to be removed."""
 

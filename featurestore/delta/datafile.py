@@ -1,11 +1,11 @@
-"""Data files as the log names them: where they are, what they hold, whether they are there."""
+"""Data files as the log names them: where they are, and what they hold."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from featurestore.delta import protocol
-from featurestore.delta.log import FileState, damaged_file, unreadable_file
+from featurestore.delta.log import damaged_file
 from featurestore.errors import TableDamaged
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
@@ -67,17 +67,6 @@ def order_of_writing(file: DataFile) -> tuple[int, str]:
     """Return the key that sorts the files of a table in the order of their commits."""
     # Files of one commit share their time, and writers number them.
     return file.modified, file.log_path
-
-
-def check_files(files: Iterable[DataFile]) -> None:
-    """Raise TableDamaged when a data file is missing or of another size than the log says."""
-    for file in files:
-        try:
-            size = FileState.of(file.path).size
-        except OSError as error:
-            raise unreadable_file(file.path, error) from error
-        if size != file.bytes:
-            raise damaged_file(file.path, f"has {size} bytes where the log says {file.bytes}")
 
 
 def file_path(path: str, log_path: str) -> str:

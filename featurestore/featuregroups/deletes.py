@@ -10,7 +10,7 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
-from featurestore.recovery.pins import pinned_by, pinned_by_exports
+from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports
 from featurestore.session import Session
 from featurestore.sql import fix_clock, predicate
 
@@ -57,13 +57,15 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     if version is None:
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
     name, version = resolve(session, name, version)
-    if not force:
-        _refuse_pinned(session, name, version)
-    with in_flight(session, kind="delete", name=name, version=version) as run:
-        with session.registry.transaction() as connection:
-            groups.forget(connection, name, version)
-        groups.remove_files(session.paths, name, version)
-        run.registered = True
+    with in_flight(session, kind=RECLAIM, name=name, version=version) as looking:
+        if not force:
+            _refuse_pinned(session, name, version)
+        with in_flight(session, kind="delete", name=name, version=version) as run:
+            with session.registry.transaction() as connection:
+                groups.forget(connection, name, version)
+            groups.remove_files(session.paths, name, version)
+            run.registered = True
+        looking.registered = True
 
 
 def _refuse_pinned(session: Session, name: str, version: int) -> None:

@@ -17,7 +17,7 @@ from featurestore.model.durations import parse_duration
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.recovery.pins import pinned_versions
+from featurestore.recovery.pins import RECLAIM, pinned_versions
 from featurestore.session import Session
 from featurestore.storage.publication import after_publication
 
@@ -66,7 +66,7 @@ def vacuum(
     group = open_group(session, name, version)
     oldest = utc_now() - parse_duration(retain, argument="retain")
     spec = group.spec
-    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
+    with in_flight(session, kind=RECLAIM, name=spec.name, version=spec.version) as run:
         pinned = pinned_versions(session, spec.name, spec.version)
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
         advance(session, spec, latest_version(group.path), run=run)

@@ -2,27 +2,47 @@
 
 No vacuum takes the files of a pinned version. A finished dataset pins by its manifest and by the
 registry; an export in flight by a file in its stage, written before it reads.
+
+What removes files of older versions (a vacuum, a deletion) and what pins them exclude each other as
+in Dekker's algorithm: each says first what it is about to do, and then looks at what the other has
+said. The one records its intent ``RECLAIM`` and then reads the pins; the other writes its pins and
+then waits for the intents that it finds. So either the pins are seen, and their files stay, or the
+intent is seen, and the export looks at its files when that has ended.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from time import sleep
 from typing import Any
 
-from featurestore.delta.datafile import check_files
+from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetNotFound
+from featurestore.errors import (
+    DatasetDamaged,
+    StorageError,
+    TrainingDatasetNotFound,
+    WriteConflict,
+)
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.plan import Source
+from featurestore.model.times import utc_now
+from featurestore.recovery import owners
 from featurestore.recovery.in_flight import InFlight
 from featurestore.recovery.owners import Store
 from featurestore.registry import intents, training_datasets
+from featurestore.registry.intents import Intent
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
+# The kind of the intent of a vacuum, and of a deletion that has not begun to remove.
+RECLAIM = "reclaim"
 _FILE = "sources.json"
+_PAUSE_SECONDS = 0.1
+_LONGEST_WAIT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, order=True)
@@ -34,8 +54,15 @@ class PinnedVersion:
     delta_version: int
 
 
-def pin(write: InFlight, sources: Iterable[Source]) -> None:
-    """Pin the Delta versions that an export is about to read, until it ends."""
+def pin(store: Store, write: InFlight, sources: Sequence[Source]) -> None:
+    """Pin the Delta versions that an export is about to read, until it ends.
+
+    A vacuum or deletion of these groups that is at work already is waited for.
+
+    Raises:
+        VersionVacuumed: It took files of a version; nothing was written.
+        WriteConflict: It did not end.
+    """
     pinned = []
     for source in sources:
         pinned.append(
@@ -46,16 +73,51 @@ def pin(write: InFlight, sources: Iterable[Source]) -> None:
             }
         )
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
+    groups = {(source.spec.name, source.spec.version) for source in sources}
+    for reclaim in _reclaiming(store, groups):
+        _wait_for(store, reclaim)
+    check_pinned(sources)
 
 
 def check_pinned(sources: Iterable[Source]) -> None:
-    """Make sure, just before publication, that every file of the pinned versions is still there.
+    """Make sure that every file of the pinned versions is there.
 
     Raises:
-        TableDamaged: A vacuum that began before the export has removed one; nothing was published.
+        VersionVacuumed: A vacuum has removed one.
+        TableDamaged: A file, or a whole table, is missing.
     """
     for source in sources:
-        check_files(read_snapshot(source.path, source.delta_version).files)
+        check_files(read_snapshot(source.path, source.delta_version))
+
+
+def _reclaiming(store: Store, groups: Collection[tuple[str, int]]) -> list[Intent]:
+    """Return the intents of vacuums and deletions of some groups."""
+    with store.registry.reading() as connection:
+        found = intents.every(connection)
+    reclaiming = []
+    for intent in found:
+        if intent.kind == RECLAIM and (intent.name, intent.version) in groups:
+            reclaiming.append(intent)
+    return reclaiming
+
+
+def _wait_for(store: Store, reclaim: Intent) -> None:
+    """Wait until a vacuum or deletion has ended, or its process has died."""
+    since = utc_now()
+    while True:
+        with store.registry.reading() as connection:
+            at_work = intents.find(connection, reclaim.run_id) is not None
+            at_work = at_work and owners.is_alive(connection, store.location, reclaim.owner)
+        if not at_work:
+            return
+        if utc_now() - since > _LONGEST_WAIT:
+            raise WriteConflict(
+                f"A vacuum or deletion of feature group {reclaim.name!r} version "
+                f"{reclaim.version} by {reclaim.owner} is at work, for more than "
+                f"{_LONGEST_WAIT.total_seconds() / 60:.0f} minutes; nothing was written.",
+                hint="end that process, or repeat the export later",
+            )
+        sleep(_PAUSE_SECONDS)
 
 
 def pinned_versions(store: Store, name: str, version: int) -> list[int]:

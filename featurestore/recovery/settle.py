@@ -19,7 +19,7 @@ def settle(connection: Connection, location: str, intent: intents.Intent) -> str
         stage = paths.stage(intent.run_id)
         if intent.kind in ("export", "remove"):
             done = _settle_dataset(connection, paths, intent)
-        elif intent.kind in ("create", "write", "delete"):
+        elif intent.kind in ("create", "write", "delete", "reclaim"):
             done = _settle_group(connection, paths, intent)
         else:
             done = "removed what it staged"

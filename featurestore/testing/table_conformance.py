@@ -14,7 +14,7 @@ import pytest
 
 from featurestore.delta.history import added_files, read_history
 from featurestore.delta.snapshot import read_snapshot, transaction_version
-from featurestore.errors import FeatureStoreError, TableDamaged, VersionNotFound
+from featurestore.errors import FeatureStoreError, TableDamaged, VersionNotFound, VersionVacuumed
 from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
 from featurestore.testing.relation_conformance import NOON, ids_of, numbered, rows
 from featurestore.testing.type_conformance import same
@@ -347,7 +347,7 @@ class TableConformance:
         assert len(removed) == 2
         assert ids(engine, path) == [3]
         assert ids(engine, path, version=2) == [1]
-        with pytest.raises(TableDamaged):
+        with pytest.raises(VersionVacuumed, match="can be read: 0, 2, 4"):
             ids(engine, path, version=1)
         assert len(read_history(path)) == 5
 

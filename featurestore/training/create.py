@@ -38,7 +38,7 @@ def create(
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
-        pin(run, rows.sources)
+        pin(session, run, rows.sources)
 
         def check_publishable() -> None:
             run.check_held()

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from featurestore.delta.datafile import check_files
 from featurestore.delta.history import added_files, read_history, version_at
 from featurestore.delta.log import commit_path, is_delta_table
+from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import TableDamaged, VersionNotFound
 
@@ -222,10 +222,10 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
 def test_missing_and_cut_data_files_are_named(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     state = read_snapshot(path)
-    check_files(state.files)
+    check_files(state)
     os.truncate(state.files[0].path, 10)
     with pytest.raises(TableDamaged, match="has 10 bytes"):
-        check_files(state.files)
+        check_files(state)
     os.unlink(state.files[0].path)
     with pytest.raises(TableDamaged, match=os.path.basename(state.files[0].path)):
-        check_files(state.files)
+        check_files(state)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import featurestore
-from featurestore.delta.datafile import check_files
 from featurestore.delta.log import commit_path
+from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, PublicationWarning
 from featurestore.plugins.engine import TableWrite
@@ -90,7 +90,7 @@ def test_an_interrupt_at_any_step_after_the_commit_removes_nothing(
             after=lambda commit=commit: os.path.exists(commit),
             step=step,
         )
-        check_files(read_snapshot(path).files)
+        check_files(read_snapshot(path))
         assert read_snapshot(path).version == 3
         assert ids(engine, path)
         if not hit:

@@ -5,16 +5,33 @@ Vacuum removes nothing that a training dataset pins, nor the log that describes 
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+import featurestore
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import InvalidArgument, PinnedByTrainingDataset
-from featurestore.registry import manifests, training_datasets
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    PinnedByTrainingDataset,
+    TableDamaged,
+    VersionVacuumed,
+    WriteConflict,
+)
+from featurestore.featuregroups import deletes, maintenance
+from featurestore.model import times
+from featurestore.recovery import owners, pins
+from featurestore.recovery.in_flight import in_flight
+from featurestore.registry import intents, manifests, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
 
 if TYPE_CHECKING:
@@ -141,3 +158,157 @@ def test_a_group_that_compacts_by_itself_keeps_few_files(duckdb_store: FeatureSt
     assert values(store, as_of=commit.delta_version) == list(range(30))
     with pytest.raises(InvalidArgument, match="compact"):
         store.create_featuregroup(pa.table({"n": [0]}), "h", compact="always")  # type: ignore[arg-type]
+
+
+def between_pins_and_removal(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], object]
+) -> None:
+    """Let ``act`` run when a call has read what is pinned, and has removed nothing yet."""
+    read_pins = getattr(module, name)
+
+    def read_then_act(*given: Any) -> Any:
+        found = read_pins(*given)
+        act()
+        return found
+
+    monkeypatch.setattr(module, name, read_then_act)
+
+
+class Exporter:
+    """An export in another thread, and the moment at which it waits, or has ended."""
+
+    def __init__(self, store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: BaseException | None = None
+        self._settled = threading.Event()
+        self._location = store.location
+        self._thread = threading.Thread(target=self._export)
+        monkeypatch.setattr(pins, "sleep", self._waits)
+
+    def run_until_it_waits(self) -> None:
+        """Begin the export; return when it waits for the other call, or has ended."""
+        self._thread.start()
+        assert self._settled.wait(60)
+
+    def end(self) -> None:
+        self._thread.join(60)
+
+    def _waits(self, seconds: float) -> None:
+        self._settled.set()
+        time.sleep(0.001)
+
+    def _export(self) -> None:
+        try:
+            with featurestore.connect(self._location) as store:
+                frame = store.get_featuregroup("g", as_of=2)
+                store.create_training_dataset(frame, "d", data_format="parquet")
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._settled.set()
+
+
+def test_an_export_that_begins_beside_a_vacuum_waits_for_it(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_versions(duckdb_store)
+    export = Exporter(duckdb_store, monkeypatch)
+    between_pins_and_removal(monkeypatch, maintenance, "pinned_versions", export.run_until_it_waits)
+    assert len(duckdb_store.vacuum_featuregroup("g", retain="0s")) == 4
+    export.end()
+    assert isinstance(export.error, VersionVacuumed)
+    assert duckdb_store.get_training_datasets() == []
+
+
+def test_an_export_that_begins_beside_a_deletion_waits_for_it(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_versions(duckdb_store)
+    export = Exporter(duckdb_store, monkeypatch)
+    between_pins_and_removal(monkeypatch, deletes, "pinned_by", export.run_until_it_waits)
+    duckdb_store.delete_featuregroup("g", version=1)
+    export.end()
+    assert isinstance(export.error, FeatureStoreError)
+    assert duckdb_store.get_training_datasets() == []
+
+
+def test_a_vacuum_whose_process_died_keeps_no_export_waiting(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_versions(duckdb_store)
+    host, pid, machine, _ = owners.this_process(duckdb_store.location).split(".")
+    with duckdb_store.session.registry.transaction() as connection:
+        intents.begin(
+            connection, run_id="dead", kind="reclaim", name="g", version=1,
+            owner=f"{host}.{pid}.{machine}.00000000",
+        )  # fmt: skip
+    monkeypatch.setattr(pins, "sleep", pytest.fail)
+    frame = duckdb_store.get_featuregroup("g", as_of=2)
+    assert duckdb_store.create_training_dataset(frame, "d", data_format="parquet").version == 1
+
+
+def test_a_vacuum_that_never_ends_is_named_to_who_waits(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_versions(duckdb_store)
+    frame = duckdb_store.get_featuregroup("g", as_of=2)
+    now = times.utc_now()
+    seconds = itertools.count(step=60)
+    monkeypatch.setattr(times, "clock", lambda: now + timedelta(seconds=next(seconds)))
+    monkeypatch.setattr(pins, "sleep", lambda _: None)
+    with (
+        in_flight(duckdb_store.session, kind="reclaim", name="g", version=1),
+        pytest.raises(WriteConflict, match=r"'g' version 1 .*is at work"),
+    ):
+        duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
+    assert duckdb_store.get_training_datasets() == []
+    assert values(duckdb_store, as_of=2) == [0, 1]
+
+
+def test_a_version_that_was_vacuumed_is_said_with_those_that_can_be_read(
+    store: FeatureStore,
+) -> None:
+    many_versions(store)
+    pin(store, 3)
+    before = store.get_featuregroup("g", as_of=2)
+    if store.session.engine.name == "duckdb":
+        before.native()  # opened before the vacuum, read after it
+    store.delete_from_featuregroup("g", "n = 9")
+    store.vacuum_featuregroup("g", retain="0s")
+    words = r"cannot be read any more: a vacuum .*can be read: 0 to 3, 6\.\nHint: as_of="
+    with pytest.raises(VersionVacuumed, match=rf"Delta version 5 .*{words}6"):
+        store.get_featuregroup("g", as_of=5).to_arrow()
+    store.vacuum_featuregroup("g", retain="0s")
+    with store.session.registry.transaction() as connection:
+        training_datasets.remove(connection, "d", 1)
+    store.vacuum_featuregroup("g", retain="0s")
+    with pytest.raises(VersionVacuumed, match=r"can be read: 0, 6\."):
+        before.to_arrow()
+    with pytest.raises(VersionVacuumed, match=r"(?s)Delta version 1 .*as_of=6"):
+        store.get_features(["g.n"], as_of={"g": 1}).to_arrow()
+    assert [commit.delta_version for commit in store.get_featuregroup_history("g")] == [
+        6,
+        5,
+        4,
+        3,
+        2,
+        1,
+    ]
+
+
+def test_a_dataset_whose_source_was_vacuumed_is_said_by_verify(duckdb_store: FeatureStore) -> None:
+    many_versions(duckdb_store)
+    frame = duckdb_store.get_featuregroup("g", as_of=2)
+    made = duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
+    path = duckdb_store.featuregroup("g").path
+    for file in read_snapshot(path, 2).files:
+        os.remove(file.path)  # as a vacuum of another program does, which knows of no pins
+    report = made.verify(recompute=True)
+    (problem,) = report.problems
+    assert "a vacuum removed its data files. Versions that can be read: 0, 5." in str(problem)
+
+
+def test_a_file_that_the_latest_version_needs_is_damage(duckdb_store: FeatureStore) -> None:
+    many_versions(duckdb_store)
+    os.remove(read_snapshot(duckdb_store.featuregroup("g").path).files[0].path)
+    with pytest.raises(TableDamaged, match="is missing"):
+        values(duckdb_store)

@@ -30,7 +30,13 @@ from featurestore.delta.log import (
     read_commit,
 )
 from featurestore.delta.snapshot import Snapshot, read_snapshot
-from featurestore.errors import StorageError, TableDamaged, WriteConflict, refusal_hint
+from featurestore.errors import (
+    StorageError,
+    TableDamaged,
+    VersionVacuumed,
+    WriteConflict,
+    refusal_hint,
+)
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
 from featurestore.storage.publication import Publication, after_publication, make_directory
@@ -126,7 +132,7 @@ def retried(
             return None
         except LostRaceError:
             pass
-        except TableDamaged:
+        except (TableDamaged, VersionVacuumed):
             # A rewrite misses files that a vacuum took meanwhile: then its version is no longer the
             # latest.
             if latest_version(path) == latest.version:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import duckdb
 import pyarrow as pa
 
+from featurestore.delta.presence import vacuumed_file
 from featurestore.errors import (
     MANY_FILES_HINT,
     EngineError,
@@ -31,6 +32,7 @@ _INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
 _DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
 # How Ctrl-C shows: seen by DuckDB itself, or raised in Python code below a query.
 _INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
+_DATA_FILE = re.compile(r"\"(/[^\"]+\.parquet)\"")
 _TOO_MANY_FILES = "too many open files"
 _DAMAGED = (
     "no files found",
@@ -122,6 +124,10 @@ def _translation(error: duckdb.Error) -> FeatureStoreError:
             f"DuckDB refuses the query: {message}",
             hint="column and table names are case-insensitive in SQL",
         )
+    named = _DATA_FILE.search(message)
+    vacuumed = None if named is None else vacuumed_file(named[1])
+    if vacuumed is not None:
+        return vacuumed
     if _mentions(lowered, _DAMAGED) and ".parquet" in lowered:
         return TableDamaged(
             f"A data file cannot be read: {message}",

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.delta import bounds
-from featurestore.delta.datafile import DataFile, check_files
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
@@ -212,7 +213,7 @@ def _touched(
     database: Database, state: Snapshot, candidates: Sequence[DataFile], outgoing: str
 ) -> _Touched:
     """Return which of the files hold rows for which ``outgoing`` is true."""
-    check_files(candidates)
+    check_files(state, candidates)
     if not candidates:
         return _Touched((), 0)
     target = scan.scan_all(state, candidates)

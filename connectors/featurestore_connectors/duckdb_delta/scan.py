@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta.datafile import DataFile, check_files
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.presence import check_files
 from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.plugins.engine import Relation
@@ -37,7 +38,7 @@ def read_table(
 ) -> Relation:
     """Return a version of a table in feature types; columns that it did not have yet are null."""
     snapshot = read_snapshot(path, version)
-    check_files(snapshot.files)
+    check_files(snapshot)
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     return relation(database.bind(_select(snapshot, wanted)), wanted)
 

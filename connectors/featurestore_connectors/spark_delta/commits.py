@@ -18,7 +18,12 @@ from typing import Any
 from featurestore.delta.log import commit_info, commit_path, latest_version, read_commit
 from featurestore.delta.protocol import check_writable
 from featurestore.delta.snapshot import read_snapshot, transaction_version
-from featurestore.errors import RowsOutsideWindow, TableDamaged, WriteConflict
+from featurestore.errors import (
+    RowsOutsideWindow,
+    TableDamaged,
+    VersionVacuumed,
+    WriteConflict,
+)
 from featurestore.storage.publication import warn_published
 from featurestore_connectors.spark_delta.failures import as_store_error, full_text
 from featurestore_connectors.spark_delta.session import check_log_store
@@ -129,7 +134,7 @@ class CommitSession:
                     # A rewrite misses files that a vacuum took meanwhile: then its version is not
                     # the latest.
                     moved_on = latest_version(self._path) > seen
-                    if not (moved_on and isinstance(failure, TableDamaged)):
+                    if not (moved_on and isinstance(failure, TableDamaged | VersionVacuumed)):
                         raise failure from error
             wait(attempt)
         raise kept_losing(self._path)

@@ -11,8 +11,10 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import unquote
 
 from featurestore import errors
+from featurestore.delta.presence import vacuumed_file
 from featurestore.errors import (
     EngineError,
     FeatureStoreError,
@@ -95,6 +97,9 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
         )
     if any(sign in text for sign in _UNREADABLE):
         found = _MISSING.search(text)
+        vacuumed = None if found is None else vacuumed_file(unquote(found.group(1)))
+        if vacuumed is not None:
+            return vacuumed
         what = f"The file {found.group(1)!r}" if found else "A file of the table"
         return TableDamaged(f"{what} is missing or cannot be read: {first_line(error)}")
     return EngineError(f"Spark failed: {first_line(error)}")

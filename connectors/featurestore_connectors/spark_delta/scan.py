@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.delta.datafile import check_files
+from featurestore.delta.presence import check_files
 from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
@@ -43,7 +43,7 @@ def read_table(
     from pyspark.errors import PySparkException
 
     snapshot = read_snapshot(path, version)
-    check_files(snapshot.files)
+    check_files(snapshot)
     # From the log: Spark leaves columns out that have no type.
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     try:

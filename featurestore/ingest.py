@@ -8,7 +8,11 @@ Conversions are those of ``model.types``; what they mean for values:
 are refused;
 * a pandas index without name is dropped, a named one (after ``groupby``, ``set_index``) becomes
 columns;
-* 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...
+* 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...; arrays with more
+axes are one column ``col_0``;
+* cells that are arrays, and lists of numbers of one length, become fixed-size lists with a shape;
+lists stay of any length where lengths differ, and where the frame's own type says so (Arrow's and
+polars' lists, DuckDB's ``T[]``). Of an iterator the first part decides.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +28,16 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType
-from featurestore.model.fixed_bytes import cast_bytes
+from featurestore.model.arrays import (
+    UNEQUAL,
+    column_of_cells,
+    first_of_other_shape,
+    from_tensors,
+)
+from featurestore.model.arrow_cast import cast_array
 from featurestore.model.names import check_feature_names
+from featurestore.model.python_columns import table_of_array, table_of_columns, table_of_rows
+from featurestore.model.shapes import is_tensor, shape_of
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema, is_nested, widens
 
@@ -36,7 +48,8 @@ _BATCH_ROWS = 65_536
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
     "__arrow_c_stream__, "
-    "2-D numpy array, list of rows or of dicts, iterator of record batches, Spark DataFrame, "
+    "numpy array of two axes or more, dict of columns, list of rows or of dicts, "
+    "iterator of record batches, Spark DataFrame, "
     "DuckDB relation, "
     "FeatureFrame"
 )
@@ -157,8 +170,14 @@ def open_stream(df: object) -> pa.RecordBatchReader:
         return _from_capsule(df)
     if hasattr(df, "scanner"):
         return df.scanner().to_reader()  # a pyarrow dataset of an older pyarrow
+    return _from_python(df)
+
+
+def _from_python(df: object) -> pa.RecordBatchReader:
     if isinstance(df, list | tuple):
-        return _reader(_rows_to_table(df))
+        return _reader(table_of_rows(df))
+    if isinstance(df, Mapping):
+        return _reader(table_of_columns(df))
     if isinstance(df, Iterator):
         return _from_iterator(df)
     raise _not_a_dataframe(df)
@@ -184,7 +203,7 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
             hint=_renaming(wrong[:20]),
         )
     try:
-        return _reader(pa.Table.from_pandas(df, preserve_index=False).replace_schema_metadata(None))
+        return _reader(_pandas_table(df))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise UnsupportedType(
             f"The dataframe cannot be converted: {'; '.join(map(str, error.args))}.",
@@ -194,6 +213,24 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         raise InvalidName(
             f"The dataframe cannot be converted: {error}.", hint="rename the columns"
         ) from error
+
+
+def _pandas_table(df: Any) -> pa.Table:
+    """Return a pandas frame as a table; arrays and lists of one length keep their shape."""
+    shaped = {}
+    if df.columns.is_unique:
+        for name in df.columns:
+            if df[name].dtype == object:
+                column = column_of_cells(df[name].tolist(), name=name)
+                if column is not None:
+                    shaped[name] = column
+    table = pa.Table.from_pandas(df.drop(columns=list(shaped)), preserve_index=False)
+    if not shaped:
+        return table.replace_schema_metadata(None)
+    columns = {}
+    for name in df.columns:
+        columns[name] = shaped[name] if name in shaped else table[name]
+    return pa.table(columns)
 
 
 def _renaming(names: list[Any]) -> str:
@@ -221,33 +258,7 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
 
 
 def _from_numpy(array: Any) -> pa.RecordBatchReader:
-    import numpy as np
-
-    if array.ndim != 2 or array.dtype.names is not None:
-        raise UnsupportedDataframe(
-            f"A numpy array of shape {array.shape} is not a dataframe; arrays have two "
-            "dimensions, (rows, columns).",
-            hint="array.reshape(len(array), -1)",
-        )
-    if array.dtype.kind not in "biufUSM":
-        raise UnsupportedType(
-            f"A numpy array of {array.dtype} cannot be stored.", hint="array.astype('float64')"
-        )
-    masks: Any = None
-    if isinstance(array, np.ma.MaskedArray):
-        masks = np.ma.getmaskarray(array)  # type: ignore[no-untyped-call]
-    plain = np.asarray(array)
-    if plain.dtype == np.float16:
-        plain = plain.astype(np.float32)
-    columns = {}
-    for index in range(plain.shape[1]):
-        mask = None
-        if masks is not None:
-            mask = masks[:, index]
-        columns[f"col_{index}"] = pa.array(np.ascontiguousarray(plain[:, index]), mask=mask)
-    if not columns:
-        raise UnsupportedDataframe(f"A numpy array of shape {array.shape} has no columns.")
-    return _reader(pa.table(columns))
+    return _reader(table_of_array(array))
 
 
 def _from_spark(df: Any) -> pa.RecordBatchReader:
@@ -271,71 +282,6 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
         ) from error
 
 
-def _rows_to_table(rows: list[Any] | tuple[Any, ...]) -> pa.Table:
-    if not rows:
-        raise UnsupportedDataframe(
-            "A list without rows has no columns.",
-            hint="hand over an empty pyarrow Table or pandas DataFrame with types",
-        )
-    columns: dict[Any, list[Any]]
-    if all(isinstance(row, Mapping) for row in rows):
-        names = dict.fromkeys(itertools.chain.from_iterable(rows))
-        columns = {}
-        for name in names:
-            columns[name] = [row.get(name) for row in rows]
-    elif all(isinstance(row, list | tuple) or hasattr(row, "tolist") for row in rows):
-        columns = _columns_of_rows(rows)
-    else:
-        kinds = ", ".join(sorted({type(row).__name__ for row in rows}))
-        raise UnsupportedDataframe(
-            f"A list of {kinds} is not a dataframe.",
-            hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
-        )
-    arrays = {}
-    for title, values in columns.items():
-        arrays[title] = _column(title, values)
-    return pa.table(arrays)
-
-
-def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
-    plain = []
-    for row in rows:
-        if hasattr(row, "tolist"):
-            row = row.tolist()
-        plain.append(row)
-    lengths = sorted(set(map(len, plain)))
-    if len(lengths) != 1:
-        raise UnsupportedDataframe(
-            f"The rows have different lengths: {', '.join(map(str, lengths))}.",
-            hint="give every row the same columns",
-        )
-    names = getattr(plain[0], "_fields", None) or getattr(plain[0], "__fields__", None)
-    if not names:
-        names = [f"col_{index}" for index in range(lengths[0])]
-    columns = {}
-    for index, title in enumerate(names):
-        columns[title] = [row[index] for row in plain]
-    return columns
-
-
-def _column(name: object, values: list[Any]) -> pa.Array:
-    if not isinstance(name, str):
-        raise InvalidName(
-            f"Column names must be texts; {name!r} is not.", hint=f"use {str(name)!r}"
-        )
-    try:
-        return pa.array(values)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-    ) as error:
-        raise UnsupportedType(
-            f"Column {name!r} cannot be converted: {error}.", hint="give all its values one type"
-        ) from error
-
-
 def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
     first = next(parts, None)
     if first is None:
@@ -350,10 +296,14 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
     schema = opened.schema
 
     def batches() -> Iterator[pa.RecordBatch]:
+        row = 0
         for part in itertools.chain([opened], parts):
             for batch in open_stream(part):
                 if batch.schema != schema:
-                    batch = _convert_batch(_by_name(batch, schema), schema)
+                    batch = _by_name(batch, schema)
+                    _refuse_other_shapes(batch, schema, row)
+                    batch = _convert_batch(batch, schema)
+                row += batch.num_rows
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
@@ -371,6 +321,19 @@ def _by_name(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
+def _refuse_other_shapes(batch: pa.RecordBatch, schema: pa.Schema, rows_before: int) -> None:
+    for field in schema:
+        other = first_of_other_shape(batch.column(field.name), field.type)
+        if other is not None:
+            row, shape = other
+            raise UnsupportedType(
+                f"The arrays of column {field.name!r} differ in shape: those of the first part "
+                f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
+                hint=f"{UNEQUAL}; lists of any length are declared by Arrow's type: "
+                "pa.list_(pa.int64())",
+            )
+
+
 # -- types ----------------------------------------------------------------------------------
 
 
@@ -382,7 +345,9 @@ def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.A
     """
     if array.type == kind:
         return array
-    if isinstance(array.type, pa.ExtensionType):
+    if is_tensor(array.type):
+        array = from_tensors(array)
+    elif isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     try:
         if pat.is_float16(array.type):
@@ -391,7 +356,7 @@ def convert_array(array: pa.Array, kind: pa.DataType, *, name: str = "") -> pa.A
             return _rebuilt(array, kind)
         if pat.is_dictionary(array.type):
             return convert_array(array.dictionary_decode(), kind, name=name)
-        return cast_bytes(array, kind)
+        return cast_array(array, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         hint = None
         if pat.is_timestamp(array.type) and array.type.unit == "ns":

@@ -39,6 +39,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
+from featurestore.model.shapes import is_tensor, tensor_type
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -72,8 +73,8 @@ def feature_type(given: pa.DataType) -> pa.DataType | None:
     """
     if given in _PLAIN:
         return given
-    if isinstance(given, pa.ExtensionType):
-        return feature_type(given.storage_type)
+    if isinstance(given, pa.BaseExtensionType):
+        return feature_type(tensor_type(given) if is_tensor(given) else given.storage_type)
     if pat.is_dictionary(given):
         return feature_type(given.value_type)
     if pat.is_float16(given):

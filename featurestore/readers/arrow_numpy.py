@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import NullsInColumns
+from featurestore.model.arrays import one_array
 from featurestore.model.fixed_bytes import cast_bytes
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
@@ -29,19 +30,11 @@ def to_numpy(array: Any, *, name: str) -> Values:
     ([1, 0], [True, False])
     """
     if isinstance(array, pa.ChunkedArray):
-        array = _one_array(array)
+        array = one_array(array)
     if pat.is_fixed_size_list(array.type):
         return _matrix(array, name=name)
     present = _valid(array)
     return _flat(array, present), present
-
-
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    if column.num_chunks == 0:
-        return pa.array([], column.type)
-    return pa.concat_arrays(column.chunks)
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:

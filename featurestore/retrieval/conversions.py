@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, UnsupportedType, listing, missing_extra
+from featurestore.model.arrays import flat_items, one_array, to_cells
+from featurestore.model.shapes import is_number, items_of, shape_of
 
 if TYPE_CHECKING:
     from featurestore.retrieval.frame import FeatureFrame
@@ -52,7 +54,7 @@ def check_dataframe_type(dataframe_type: str | None) -> None:
 
 
 def to_pandas(table: pa.Table) -> Any:
-    """Return a pandas DataFrame."""
+    """Return a pandas DataFrame; the cells of arrays are numpy arrays of their shape."""
     try:
         import pandas  # noqa: F401
     except ImportError as error:
@@ -61,7 +63,14 @@ def to_pandas(table: pa.Table) -> Any:
         # An older pyarrow reaches for a name that pandas 2 has deprecated; neither is the caller's
         # doing.
         warnings.filterwarnings("ignore", "DatetimeTZBlock is deprecated", DeprecationWarning)
-        return table.to_pandas()
+        frame = table.to_pandas()
+    for index, field in enumerate(table.schema):
+        # Arrow makes arrays of arrays of nested lists.
+        if len(shape_of(field.type)) > 1 and is_number(items_of(field.type)):
+            cells = np.empty(len(frame), dtype=object)
+            cells[:] = to_cells(one_array(table.column(index)))
+            frame[field.name] = cells
+    return frame
 
 
 def to_polars(table: pa.Table) -> Any:
@@ -76,8 +85,9 @@ def to_polars(table: pa.Table) -> Any:
 def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     """Return a 2-D array, one row a row, in the common type of the columns.
 
-    Nulls become NaN in numeric columns and None elsewhere. Fixed-size lists of numbers spread over
-    their own columns. Texts, times and mixtures give an array of objects.
+    Nulls become NaN in numeric columns and None elsewhere. Arrays of numbers spread over columns of
+    their own; a single column of arrays keeps their shape: (rows, 28, 28, 1). Texts, times and
+    mixtures give an array of objects.
 
     >>> to_numpy(pa.table({"a": [1, 2], "b": [0.5, None]}))
     array([[1. , 0.5],
@@ -87,10 +97,9 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
         return np.empty((table.num_rows, 0))
     parts = []
     for name, column in zip(table.column_names, table.columns, strict=True):
-        array = column.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # some releases of pyarrow combine into one chunk
-            array = pa.concat_arrays(array.chunks)
-        parts.append(_as_array(array, name))
+        parts.append(_as_array(one_array(column), name))
+    if len(parts) == 1 and parts[0].dtype.kind in "biuf":
+        return parts[0].reshape(table.num_rows, *(shape_of(table.schema.types[0]) or (1,)))
     if any(part.dtype.kind not in "biuf" for part in parts):
         parts = [part.astype(object) for part in parts]
     return np.concatenate(parts, axis=1)
@@ -98,15 +107,14 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
 
 def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
     kind = array.type
-    if pat.is_fixed_size_list(kind) and _is_number(kind.value_type):
+    if shape_of(kind) and is_number(items_of(kind)):
         if array.null_count:
             raise UnsupportedType(
                 f"Column {name!r} has missing lists, which a 2-D array cannot hold.",
                 hint="use to_arrow()",
             )
-        values = _numbers(array.flatten())
-        return values.reshape(len(array), kind.list_size)
-    if _is_number(kind):
+        return _numbers(flat_items(array)).reshape(len(array), -1)
+    if is_number(kind):
         return _numbers(array).reshape(-1, 1)
     result = np.empty((len(array), 1), dtype=object)
     result[:, 0] = array.to_pylist()
@@ -117,7 +125,3 @@ def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
     if pat.is_boolean(array.type) and array.null_count:
         array = array.cast(pa.float32())
     return np.asarray(array.to_numpy(zero_copy_only=False))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_boolean(kind))

@@ -1,0 +1,273 @@
+"""Arrays in cells: how they become fixed-size lists, and numpy arrays of their shape again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.errors import UnsupportedType
+from featurestore.model.arrow_cast import cast_array
+from featurestore.model.shapes import is_number, items_of, shape_of, shaped_type
+from featurestore.model.types import is_nested
+
+UNEQUAL = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
+
+
+def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
+    """Return an array of shape (rows, ...) as a column; ``valid`` (rows,) is False where rows are null.
+
+    >>> from_numpy(np.zeros((3, 8, 6), np.uint8)).type == shaped_type(pa.uint8(), (8, 6))
+    True
+    """
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    column = pa.array(np.ascontiguousarray(values).reshape(-1))
+    shape = values.shape[1:]
+    for depth in reversed(range(1, len(shape))):
+        column = pa.FixedSizeListArray.from_arrays(column, shape[depth])
+    kind = shaped_type(items_of(column.type), shape)
+    bitmap = None
+    nulls = 0
+    if valid is not None and not valid.all():
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
+        nulls = int(len(valid) - valid.sum())
+    return pa.Array.from_buffers(kind, len(values), [bitmap], nulls, children=[column])
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column of a table as one array.
+
+    >>> one_array(pa.chunked_array([[1], [2]])).to_pylist()
+    [1, 2]
+    """
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks == 0:
+        return pa.array([], column.type)
+    return pa.concat_arrays(column.chunks)
+
+
+def flat_items(column: pa.Array) -> pa.Array:
+    """Return the values inside of fixed-size lists, also those below null rows.
+
+    >>> flat_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
+    [3, 4]
+    """
+    for size in shape_of(column.type):
+        column = column.values.slice(column.offset * size, len(column) * size)
+    return column
+
+
+def to_cells(column: pa.Array) -> list[Any]:
+    """Return arrays of numbers as numpy arrays of their shape, one a row, and None for null rows.
+
+    >>> to_cells(from_numpy(np.arange(6).reshape(1, 2, 3)))
+    [array([[0, 1, 2],
+           [3, 4, 5]])]
+    """
+    items = flat_items(column).to_numpy(zero_copy_only=False)
+    cells: list[Any] = list(items.reshape(len(column), *shape_of(column.type)))
+    if column.null_count:
+        for row in np.flatnonzero(np.asarray(column.is_null())):
+            cells[row] = None
+    return cells
+
+
+def column_of_cells(cells: Sequence[Any], *, name: str) -> pa.Array | None:
+    """Return cells that hold arrays or lists of numbers of one shape as a column of that shape.
+
+    None where this module has nothing to say: cells of another kind, lists of different lengths.
+
+    >>> str(column_of_cells([[1, 2], None, [3, 4]], name="x").type)
+    'fixed_size_list<item: int64>[2]'
+
+    Raises:
+        UnsupportedType: Arrays of two or more dimensions differ in shape, or stand beside other
+            values; names the rows.
+    """
+    first = _first_cell(cells)
+    if isinstance(first, list | tuple):
+        return _column_of_lists(cells)
+    if not _is_array(first):
+        return None
+    arrays = _arrays_by_row(cells, name=name)
+    if not all(map(_is_plain, arrays.values())):
+        return _column_of_objects(arrays, len(cells), name=name)
+    shape = _common_shape(arrays, name=name)
+    if shape is None or 0 in shape:
+        return None
+    dtypes = {array.dtype for array in arrays.values()}
+    values = np.zeros((len(cells), *shape), np.result_type(*dtypes))
+    valid = np.zeros(len(cells), dtype=bool)
+    for row, array in arrays.items():
+        values[row] = array
+        valid[row] = True
+    return from_numpy(values, valid=valid)
+
+
+def with_found_shape(column: pa.Array) -> pa.Array | None:
+    """Return lists of numbers that all have one length, at each depth, as lists of fixed size.
+
+    None where lengths differ, where items are missing, and where lists hold no numbers.
+
+    >>> str(with_found_shape(pa.array([[[1, 2], [3, 4]], None])).type)
+    'fixed_size_list<item: fixed_size_list<item: int64>[2]>[2]'
+    """
+    shape: list[int] = []
+    inside = column
+    while pat.is_list(inside.type) or pat.is_large_list(inside.type):
+        if shape and inside.null_count:
+            return None
+        sizes = pc.unique(pc.drop_null(pc.list_value_length(inside)))
+        if len(sizes) != 1 or sizes[0].as_py() == 0:
+            return None
+        shape.append(sizes[0].as_py())
+        inside = inside.flatten()
+    if not shape or inside.null_count or not is_number(inside.type):
+        return None
+    return cast_array(column, shaped_type(inside.type, shape))
+
+
+def first_of_other_shape(column: pa.Array, kind: pa.DataType) -> tuple[int, tuple[int, ...]] | None:
+    """Return the first row whose array has another shape than a type says, and its shape.
+
+    None where all rows have the shape, and where the type has none.
+
+    >>> first_of_other_shape(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
+    (1, (1,))
+    """
+    wanted = shape_of(kind)
+    if not wanted or not is_nested(column.type) or shape_of(column.type) == wanted:
+        return None
+    rows = np.flatnonzero(np.asarray(column.is_valid()))
+    if len(wanted) == 1 and pat.is_list(column.type):
+        sizes = np.asarray(pc.fill_null(pc.list_value_length(column), wanted[0]))
+        rows = np.flatnonzero(sizes != wanted[0])
+    for row in rows:
+        found = _shape_of_row(column[int(row)])
+        if found != wanted:
+            return int(row), found
+    return None
+
+
+def from_tensors(column: Any) -> pa.Array:
+    """Return a column of Arrow's fixed-shape tensors as fixed-size lists in the tensors' own order."""
+    kind = column.type
+    shape = tuple(kind.shape)
+    storage = column.storage
+    flat = flat_items(storage).to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+    if kind.permutation is not None:
+        axes = [0]
+        for axis in kind.permutation:
+            axes.append(axis + 1)
+        flat = flat.transpose(axes)
+    return from_numpy(flat, valid=np.asarray(storage.is_valid()))
+
+
+def _column_of_lists(cells: Sequence[Any]) -> pa.Array | None:
+    present = []
+    for cell in cells:
+        present.append(None if _is_missing(cell) else cell)
+    try:
+        return with_found_shape(pa.array(present))
+    except (pa.ArrowException, OverflowError):
+        return None  # whoever converts the column says what is wrong with it
+
+
+def _arrays_by_row(cells: Sequence[Any], *, name: str) -> dict[int, Any]:
+    """Return the arrays by the numbers of their rows, without the rows that have none."""
+    arrays = {}
+    for row, cell in enumerate(cells):
+        if isinstance(cell, np.ndarray):
+            arrays[row] = cell
+        elif _is_array(cell) or isinstance(cell, list | tuple):
+            arrays[row] = np.asarray(cell)
+        elif not _is_missing(cell):
+            raise UnsupportedType(
+                f"Column {name!r} mixes arrays and other values: row {row} has "
+                f"{type(cell).__name__} {cell!r}.",
+                hint="give each row an array of one shape, and None where there is none",
+            )
+    return arrays
+
+
+def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
+    """Return the shape that all arrays have; None where arrays of one axis differ in length."""
+    first = next(iter(arrays))
+    shape: tuple[int, ...] = arrays[first].shape
+    for row, array in arrays.items():
+        if array.shape == shape:
+            continue
+        if max(array.ndim, len(shape)) < 2:
+            return None
+        raise UnsupportedType(
+            f"The arrays of column {name!r} differ in shape: row {first} has {shape}, "
+            f"row {row} has {array.shape}.",
+            hint=UNEQUAL,
+        )
+    return shape
+
+
+def _column_of_objects(arrays: Mapping[int, Any], rows: int, *, name: str) -> pa.Array | None:
+    """Return arrays of texts, objects and masked numbers as lists, shaped where they are numbers."""
+    cells: list[Any] = [None] * rows
+    for row, array in arrays.items():
+        if array.dtype.kind not in "biufOUS":
+            if array.ndim < 2:
+                return None
+            raise UnsupportedType(
+                f"Column {name!r} holds arrays of {array.dtype} and shape {array.shape}.",
+                hint="arrays hold numbers or booleans: array.astype('float32'), or view('int64')",
+            )
+        cells[row] = array.tolist()
+    try:
+        column = pa.array(cells)
+    except (pa.ArrowException, OverflowError):
+        return None
+    found = with_found_shape(column)
+    return column if found is None else found
+
+
+def _shape_of_row(cell: Any) -> tuple[int, ...]:
+    """Return the shape of one list: of its first items, where they differ."""
+    shape = []
+    while is_nested(cell.type) and not pat.is_struct(cell.type):
+        shape.append(len(cell))
+        if len(cell) == 0:
+            break
+        cell = cell[0]
+    return tuple(shape)
+
+
+def _first_cell(cells: Sequence[Any]) -> Any:
+    for cell in cells:
+        if not _is_missing(cell):
+            return cell
+    return None
+
+
+def _is_missing(cell: Any) -> bool:
+    if cell is None:
+        return True
+    is_nan = isinstance(cell, float) and cell != cell
+    return is_nan or type(cell).__name__ in ("NAType", "NaTType")
+
+
+def _is_array(cell: Any) -> bool:
+    """Tell whether a cell is an array: numpy's, a tensor, an image."""
+    if isinstance(cell, np.ndarray):
+        return cell.ndim > 0
+    if isinstance(cell, np.generic) or cell is None:
+        return False
+    is_tensor_like = hasattr(cell, "__array__") and bool(getattr(cell, "shape", ()))
+    return is_tensor_like or hasattr(cell, "__array_interface__")
+
+
+def _is_plain(array: Any) -> bool:
+    """Tell whether an array holds numbers or booleans, none of them masked."""
+    return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)

@@ -18,8 +18,6 @@ polars' lists, DuckDB's ``T[]``). Of an iterator the first part decides.
 from __future__ import annotations
 
 import itertools
-import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,6 +33,7 @@ from featurestore.model.arrays import (
     from_tensors,
 )
 from featurestore.model.arrow_cast import cast_array
+from featurestore.model.callers import warn_caller
 from featurestore.model.names import check_feature_names
 from featurestore.model.python_columns import table_of_array, table_of_columns, table_of_rows
 from featurestore.model.shapes import is_tensor, shape_of
@@ -136,11 +135,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     naive = _naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
-        warnings.warn(
-            f"times without a zone are taken as UTC: {listed}",
-            NaiveTimeWarning,
-            stacklevel=_depth(),
-        )
+        warn_caller(f"times without a zone are taken as UTC: {listed}", NaiveTimeWarning)
     if target.equals(reader.schema, check_metadata=True):
         return reader
     return pa.RecordBatchReader.from_batches(target, _converted(reader, target))
@@ -447,16 +442,3 @@ def _not_a_dataframe(df: object) -> UnsupportedDataframe:
     return UnsupportedDataframe(
         f"A {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}."
     )
-
-
-def _depth() -> int:
-    """Return how many frames lie between a warning and the caller's code, where it points."""
-    frame, depth = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(
-        ("featurestore.", "functools")
-    ):
-        next_frame = frame.f_back
-        if next_frame is None:
-            break
-        frame, depth = next_frame, depth + 1
-    return depth

@@ -17,9 +17,10 @@ from featurestore.errors import FeatureGroupExists, InvalidArgument
 from featurestore.featuregroups import keys
 from featurestore.featuregroups.audit import LandedRows, quarantine, transaction_of
 from featurestore.featuregroups.conform import Conformed
-from featurestore.featuregroups.definition import Declaration, check_same, define
+from featurestore.featuregroups.definition import Declaration, check_key, check_same, define
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.times import check_time_types
 from featurestore.featuregroups.write import Write, note, prepare
 from featurestore.ingest import handed_over, schema_of
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -52,6 +53,7 @@ def create(
         ValidationFailed: The rows broke the expectations; nothing was made.
     """
     check_name(name)
+    check_key(declared)
     if version is not None and (
         isinstance(version, bool) or not isinstance(version, int) or version < 1
     ):
@@ -75,6 +77,7 @@ def create(
                     raise
                 continue
             rows = held.enter_context(handed_over(df, engine=session.engine))
+            check_time_types(rows, declared, df=df, engine=session.engine)
             spec = define(declared, name=name, version=number, schema=rows.schema)
             return spec, _create(session, rows, spec, declared, write, run)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import DefinitionMismatch, InvalidArgument
-from featurestore.model.durations import format_duration, parse_duration
+from featurestore.errors import DefinitionMismatch, InvalidArgument, listing
+from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
 from featurestore.model.types import is_nested
 from featurestore.plugins.validator import find_validator
@@ -52,13 +52,34 @@ def define(
         event_time=declared.event_time,
         created_time=declared.created_time,
         partition_by=_partitions(declared, schema),
-        ttl=None if declared.ttl is None else parse_duration(declared.ttl, argument="ttl"),
+        ttl=parse_ttl(declared.ttl),
         expectations=plain_expectations(declared.expectations),
         validation=declared.validation,
         statistics=bool(declared.statistics),
         job=declared.job,
         event_time_tolerance=_tolerance(declared),
         compact=declared.compact,
+    )
+
+
+def check_key(declared: Declaration) -> None:
+    """Refuse a primary key that holds a time of the group.
+
+    It would be joined by equality, and so answer labels of exactly that time alone.
+    """
+    named = columns(declared.primary_key, argument="primary_key")
+    times = [name for name in (declared.event_time, declared.created_time) if name in named]
+    if not times:
+        return
+    entity = [name for name in named if name not in times]
+    hint = f"primary_key={entity!r}, event_time={declared.event_time!r}"
+    if not entity:
+        hint = f"primary_key={times!r} without event_time= joins rows of equal {times[0]!r}"
+    raise InvalidArgument(
+        f"primary_key holds {listing(times)}, a time of the group. A row is identified by its key "
+        "and its times anyway; a time in the key would be joined by equality, not as of the "
+        "label's time.",
+        hint=hint,
     )
 
 

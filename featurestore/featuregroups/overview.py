@@ -6,7 +6,7 @@ from typing import Any
 
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.table import open_group
-from featurestore.model.durations import format_duration
+from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 
@@ -31,7 +31,6 @@ def details(group: FeatureGroup) -> dict[str, Any]:
     """Return everything about a group except its rows."""
     opened = open_group(group._session, group.name, group.version)
     spec = opened.spec
-    ttl = None if spec.ttl is None else format_duration(spec.ttl)
     return {
         "name": spec.name,
         "version": spec.version,
@@ -46,7 +45,7 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "event_time": spec.event_time,
         "created_time": spec.created_time,
         "partition_by": list(spec.partition_by),
-        "ttl": ttl,
+        "ttl": format_ttl(spec.ttl),
         "validation": spec.validation,
         "expectations": [dict(each) for each in spec.expectations],
         "statistics": spec.statistics,

@@ -35,6 +35,7 @@ from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.times import warn_of_early_times
 from featurestore.ingest import handed_over
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
@@ -149,9 +150,11 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
         relation = engine.stage(relation, run.staging)
     partitions.check_staged(relation, spec, engine=engine)
     if checked:
-        return audit_staged(
+        audited = audit_staged(
             session, relation, spec, validation=validation, run=run, mode=write.mode
         )
+        warn_of_early_times(audited, spec)
+        return audited
     if write.mode == "upsert":
         keys.refuse_duplicates(relation, spec, engine=engine)
     return AuditedRows(relation)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from featurestore import sql
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.schedule import Schedule, overlaps
-from featurestore.model.durations import parse_duration
+from featurestore.model.durations import parse_duration, parse_ttl
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import MODES, JobKind, JobSpec
 from featurestore.model.names import check_name
@@ -52,7 +52,7 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         event_time=asked.event_time,
         created_time=asked.created_time,
         partition_by=_columns(asked.partition_by),
-        ttl=_duration(asked.ttl, "ttl"),
+        ttl=parse_ttl(asked.ttl),
         expectations=tuple(dict(each) for each in asked.expectations),
         statistics=asked.statistics,
         compact=asked.compact,
@@ -135,6 +135,13 @@ def _check_rows(spec: JobSpec) -> None:
         raise InvalidJob(
             f"Job {spec.name!r} has no event_time=.",
             hint="name the column that says when rows were true",
+        )
+    if spec.event_time in spec.primary_key:
+        entity = [name for name in spec.primary_key if name != spec.event_time]
+        raise InvalidJob(
+            f"Job {spec.name!r}: primary_key holds the event time {spec.event_time!r}, which would "
+            "be joined by equality.",
+            hint=f"primary_key={entity!r}",
         )
     if spec.mode == "upsert" and not spec.primary_key:
         raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")

@@ -11,6 +11,7 @@ from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.model.durations import format_ttl
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import featuregroups
@@ -58,7 +59,7 @@ def declaration(spec: JobSpec) -> Declaration:
         event_time=spec.event_time,
         created_time=spec.created_time,
         partition_by=spec.partition_by,
-        ttl=spec.ttl,
+        ttl=format_ttl(spec.ttl),
         expectations=spec.expectations or None,
         validation=spec.validation,
         statistics=spec.statistics,

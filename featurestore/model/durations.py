@@ -16,6 +16,8 @@ _UNITS = {
     "d": 86_400_000_000,
 }
 _UNITS["w"] = 7 * _UNITS["d"]
+# The ttl of a group whose values answer at their exact event time alone.
+EXACT = "exact"
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\s*")
 
 
@@ -39,6 +41,40 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
             f"{argument}={value!r} is negative.", hint="durations are zero or longer"
         )
     return result
+
+
+def parse_ttl(value: timedelta | str | None) -> timedelta | None:
+    """Return how long a value may be used: None without limit, zero at its exact time only.
+
+    A zero is refused, since it means "without limit" elsewhere.
+
+    >>> parse_ttl("exact"), parse_ttl(None), parse_ttl("7d")
+    (datetime.timedelta(0), None, datetime.timedelta(days=7))
+    """
+    if value is None:
+        return None
+    if value == EXACT:
+        return timedelta(0)
+    ttl = parse_duration(value, argument="ttl")
+    if not ttl:
+        raise InvalidArgument(
+            f"ttl={value!r} would let a value answer at its exact event time alone.",
+            hint="ttl=None is without limit; ttl='exact' is for exact times",
+        )
+    return ttl
+
+
+def format_ttl(ttl: timedelta | None) -> str | None:
+    """Return what ``parse_ttl`` reads back.
+
+    >>> format_ttl(timedelta(0)), format_ttl(timedelta(days=1))
+    ('exact', '1d')
+    """
+    if ttl is None:
+        return None
+    if not ttl:
+        return EXACT
+    return format_duration(ttl)
 
 
 def format_duration(value: timedelta) -> str:

@@ -16,6 +16,10 @@ class NaiveTimeWarning(UserWarning):
     """A time without a zone was taken as UTC."""
 
 
+class SuspiciousTimeWarning(UserWarning):
+    """Times lie so early that they were numbers, read in a wrong unit."""
+
+
 def parse_moment(
     value: datetime | date | str, *, argument: str = "time", warn: bool = True
 ) -> datetime:

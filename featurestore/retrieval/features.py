@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
+
 from featurestore.errors import InvalidArgument
+from featurestore.model.callers import warn_caller
+from featurestore.model.epochs import PLAUSIBLE_FROM, misread_advice
 from featurestore.model.plan import FeaturePlan, JoinKind
+from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
@@ -135,4 +140,22 @@ def _plan(
     opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)
     plan = plan_with_labels(found, left=opened.left, options=options, source=pins.source)
     pins.check_used()
+    _warn_of_early_times(opened.left, plan)
     return plan, opened.relation
+
+
+def _warn_of_early_times(left: LabelSide, plan: FeaturePlan) -> None:
+    """Warn of labels in memory whose times lie before 1980: no row of a group is as old."""
+    if left.peek is None or not left.ordered or plan.left_time is None:
+        return
+    times = left.peek().column(plan.left_time)
+    early = []
+    for time in times.cast(pa.timestamp("us", tz="UTC")).drop_null().to_pylist():
+        if time < PLAUSIBLE_FROM:
+            early.append(time)
+    if early:
+        warn_caller(
+            f"label_time={plan.left_time!r}: {len(early):,} of the first {len(times):,} labels lie "
+            f"before 1980; {misread_advice(early[:5])}",
+            SuspiciousTimeWarning,
+        )

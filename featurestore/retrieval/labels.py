@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from featurestore import ingest
 from featurestore.errors import ColumnConflict
+from featurestore.model.epochs import library_of
 from featurestore.model.plan import ROW
 from featurestore.model.references import parse_group_reference
 from featurestore.plugins.engine import Relation
@@ -19,6 +21,8 @@ from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.planner import LabelSide
 from featurestore.retrieval.resolve import Specs, find_spec
 from featurestore.session import Session
+
+_PEEK_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,11 @@ def open_labels(
     adopted = session.engine.adopt(labels)
     if adopted is not None:
         _check_names(adopted.schema)
-        return OpenedLabels(LabelSide(adopted.schema), lambda: adopted)
-    return _from_memory(session, ingest.to_reader(labels).read_all())
+        peek = partial(_first_rows, session, adopted)
+        left = LabelSide(adopted.schema, peek=peek, library=library_of(labels))
+        return OpenedLabels(left, lambda: adopted)
+    table = ingest.to_reader(labels).read_all()
+    return _from_memory(session, table, library=library_of(labels))
 
 
 def _from_frame(frame: FeatureFrame) -> OpenedLabels:
@@ -68,7 +75,12 @@ def _from_frame(frame: FeatureFrame) -> OpenedLabels:
     return OpenedLabels(left, frame.labels)
 
 
-def _from_memory(session: Session, table: pa.Table) -> OpenedLabels:
+def _first_rows(session: Session, relation: Relation) -> pa.Table:
+    stream = session.engine.stream(relation, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS)
+    return stream.read_all()
+
+
+def _from_memory(session: Session, table: pa.Table, *, library: str) -> OpenedLabels:
     _check_names(table.schema)
     places = pa.array(np.arange(table.num_rows, dtype=np.int64))
     numbered = table.append_column(pa.field(ROW, pa.int64()), places)
@@ -76,7 +88,14 @@ def _from_memory(session: Session, table: pa.Table) -> OpenedLabels:
     def relation() -> Relation:
         return session.engine.from_arrow(numbered.to_reader())
 
-    return OpenedLabels(LabelSide(table.schema, ordered=True, rows=table.num_rows), relation)
+    left = LabelSide(
+        table.schema,
+        ordered=True,
+        rows=table.num_rows,
+        peek=partial(table.slice, 0, _PEEK_ROWS),
+        library=library,
+    )
+    return OpenedLabels(left, relation)
 
 
 def _check_names(schema: pa.Schema) -> None:

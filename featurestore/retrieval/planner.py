@@ -17,6 +17,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.durations import format_duration
+from featurestore.model.epochs import conversion_hint, epoch_unit, is_number
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, JoinKind, Output, Source
 from featurestore.model.times import parse_moment
@@ -33,6 +34,7 @@ class LabelSide:
 
     ``source`` is set for a group, ``plan`` for the result of another retrieval; ``time`` is the
     column that such a side already uses as its time. ``ordered`` asks for the rows in their order.
+    ``peek`` gives its first rows and ``library`` says whose dataframe it is: for hints alone.
     """
 
     schema: pa.Schema
@@ -41,6 +43,16 @@ class LabelSide:
     time: str | None = None
     ordered: bool = False
     rows: int | None = None
+    peek: Callable[[], pa.Table] | None = None
+    library: str = "pandas"
+
+    def time_hint(self, column: str) -> str:
+        """Return what makes a column of numbers or texts a time."""
+        kind = self.schema.field(column).type
+        values: list[float | None] = []
+        if is_number(kind) and self.peek is not None:
+            values = self.peek().column(column).to_pylist()
+        return conversion_hint(column, kind, values, library=self.library)
 
 
 @dataclass(frozen=True)
@@ -245,7 +257,7 @@ def _times(
                 f"label_time={label_time!r} is a column of type "
                 f"{left.schema.field(label_time).type}; "
                 f"times are timestamps or dates. There are {listing(columns)}.",
-                hint=f"convert it first, with pandas: pd.to_datetime(df[{label_time!r}], utc=True)",
+                hint=left.time_hint(label_time),
             )
         return label_time, None
     if label_time is not None:
@@ -256,15 +268,39 @@ def _times(
         return columns[0], None
     if not timed:
         return None, None
+    raise _no_label_time(left, timed, columns)
+
+
+def _no_label_time(
+    left: LabelSide, timed: Sequence[FeatureGroupSpec], columns: Sequence[str]
+) -> LabelTimeRequired:
+    """Return the error for a left side whose time column cannot be told."""
     groups = listing([spec.name for spec in timed])
     what, hint = "there is none", "label_time=datetime(...), one time for all rows"
+    number = _numbers_since_1970(left)
     if columns:
         what, hint = f"one of {listing(columns)}", f"label_time={columns[0]!r}"
-    raise LabelTimeRequired(
+    elif number is not None:
+        what = f"there is none, but {number!r} looks like numbers since 1970"
+        hint = left.time_hint(number)
+    return LabelTimeRequired(
         f"Features of {groups} are joined as of a time; the time column of the left side cannot "
         f"be told: {what}.",
         hint=hint,
     )
+
+
+def _numbers_since_1970(left: LabelSide) -> str | None:
+    """Return the first column of integers that count from 1970, by their size; else None."""
+    if left.peek is None:
+        return None
+    rows = left.peek()
+    for field in left.schema:
+        if pat.is_integer(field.type):
+            values = rows.column(field.name).drop_null().to_pylist()
+            if values and epoch_unit(values) == epoch_unit([min(values)]) is not None:
+                return str(field.name)
+    return None
 
 
 def _fixed_time(label_time: LabelTime, *, columns: Sequence[str]) -> datetime:

@@ -46,12 +46,13 @@ class FeatureGroupCalls(Connected):
             df: Any dataframe: pandas, polars, Arrow, numpy, rows, Spark, DuckDB, FeatureFrame, or a
                 stream of batches.
             name: ``[a-z][a-z0-9_]{0,62}``.
-            primary_key: Columns that identify an entity; never a float.
+            primary_key: Columns that identify an entity; never a float, never a time of the group.
             event_time: Column that says when a row was true.
             created_time: Column that says when a row became known; the store never fills it.
             partition_by: Columns whose values become folders.
             version: The version to make; None: the next one.
-            ttl: How long a value may be used after its event time ("7d"); None: without limit.
+            ttl: How long a value may be used after its event time ("7d"); None: without limit;
+                "exact": at exactly its event time.
             description: What people should know.
             tags: Texts to find the group by.
             expectations: Great Expectations objects, a suite, or plain dicts of type and kwargs.

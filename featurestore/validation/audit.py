@@ -196,7 +196,9 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
         columns = run.engine.select(relation, dict(zip(needed, needed, strict=True)))
         state = run.engine.aggregate(columns, RowAccumulator(run.checks, rules))
         rows, by_row = state.rows, state.found
-        results += map(row_check_result, run.checks, state.checks)
+        for check, counts in zip(run.checks, state.checks, strict=True):
+            if check.is_reported or counts.unexpected:
+                results.append(row_check_result(check, counts))
     else:
         rows = run.engine.count(relation)
     if run.subject.key:

@@ -17,13 +17,15 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.model.durations import format_duration
+from featurestore.model.epochs import PLAUSIBLE_FROM
 from featurestore.model.validation import ExpectationResult
 from featurestore.validation.subject import Subject
 
-NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES = (
+NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_null_keys",
     "no_duplicate_keys",
     "no_future_event_times",
+    "no_event_times_before_1980",
 )
 MOST_SAMPLES = 5
 
@@ -40,7 +42,12 @@ class RowCheck:
     @property
     def warning(self) -> bool:
         """Whether failing rows are only reported."""
-        return self.type == FUTURE_TIMES
+        return self.type in (FUTURE_TIMES, EARLY_TIMES)
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a report names it where nothing fails."""
+        return self.type != EARLY_TIMES
 
     @property
     def expectation(self) -> Mapping[str, Any]:
@@ -48,12 +55,16 @@ class RowCheck:
         if self.type == FUTURE_TIMES:
             kwargs = {"column": self.columns[0], "tolerance": format_duration(self.tolerance)}
             return {"type": self.type, "kwargs": kwargs}
+        if self.type == EARLY_TIMES:
+            return {"type": self.type, "kwargs": {"column": self.columns[0]}}
         return {"type": self.type, "kwargs": {"columns": list(self.columns)}}
 
     def failing(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Mark the rows that fail."""
         if self.type == FUTURE_TIMES and self.latest is not None:
             return _later_than(self.latest, batch.column(self.columns[0]))
+        if self.type == EARLY_TIMES:
+            return _earlier_than(PLAUSIBLE_FROM, batch.column(self.columns[0]))
         result = np.zeros(batch.num_rows, dtype=np.bool_)
         for name in self.columns:
             column = batch.column(name)
@@ -63,9 +74,22 @@ class RowCheck:
 
 
 def _later_than(latest: datetime, column: pa.Array) -> NDArray[np.bool_]:
-    limit = pa.scalar(latest.date() if pat.is_date(column.type) else latest, column.type)
-    late = pc.fill_null(pc.greater(column, limit), False)
-    return np.asarray(late.to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return _mask(pc.greater(column, _limit(latest, column.type)))
+
+
+def _earlier_than(earliest: datetime, column: pa.Array) -> NDArray[np.bool_]:
+    return _mask(pc.less(column, _limit(earliest, column.type)))
+
+
+def _limit(time: datetime, kind: pa.DataType) -> pa.Scalar:
+    if pat.is_date(kind):
+        return pa.scalar(time.date(), kind)
+    return pa.scalar(time, kind)
+
+
+def _mask(marked: pa.Array) -> NDArray[np.bool_]:
+    known = pc.fill_null(marked, False)
+    return np.asarray(known.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 @dataclass
@@ -97,6 +121,7 @@ def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tupl
         checks.append(RowCheck(NULL_KEYS, (subject.event_time,)))
     if subject.event_time:
         checks.append(RowCheck(FUTURE_TIMES, (subject.event_time,), now + tolerance, tolerance))
+        checks.append(RowCheck(EARLY_TIMES, (subject.event_time,)))
     return tuple(checks)
 
 
@@ -108,6 +133,8 @@ def row_check_result(check: RowCheck, found: CheckCounts) -> ExpectationResult:
         message = f"{found.unexpected:,} of {found.rows:,} rows have nulls in {shown}"
     if found.unexpected and check.type == FUTURE_TIMES:
         message = f"{found.unexpected:,} of {found.rows:,} rows have a {shown} in the future"
+    if found.unexpected and check.type == EARLY_TIMES:
+        message = f"{found.unexpected:,} of {found.rows:,} rows have a {shown} before 1980"
     return ExpectationResult(
         expectation=check.expectation,
         success=not found.unexpected,

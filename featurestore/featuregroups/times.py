@@ -1,0 +1,65 @@
+"""Times that a group declares: numbers are no times, and times of 1970 were numbers once."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pyarrow.types as pat
+
+from featurestore.errors import InvalidArgument
+from featurestore.featuregroups.audit import AuditedRows
+from featurestore.featuregroups.definition import Declaration
+from featurestore.model.callers import warn_caller
+from featurestore.model.epochs import conversion_hint, is_number, library_of, misread_advice
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.times import SuspiciousTimeWarning
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.validation.checks import EARLY_TIMES
+
+_PEEK_ROWS = 1000
+
+
+def check_time_types(rows: Relation, declared: Declaration, *, df: object, engine: Engine) -> None:
+    """Refuse time columns that hold numbers or texts.
+
+    The hint has the unit of numbers, by the size of the first ones, in the words of the dataframe's
+    library. ``rows`` may be a stream: the call is over when it is read.
+    """
+    for name in (declared.event_time, declared.created_time):
+        if name is None or name not in rows.schema.names:
+            continue
+        kind = rows.schema.field(name).type
+        if pat.is_timestamp(kind) or pat.is_date(kind):
+            continue
+        values: list[float | None] = []
+        if is_number(kind):
+            values = _first(rows, name, engine=engine)
+        raise InvalidArgument(
+            f"Time column {name!r} has type {kind}; times are timestamps or dates.",
+            hint=conversion_hint(name, kind, values, library=library_of(df)),
+        )
+
+
+def warn_of_early_times(audited: AuditedRows, spec: FeatureGroupSpec) -> None:
+    """Warn of event times before 1980, which are earlier than all labels and answer them."""
+    if audited.report is None or spec.event_time is None:
+        return
+    for result in audited.report.results:
+        if result.expectation["type"] != EARLY_TIMES:
+            continue
+        times = []
+        for sample in result.samples:
+            if isinstance(sample[spec.event_time], datetime):
+                times.append(sample[spec.event_time])
+        warn_caller(
+            f"feature group {spec.name!r}: {result.message}, where every later label finds them; "
+            f"{misread_advice(times)}",
+            SuspiciousTimeWarning,
+        )
+
+
+def _first(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
+    column = engine.select(rows, {name: name})
+    table = engine.stream(column, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS).read_all()
+    values: list[float | None] = table.column(0).to_pylist()
+    return values

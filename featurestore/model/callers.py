@@ -1,0 +1,19 @@
+"""Warnings that point at the line of the caller, whatever lies between it and the library."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+_OWN = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside of this library that made the call."""
+    frame, depth = sys._getframe(), 1
+    while frame.f_back is not None:
+        frame, depth = frame.f_back, depth + 1
+        name = frame.f_globals.get("__name__", "")
+        if name != "featurestore" and not name.startswith(_OWN):
+            break
+    warnings.warn(message, category, stacklevel=depth)

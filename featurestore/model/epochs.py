@@ -1,0 +1,129 @@
+"""Numbers and texts that stand for times: in which unit they count, and the line that converts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+# Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
+PLAUSIBLE_FROM = datetime(1980, 1, 1, tzinfo=UTC)
+_PLAUSIBLE_TO = datetime(2100, 1, 1, tzinfo=UTC)
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+_PANDAS = "df[{c!r}] = pd.to_datetime(df[{c!r}], unit={u!r}, utc=True)"
+_POLARS = "df.with_columns(pl.from_epoch({c!r}, time_unit={u!r}).dt.replace_time_zone('UTC'))"
+_NUMBERS = {
+    "pandas": dict.fromkeys(_PER_SECOND, _PANDAS),
+    "polars": dict.fromkeys(_PER_SECOND, _POLARS),
+    "pyspark": {
+        "s": "df.withColumn({c!r}, F.timestamp_seconds({c!r}))",
+        "ms": "df.withColumn({c!r}, F.timestamp_millis({c!r}))",
+        "us": "df.withColumn({c!r}, F.timestamp_micros({c!r}))",
+        "ns": "df.withColumn({c!r}, F.timestamp_micros((F.col({c!r}) / 1000).cast('long')))",
+    },
+    "pyarrow": dict.fromkeys(_PER_SECOND, "table[{c!r}].cast(pa.timestamp({u!r}, tz='UTC'))"),
+    "duckdb": {
+        "s": 'rows.select("* replace (make_timestamptz({c} * 1000000) as {c})")',
+        "ms": 'rows.select("* replace (make_timestamptz({c} * 1000) as {c})")',
+        "us": 'rows.select("* replace (make_timestamptz({c}) as {c})")',
+        "ns": 'rows.select("* replace (make_timestamptz({c} // 1000) as {c})")',
+    },
+}
+_TEXTS = {
+    "pandas": "df[{c!r}] = pd.to_datetime(df[{c!r}], utc=True)",
+    "polars": "df.with_columns(pl.col({c!r}).str.to_datetime(time_zone='UTC'))",
+    "pyspark": "df.withColumn({c!r}, F.to_timestamp({c!r}))",
+    "pyarrow": "table[{c!r}].cast(pa.timestamp('us', tz='UTC'))",
+    "duckdb": 'rows.select("* replace ({c}::timestamptz as {c})")',
+}
+_NAMES = {"pyspark": "on Spark", "pyarrow": "with Arrow", "duckdb": "in DuckDB"}
+
+
+def epoch_unit(values: Iterable[float | None]) -> str | None:
+    """Return the unit ("s", "ms", "us", "ns") in which numbers count from 1970, by their size.
+
+    None where none makes the greatest of them a time of 1980 to 2100.
+
+    >>> epoch_unit([1618491906000, 1618491907000])
+    'ms'
+    >>> epoch_unit([20240131]) is None
+    True
+    """
+    greatest = max((abs(value) for value in values if value is not None), default=0)
+    for unit, per_second in _PER_SECOND.items():
+        seconds = greatest / per_second
+        if PLAUSIBLE_FROM.timestamp() <= seconds < _PLAUSIBLE_TO.timestamp():
+            return unit
+    return None
+
+
+def misread_unit(times: Iterable[datetime]) -> str | None:
+    """Return the unit of numbers that were read as nanoseconds and came out as these times.
+
+    >>> misread_unit([datetime(1970, 1, 1, 0, 26, 58, 491906, tzinfo=UTC)])
+    'ms'
+    """
+    nanoseconds = []
+    for time in times:
+        nanoseconds.append(time.timestamp() * 1e9)
+    unit = epoch_unit(nanoseconds)
+    if unit == "ns":
+        return None
+    return unit
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Tell whether a column holds numbers, which may count from 1970."""
+    return bool(pat.is_integer(kind) or pat.is_floating(kind))
+
+
+def library_of(df: object) -> str:
+    """Return the name of the library that a dataframe comes from.
+
+    >>> library_of(pa.table({"a": [1]}))
+    'pyarrow'
+    """
+    name = type(df).__module__.split(".")[0].lstrip("_")
+    if name in _NUMBERS:
+        return name
+    return "pandas"
+
+
+def misread_advice(times: Iterable[datetime]) -> str:
+    """Return what to do about times of 1970.
+
+    >>> misread_advice([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
+    "were numbers of 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
+    """
+    unit = misread_unit(times)
+    if unit is None:
+        return "numbers since 1970 become times with their unit: pd.to_datetime(numbers, unit='s')"
+    return (
+        f"were numbers of {unit!r} read as nanoseconds? "
+        f"pd.to_datetime(numbers, unit={unit!r}, utc=True)"
+    )
+
+
+def conversion_hint(
+    column: str, kind: pa.DataType, values: Iterable[float | None] = (), *, library: str = "pandas"
+) -> str:
+    """Return what makes a column of numbers or texts a time, for the library of its dataframe.
+
+    >>> conversion_hint("ts", pa.int64(), [1618491906])
+    "convert it first, with pandas: df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
+    """
+    name = _NAMES.get(library, f"with {library}")
+    if not is_number(kind):
+        return f"convert it first, {name}: {_TEXTS[library].format(c=column)}"
+    unit = epoch_unit(values)
+    if unit is not None:
+        line = _NUMBERS[library][unit].format(c=column, u=unit)
+        return f"convert it first, {name}: {line}"
+    line = _NUMBERS[library]["s"].format(c=column, u="s")
+    return (
+        f"convert it first, {name}: {line} where the numbers count seconds since 1970; say it "
+        "where they count 'ms' or 'us'"
+    )

@@ -1,0 +1,148 @@
+"""What is declared as a time: numbers and texts are refused with the line that converts them.
+
+Times of 1970 are warned about; a time is no part of a key.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired
+from featurestore.jobs import sql_job
+from featurestore.model.epochs import conversion_hint, epoch_unit
+from featurestore.model.times import SuspiciousTimeWarning
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from featurestore.store import FeatureStore
+
+NOW = datetime(2021, 4, 15, 13, 5, 6, tzinfo=UTC)
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def numbers(unit: str) -> pa.Table:
+    moments = [NOW + timedelta(hours=count) for count in range(3)]
+    counts = [int(each.timestamp()) * PER_SECOND[unit] for each in moments]
+    return pa.table({"id": [1, 2, 3], "ts": counts, "x": [1.0, 2.0, 3.0]})
+
+
+@pytest.mark.parametrize("unit", PER_SECOND)
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_the_hint_of_a_number_as_time_makes_the_right_time(
+    duckdb_store: FeatureStore, unit: str, library: str
+) -> None:
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    made = {"pandas": numbers(unit).to_pandas, "polars": lambda: pl.from_arrow(numbers(unit))}
+    df = made[library]()
+    with pytest.raises(InvalidArgument) as refused:
+        duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
+    line = str(refused.value).split(f"with {library}: ")[1]
+    names = {"df": df, "pd": pd, "pl": pl}
+    if library == "pandas":
+        exec(line, names)
+        converted = names["df"]
+    else:
+        converted = eval(line, names)
+    group = duckdb_store.create_featuregroup(converted, "g", primary_key="id", event_time="ts")
+    assert min(group.read().to_arrow()["ts"].to_pylist()) == NOW
+
+
+def test_the_hint_speaks_of_spark_to_spark(spark: SparkSession, tmp_path: Any) -> None:
+    import featurestore
+
+    store = featurestore.connect(tmp_path, engine="spark")
+    df = spark.createDataFrame(numbers("ms").to_pylist())
+    with pytest.raises(InvalidArgument, match=r"withColumn\('ts', F.timestamp_millis\('ts'\)\)"):
+        store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
+
+
+def test_numbers_that_are_no_time_get_a_hint_that_asks_for_the_unit() -> None:
+    assert epoch_unit([20240131]) is None
+    assert "where they count 'ms' or 'us'" in conversion_hint("day", pa.int64(), [20240131])
+    assert "unit" not in conversion_hint("day", pa.string(), [])
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_times_that_were_numbers_read_as_nanoseconds_are_warned_about(
+    duckdb_store: FeatureStore, unit: str
+) -> None:
+    pd = pytest.importorskip("pandas")
+    df = numbers(unit).to_pandas()
+    df["ts"] = pd.to_datetime(df["ts"], utc=True).dt.floor("us")
+    says = rf"3 of 3 rows have a ts before 1980.*numbers of '{unit}' read as nanoseconds"
+    with pytest.warns(SuspiciousTimeWarning, match=says) as told:
+        duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
+    assert told[0].filename == __file__
+    with pytest.warns(SuspiciousTimeWarning, match="before 1980"):
+        duckdb_store.insert_into_featuregroup(df, "g", mode="overwrite")
+
+
+def test_labels_whose_time_is_a_number_are_refused_with_its_unit(
+    duckdb_store: FeatureStore,
+) -> None:
+    times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
+    rows = numbers("s").set_column(1, "ts", times)
+    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
+    labels = numbers("ms").select(["id", "ts"]).rename_columns(["id", "at"]).to_pandas()
+    with pytest.raises(LabelTimeRequired, match="unit='ms'"):
+        duckdb_store.get_features("g.x", labels=labels, label_time="at")
+    with pytest.raises(LabelTimeRequired, match=r"'at' looks like numbers(.|\n)*unit='ms'"):
+        duckdb_store.get_features("g.x", labels=labels)
+    old = pa.table({"id": [1], "at": pa.array([1618491906], pa.timestamp("us", tz="UTC"))})
+    with pytest.warns(SuspiciousTimeWarning, match="1 of the first 1 labels lie before 1980"):
+        duckdb_store.get_features("g.x", labels=old)
+
+
+@pytest.mark.parametrize(
+    ("key", "created", "says"),
+    [
+        (["id", "at"], None, r"primary_key=\['id'\], event_time='at'"),
+        (["at", "id", "known"], "known", r"primary_key=\['id'\], event_time='at'"),
+        ("at", None, r"primary_key=\['at'\] without event_time= joins rows of equal 'at'"),
+    ],
+)
+def test_a_time_in_the_key_is_refused_with_the_line_to_paste(
+    duckdb_store: FeatureStore, key: Any, created: str | None, says: str
+) -> None:
+    rows = [{"id": 1, "at": NOW, "known": NOW, "x": 1.0}]
+    with pytest.raises(InvalidArgument, match=says):
+        duckdb_store.create_featuregroup(
+            rows, "g", primary_key=key, event_time="at", created_time=created
+        )
+    assert duckdb_store.get_featuregroups() == []
+
+
+def test_a_job_with_its_time_in_the_key_is_refused() -> None:
+    with pytest.raises(InvalidJob, match=r"primary_key=\['id'\]"):
+        sql_job(
+            "hourly", sql="select * from g", primary_key=["id", "at"], event_time="at",
+            schedule="0 * * * *", inputs={"g": "g"},
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("ttl", [timedelta(0), "0s", "0d"])
+def test_a_ttl_of_zero_is_refused_and_both_of_its_meanings_offered(
+    duckdb_store: FeatureStore, ttl: Any
+) -> None:
+    rows = [{"id": 1, "at": NOW, "x": 1.0}]
+    with pytest.raises(InvalidArgument, match=r"ttl=None is without limit; ttl='exact'"):
+        duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at", ttl=ttl)
+
+
+def test_an_exact_ttl_answers_at_exact_times_only(store: FeatureStore) -> None:
+    rows = [{"id": 1, "at": NOW, "x": 1.0}]
+    group = store.get_or_create_featuregroup(
+        rows, "g", primary_key="id", event_time="at", ttl="exact"
+    )
+    again = store.get_or_create_featuregroup(
+        rows, "g", primary_key="id", event_time="at", ttl="exact"
+    )
+    assert group == again
+    labels = [{"id": 1, "t": NOW}, {"id": 1, "t": NOW + timedelta(microseconds=1)}]
+    frame = store.get_features("g.x", labels=labels)
+    assert frame.to_arrow()["x"].to_pylist() == [1.0, None]

@@ -51,7 +51,7 @@ def at(hours: float) -> datetime:
 
 
 @dataclass
-class World:
+class RetrievalCheck:
     """Groups on disk and in memory, so that an engine and the oracle see the same rows."""
 
     engine: Engine
@@ -191,49 +191,55 @@ class RetrievalConformance:
         return engine
 
     @pytest.fixture
-    def world(self, engine: Engine, writer: Engine, tmp_path: Path) -> World:
+    def retrieval(self, engine: Engine, writer: Engine, tmp_path: Path) -> RetrievalCheck:
         """Return the groups of one test."""
-        return World(engine, tmp_path, writer)
+        return RetrievalCheck(engine, tmp_path, writer)
 
     # -- which row ----------------------------------------------------------------------
 
-    def test_each_label_gets_the_latest_row_at_or_before_its_time(self, world: World) -> None:
-        world.group(
+    def test_each_label_gets_the_latest_row_at_or_before_its_time(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w",
             {"k": [1, 1, 1], "t": [at(0), at(2), at(4)], "x": [0.0, 2.0, 4.0]},
             primary_key=("k",),
             event_time="t",
             unique=True,
         )
-        rows = world.check(["w.x"], labels_of(k=[1, 1, 1], at=[at(1), at(2), at(9)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1, 1, 1], at=[at(1), at(2), at(9)]))
         assert values_of(rows, "x") == [0.0, 2.0, 4.0]
 
-    def test_label_time_equal_to_event_time_counts(self, world: World) -> None:
-        world.group(
+    def test_label_time_equal_to_event_time_counts(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w", {"k": [1], "t": [at(1)], "x": [5]}, primary_key=("k",), event_time="t", unique=True
         )
         early = at(1) - timedelta(microseconds=1)
-        rows = world.check(["w.x"], labels_of(k=[1, 1], at=[at(1), early]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1, 1], at=[at(1), early]))
         assert values_of(rows, "x") == [5, None]
 
-    def test_a_label_whose_rows_all_lie_in_its_future_gets_nulls(self, world: World) -> None:
-        world.group(
+    def test_a_label_whose_rows_all_lie_in_its_future_gets_nulls(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w", {"k": [1], "t": [at(5)], "x": [5]}, primary_key=("k",), event_time="t", unique=True
         )
-        assert world.check(["w.x"], labels_of(k=[1], at=[at(4)]))[0]["x"] is None
+        assert retrieval.check(["w.x"], labels_of(k=[1], at=[at(4)]))[0]["x"] is None
 
-    def test_duplicate_labels_stay_duplicates_in_their_order(self, world: World) -> None:
-        world.group(
+    def test_duplicate_labels_stay_duplicates_in_their_order(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w", {"k": [1, 2], "t": [at(0), at(0)], "x": [1, 2]}, primary_key=("k",), event_time="t"
         )
         labels = labels_of(k=[2, 1, 2, 2, 1], at=[at(1)] * 5, y=[0, 1, 2, 3, 3])
-        rows = world.check(["w.x"], labels)
+        rows = retrieval.check(["w.x"], labels)
         assert values_of(rows, "y") == [0, 1, 2, 3, 3]
         assert values_of(rows, "x") == [2, 1, 2, 2, 1]
 
     @pytest.mark.parametrize("backwards", [False, True])
     def test_equal_event_times_are_decided_by_created_time_then_hash(
-        self, world: World, backwards: bool
+        self, retrieval: RetrievalCheck, backwards: bool
     ) -> None:
         table = _table(
             {
@@ -246,40 +252,42 @@ class RetrievalConformance:
         )
         if backwards:
             table = table.take([3, 2, 1, 0])
-        world.group("w", table, primary_key=("k",), event_time="t", created_time="c", parts=2)
-        rows = world.check(["w.x"], labels_of(k=[1, 1], at=[at(1.5), at(3)]))
+        retrieval.group("w", table, primary_key=("k",), event_time="t", created_time="c", parts=2)
+        rows = retrieval.check(["w.x"], labels_of(k=[1, 1], at=[at(1.5), at(3)]))
         assert rows[0]["x"] == 9
         assert rows[1]["x"] in {1, 2, 3}
 
     @pytest.mark.parametrize("backwards", [False, True])
     def test_equal_event_times_without_created_time_are_decided_by_hash(
-        self, world: World, backwards: bool
+        self, retrieval: RetrievalCheck, backwards: bool
     ) -> None:
         table = _table(
             {"k": [1] * 4, "t": [at(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]}, {}
         )
         if backwards:
             table = table.take([3, 1, 0, 2])
-        world.group("w", table, primary_key=("k",), event_time="t", parts=2)
-        world.check(["w.x"], labels_of(k=[1], at=[at(3)]))
+        retrieval.group("w", table, primary_key=("k",), event_time="t", parts=2)
+        retrieval.check(["w.x"], labels_of(k=[1], at=[at(3)]))
 
-    def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(self, world: World) -> None:
-        world.group(
+    def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w",
             {"k": [1] * 6, "t": [at(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
             primary_key=("k",),
             event_time="t",
         )
         labels = labels_of(k=[1], at=[at(1)])
-        both = world.check(["w.x", "w.y"], labels)[0]
-        assert world.check(["w.y"], labels)[0]["y"] == both["y"]
-        assert world.check(["w.x"], labels)[0]["x"] == both["x"]
-        assert world.check(["w.y", "w.x"], labels)[0] == both
+        both = retrieval.check(["w.x", "w.y"], labels)[0]
+        assert retrieval.check(["w.y"], labels)[0]["y"] == both["y"]
+        assert retrieval.check(["w.x"], labels)[0]["x"] == both["x"]
+        assert retrieval.check(["w.y", "w.x"], labels)[0] == both
 
     # -- known at -----------------------------------------------------------------------
 
-    def test_a_row_counts_only_once_it_is_known(self, world: World) -> None:
-        world.group(
+    def test_a_row_counts_only_once_it_is_known(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"k": [1, 1], "t": [at(0), at(2)], "c": [at(1), at(6)], "x": [0, 2]},
             primary_key=("k",),
@@ -287,13 +295,13 @@ class RetrievalConformance:
             created_time="c",
             unique=True,
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 4, at=[at(0.5), at(1), at(5), at(6)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 4, at=[at(0.5), at(1), at(5), at(6)]))
         assert values_of(rows, "x") == [None, 0, 0, 2]
 
     def test_three_corrections_of_one_row_count_from_when_each_was_known(
-        self, world: World
+        self, retrieval: RetrievalCheck
     ) -> None:
-        world.group(
+        retrieval.group(
             "w",
             {"k": [1] * 4, "t": [at(0)] * 4, "c": [at(1), at(2), at(3), at(4)], "x": [1, 2, 3, 4]},
             primary_key=("k",),
@@ -301,15 +309,15 @@ class RetrievalConformance:
             created_time="c",
             unique=True,
         )
-        rows = world.check(
+        rows = retrieval.check(
             ["w.x"], labels_of(k=[1] * 5, at=[at(0.5), at(1.5), at(2.5), at(3.5), at(9)])
         )
         assert values_of(rows, "x") == [None, 1, 2, 3, 4]
 
     def test_a_late_correction_of_an_older_row_does_not_hide_a_newer_one(
-        self, world: World
+        self, retrieval: RetrievalCheck
     ) -> None:
-        world.group(
+        retrieval.group(
             "w",
             {
                 "k": [1] * 3,
@@ -322,11 +330,13 @@ class RetrievalConformance:
             created_time="c",
             unique=True,
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(7), at(9)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(7), at(9)]))
         assert values_of(rows, "x") == [1, 5, 5]
 
-    def test_rows_known_in_advance_count_from_their_event_time(self, world: World) -> None:
-        world.group(
+    def test_rows_known_in_advance_count_from_their_event_time(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w",
             {"k": [1] * 3, "t": [at(5)] * 3, "c": [at(1), at(2), at(3)], "x": [1, 2, 3]},
             primary_key=("k",),
@@ -334,11 +344,13 @@ class RetrievalConformance:
             created_time="c",
             unique=True,
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 2, at=[at(4), at(5)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[at(4), at(5)]))
         assert values_of(rows, "x") == [None, 3]
 
-    def test_without_the_filter_created_time_only_decides_ties(self, world: World) -> None:
-        world.group(
+    def test_without_the_filter_created_time_only_decides_ties(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w",
             {"k": [1] * 3, "t": [at(0), at(0), at(0)], "c": [at(7), None, at(9)], "x": [7, 0, 9]},
             primary_key=("k",),
@@ -346,30 +358,32 @@ class RetrievalConformance:
             created_time="c",
         )
         labels = labels_of(k=[1], at=[at(1)])
-        assert world.check(["w.x"], labels, created_time_filter=False)[0]["x"] == 9
-        assert world.check(["w.x"], labels)[0]["x"] is None
+        assert retrieval.check(["w.x"], labels, created_time_filter=False)[0]["x"] == 9
+        assert retrieval.check(["w.x"], labels)[0]["x"] is None
 
     # -- ttl ----------------------------------------------------------------------------
 
-    def test_without_ttl_the_oldest_row_still_counts(self, world: World) -> None:
-        world.group(
+    def test_without_ttl_the_oldest_row_still_counts(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t", ttl=None
         )
-        assert world.check(["w.x"], labels_of(k=[1], at=[at(24 * 365 * 100)]))[0]["x"] == 1
+        assert retrieval.check(["w.x"], labels_of(k=[1], at=[at(24 * 365 * 100)]))[0]["x"] == 1
 
-    def test_a_row_beyond_the_ttl_is_not_replaced_by_an_older_one(self, world: World) -> None:
-        world.group(
+    def test_a_row_beyond_the_ttl_is_not_replaced_by_an_older_one(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w",
             {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=2),
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 2, at=[at(2.5), at(3.5)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[at(2.5), at(3.5)]))
         assert values_of(rows, "x") == [1, None]
 
-    def test_ttl_ends_exactly_at_its_bound(self, world: World) -> None:
-        world.group(
+    def test_ttl_ends_exactly_at_its_bound(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"k": [1], "t": [at(0)], "x": [1]},
             primary_key=("k",),
@@ -377,11 +391,11 @@ class RetrievalConformance:
             ttl=timedelta(hours=2),
         )
         beyond = at(2) + timedelta(microseconds=1)
-        rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(2), beyond]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(2), beyond]))
         assert values_of(rows, "x") == [1, 1, None]
 
-    def test_ttl_zero_takes_exact_times_only(self, world: World) -> None:
-        world.group(
+    def test_ttl_zero_takes_exact_times_only(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"k": [1, 1], "t": [at(0), at(1)], "x": [0, 1]},
             primary_key=("k",),
@@ -389,11 +403,13 @@ class RetrievalConformance:
             ttl=timedelta(0),
         )
         late = at(1) + timedelta(microseconds=1)
-        rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(1), late]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(0), at(1), late]))
         assert values_of(rows, "x") == [0, 1, None]
 
-    def test_ttl_is_about_event_time_not_about_when_a_row_became_known(self, world: World) -> None:
-        world.group(
+    def test_ttl_is_about_event_time_not_about_when_a_row_became_known(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w",
             {"k": [1], "t": [at(0)], "c": [at(5)], "x": [1]},
             primary_key=("k",),
@@ -401,27 +417,29 @@ class RetrievalConformance:
             created_time="c",
             ttl=timedelta(hours=5),
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(5), at(6)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(5), at(6)]))
         assert values_of(rows, "x") == [None, 1, None]
 
     # -- keys ---------------------------------------------------------------------------
 
-    def test_composite_keys_never_meet_by_their_text(self, world: World) -> None:
-        world.group(
+    def test_composite_keys_never_meet_by_their_text(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"a": [1, 11], "b": [12, 2], "t": [at(0)] * 2, "x": [112, 1112]},
             primary_key=("a", "b"),
             event_time="t",
         )
-        rows = world.check(["w.x"], labels_of(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[at(1)] * 4))
+        rows = retrieval.check(
+            ["w.x"], labels_of(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[at(1)] * 4)
+        )
         assert values_of(rows, "x") == [112, 1112, None, None]
 
-    def test_text_keys_may_hold_any_separator(self, world: World) -> None:
+    def test_text_keys_may_hold_any_separator(self, retrieval: RetrievalCheck) -> None:
         separators = ["|", ",", "\x00", "_", "/", "::", "\x1f", "\n", "'", '"', "`", " "]
         number = len(separators)
         ends = [f"a{each}" for each in separators]
         begins = [f"{each}b" for each in separators]
-        world.group(
+        retrieval.group(
             "w",
             {"a": ends, "b": ["b"] * number, "t": [at(0)] * number, "x": range(number)},
             primary_key=("a", "b"),
@@ -430,23 +448,27 @@ class RetrievalConformance:
         labels = labels_of(
             a=ends + ["a"] * number, b=["b"] * number + begins, at=[at(1)] * 2 * number
         )
-        rows = world.check(["w.x"], labels)
+        rows = retrieval.check(["w.x"], labels)
         assert values_of(rows, "x") == [*range(number), *[None] * number]
 
-    def test_null_keys_match_nothing(self, world: World) -> None:
-        world.group(
+    def test_null_keys_match_nothing(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"a": [None, 1, None], "b": [2, None, None], "t": [at(0)] * 3, "x": [1, 2, 3]},
             primary_key=("a", "b"),
             event_time="t",
         )
-        rows = world.check(["w.x"], labels_of(a=[None, 1, None], b=[2, None, None], at=[at(1)] * 3))
+        rows = retrieval.check(
+            ["w.x"], labels_of(a=[None, 1, None], b=[2, None, None], at=[at(1)] * 3)
+        )
         assert values_of(rows, "x") == [None] * 3
 
-    def test_null_label_times_match_nothing_but_groups_without_time(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t")
-        world.group("p", {"k": [1], "y": [7]}, primary_key=("k",))
-        rows = world.check(["w.x", "p.y"], labels_of(k=[1, 1], at=[None, at(1)]))
+    def test_null_label_times_match_nothing_but_groups_without_time(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t")
+        retrieval.group("p", {"k": [1], "y": [7]}, primary_key=("k",))
+        rows = retrieval.check(["w.x", "p.y"], labels_of(k=[1, 1], at=[None, at(1)]))
         assert values_of(rows, "x") == [None, 1]
         assert values_of(rows, "y") == [7, 7]
 
@@ -466,36 +488,38 @@ class RetrievalConformance:
         ids=_type_name,
     )
     def test_keys_of_every_type_meet(
-        self, world: World, values: list[Any], kind: pa.DataType
+        self, retrieval: RetrievalCheck, values: list[Any], kind: pa.DataType
     ) -> None:
-        world.group(
+        retrieval.group(
             "w",
             _table({"k": values, "t": [at(0)] * 3, "x": [0, 1, 2]}, {"k": kind}),
             primary_key=("k",),
             event_time="t",
         )
         labels = _table({"k": values[::-1], "at": [at(1)] * 3}, {"k": kind})
-        rows = world.check(["w.x"], labels, label_time="at")
+        rows = retrieval.check(["w.x"], labels, label_time="at")
         last: int | None = 2
         if values[2] is None:
             last = None
         assert values_of(rows, "x") == [last, 1, 0]
 
-    def test_integer_keys_of_other_widths_meet(self, world: World) -> None:
-        world.group(
+    def test_integer_keys_of_other_widths_meet(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             _table({"k": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
             primary_key=("k",),
             event_time="t",
         )
         labels = _table({"k": [2, -1, 1], "at": [at(1)] * 3}, {"k": pa.int8()})
-        assert values_of(world.check(["w.x"], labels), "x") == [2, None, 1]
+        assert values_of(retrieval.check(["w.x"], labels), "x") == [2, None, 1]
 
-    def test_label_columns_of_other_names_join_through_join_key(self, world: World) -> None:
-        world.group(
+    def test_label_columns_of_other_names_join_through_join_key(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "w", {"a": [1, 2], "t": [at(0)] * 2, "x": [1, 2]}, primary_key=("a",), event_time="t"
         )
-        rows = world.check(
+        rows = retrieval.check(
             ["w.x"], labels_of(place=[2, 1], at=[at(1)] * 2), join_key={"place": "a"}
         )
         assert values_of(rows, "x") == [2, 1]
@@ -503,9 +527,9 @@ class RetrievalConformance:
     # -- shapes of results ------------------------------------------------------------------
 
     def test_left_join_gives_one_row_for_each_label_and_inner_join_drops(
-        self, world: World
+        self, retrieval: RetrievalCheck
     ) -> None:
-        world.group(
+        retrieval.group(
             "w",
             {"k": [1], "t": [at(0)], "x": [None]},
             types={"x": pa.int32()},
@@ -513,41 +537,43 @@ class RetrievalConformance:
             event_time="t",
             ttl=timedelta(hours=3),
         )
-        world.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
+        retrieval.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
         labels = labels_of(k=[1, 2, 1, 3, 1], at=[at(1), at(1), at(9), at(1), None])
-        assert len(world.check(["w.x", "p.y"], labels)) == 5
-        kept = world.check(["w.x", "p.y"], labels, how="inner")
+        assert len(retrieval.check(["w.x", "p.y"], labels)) == 5
+        kept = retrieval.check(["w.x", "p.y"], labels, how="inner")
         assert values_of(kept, "k") == [1]
         assert values_of(kept, "at") == [at(1)]
 
-    def test_empty_labels_give_no_rows_and_empty_groups_give_nulls(self, world: World) -> None:
+    def test_empty_labels_give_no_rows_and_empty_groups_give_nulls(
+        self, retrieval: RetrievalCheck
+    ) -> None:
         roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t"}
-        world.group("w", {"k": [1], "t": [at(0)], "x": [1]}, **roles)
-        world.group("e", labels_of(k=[1], t=[at(0)], y=[1]).slice(0, 0), **roles)
-        world.group("f", labels_of(k=[1], z=[1]).slice(0, 0), primary_key=("k",))
+        retrieval.group("w", {"k": [1], "t": [at(0)], "x": [1]}, **roles)
+        retrieval.group("e", labels_of(k=[1], t=[at(0)], y=[1]).slice(0, 0), **roles)
+        retrieval.group("f", labels_of(k=[1], z=[1]).slice(0, 0), primary_key=("k",))
         labels = labels_of(k=[1], at=[at(1)])
-        assert world.check(["w.x", "e.y", "f.z"], labels) == [
+        assert retrieval.check(["w.x", "e.y", "f.z"], labels) == [
             {"k": 1, "at": at(1), "x": 1, "y": None, "z": None}
         ]
-        assert world.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
+        assert retrieval.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
 
-    def test_groups_without_event_time_are_one_row_a_key(self, world: World) -> None:
-        world.group("p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), parts=2)
-        rows = world.check(["p.x"], labels_of(k=[2, 1, None, 5]))
+    def test_groups_without_event_time_are_one_row_a_key(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group("p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), parts=2)
+        rows = retrieval.check(["p.x"], labels_of(k=[2, 1, None, 5]))
         assert rows[0]["x"] == 3
         assert (rows[2]["x"], rows[3]["x"]) == (None, None)
 
-    def test_nan_stays_nan_and_null_stays_null(self, world: World) -> None:
+    def test_nan_stays_nan_and_null_stays_null(self, retrieval: RetrievalCheck) -> None:
         values = [float("nan"), None, -0.0, float("inf"), 5e-324]
         table = _table(
             {"k": range(5), "t": [at(0)] * 5, "x": values, "y": values}, {"y": pa.float32()}
         )
-        world.group("w", table, primary_key=("k",), event_time="t", ttl=timedelta(days=1))
-        rows = world.check(["w.x", "w.y"], labels_of(k=list(range(6)), at=[at(1)] * 6))
+        retrieval.group("w", table, primary_key=("k",), event_time="t", ttl=timedelta(days=1))
+        rows = retrieval.check(["w.x", "w.y"], labels_of(k=list(range(6)), at=[at(1)] * 6))
         assert rows[1]["x"] is None
         assert np.isnan(rows[0]["x"])
 
-    def test_nested_and_list_features_come_back_whole(self, world: World) -> None:
+    def test_nested_and_list_features_come_back_whole(self, retrieval: RetrievalCheck) -> None:
         kinds = {
             "tags": pa.list_(pa.string()),
             "image": pa.list_(pa.field("item", pa.uint8()), 3),
@@ -567,28 +593,30 @@ class RetrievalConformance:
             ],
             "steps": [[{"n": 1}], [{"n": None}], [], None],
         }
-        world.group("w", _table(columns, kinds), primary_key=("k",), event_time="t")
+        retrieval.group("w", _table(columns, kinds), primary_key=("k",), event_time="t")
         labels = _table(
             {"k": [1, 1, 2, 3], "at": [at(0.5), at(2), at(2), at(2)], "y": [[1], None, [], [2, 3]]},
             {"y": pa.list_(pa.int64())},
         )
-        world.check(["w.tags", "w.image", "w.place", "w.steps"], labels)
+        retrieval.check(["w.tags", "w.image", "w.place", "w.steps"], labels)
 
-    def test_dates_are_midnight_in_utc(self, world: World) -> None:
-        world.group(
+    def test_dates_are_midnight_in_utc(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"k": [1, 1], "t": [date(2024, 1, 1), date(2024, 1, 2)], "x": [1, 2]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=30),
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 4, at=[at(-1), at(0), at(24), at(55)]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 4, at=[at(-1), at(0), at(24), at(55)]))
         assert values_of(rows, "x") == [None, 1, 2, None]
-        rows = world.check(["w.x"], labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)]))
+        rows = retrieval.check(
+            ["w.x"], labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)])
+        )
         assert values_of(rows, "x") == [1, None]
 
     def test_naive_times_are_utc_and_times_of_other_zones_are_the_same_moments(
-        self, world: World
+        self, retrieval: RetrievalCheck
     ) -> None:
         naive, zoned = pa.timestamp("us"), pa.timestamp("ms", tz="America/New_York")
         summer = datetime(2024, 7, 1, 12)
@@ -596,30 +624,30 @@ class RetrievalConformance:
         hours = [summer, summer + timedelta(hours=1)]
         with pytest.warns(NaiveTimeWarning):
             rows = _as_taken(_table({"k": [1, 1], "t": hours, "x": [0, 1]}, {"t": naive}))
-        world.group("w", rows, primary_key=("k",), event_time="t", ttl=timedelta(0))
+        retrieval.group("w", rows, primary_key=("k",), event_time="t", ttl=timedelta(0))
         labels = _as_taken(
             _table({"k": [1, 1], "at": pa.array(aware, TIMESTAMP).cast(zoned)}, {"at": zoned})
         )
-        assert values_of(world.check(["w.x"], labels), "x") == [0, 1]
+        assert values_of(retrieval.check(["w.x"], labels), "x") == [0, 1]
         with pytest.warns(NaiveTimeWarning):
             labels = _as_taken(_table({"k": [1], "at": [summer]}, {"at": naive}))
-        assert world.check(["w.x"], labels)[0]["x"] == 0
+        assert retrieval.check(["w.x"], labels)[0]["x"] == 0
 
-    def test_times_of_the_far_past_and_future_compare(self, world: World) -> None:
+    def test_times_of_the_far_past_and_future_compare(self, retrieval: RetrievalCheck) -> None:
         old, new = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-        world.group(
+        retrieval.group(
             "w",
             {"k": [1, 1], "t": [old, new], "x": [1, 2]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(days=4_000_000),
         )
-        rows = world.check(["w.x"], labels_of(k=[1] * 3, at=[old, at(0), new]))
+        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[old, at(0), new]))
         assert values_of(rows, "x") == [1, 1, 2]
-        assert world.check(["w.x"], labels_of(k=[1]), label_time=at(0))[0]["x"] == 1
+        assert retrieval.check(["w.x"], labels_of(k=[1]), label_time=at(0))[0]["x"] == 1
 
-    def test_one_moment_for_all_rows(self, world: World) -> None:
-        world.group(
+    def test_one_moment_for_all_rows(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {
                 "k": [1, 1, 2],
@@ -633,60 +661,64 @@ class RetrievalConformance:
             ttl=timedelta(hours=9),
         )
         labels = labels_of(k=[1, 2, 3])
-        rows = world.check(["w.x"], labels, label_time=at(6))
+        rows = retrieval.check(["w.x"], labels, label_time=at(6))
         assert values_of(rows, "x") == [5, None, None]
-        rows = world.check(["w.x"], labels, label_time=at(9.5))
+        rows = retrieval.check(["w.x"], labels, label_time=at(9.5))
         assert values_of(rows, "x") == [5, 25, None]
-        rows = world.check(["w.x"], labels, label_time=at(20))
+        rows = retrieval.check(["w.x"], labels, label_time=at(20))
         assert values_of(rows, "x") == [None, None, None]
 
-    def test_the_order_of_requested_features_never_changes_values(self, world: World) -> None:
+    def test_the_order_of_requested_features_never_changes_values(
+        self, retrieval: RetrievalCheck
+    ) -> None:
         for name in ("a", "b", "c"):
             features: dict[str, Sequence[Any]] = {f"{name}x": range(6), f"{name}y": range(6)}
-            world.group(
+            retrieval.group(
                 name,
                 {"k": [1, 2] * 3, "t": list(map(at, range(6))), **features},
                 primary_key=("k",),
                 event_time="t",
             )
         labels = labels_of(k=[1, 2, 1], at=[at(3), at(4), at(0)])
-        one = world.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
-        other = world.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
+        one = retrieval.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
+        other = retrieval.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
         assert list(other[0]) == ["k", "at", "cx", "ay", "bx", "ax"]
         assert one == other
 
-    def test_a_group_as_labels_keeps_all_its_rows(self, world: World) -> None:
-        world.group(
+    def test_a_group_as_labels_keeps_all_its_rows(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
         )
-        world.group(
+        retrieval.group(
             "y",
             {"id": [1, 2, 3], "k": [1, 2, 1], "at": [at(1)] * 3, "late": [True, False, True]},
             primary_key=("id",),
             event_time="at",
         )
-        rows = world.check(["w.x"], "y")
+        rows = retrieval.check(["w.x"], "y")
         found = dict(zip(values_of(rows, "id"), values_of(rows, "x"), strict=True))
         assert len(rows) == 3
         assert found == {1: 1, 2: None, 3: 1}
 
-    def test_without_labels_the_first_group_is_the_left_side(self, world: World) -> None:
-        world.group(
+    def test_without_labels_the_first_group_is_the_left_side(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
             "y",
             {"id": [1, 2, 3], "k": [1, 2, None], "at": [at(1)] * 3, "z": [1.0, None, 3.0]},
             primary_key=("id",),
             event_time="at",
         )
-        world.group(
+        retrieval.group(
             "w", {"k": [1, 2], "t": [at(0), at(3)], "x": [1, 2]}, primary_key=("k",), event_time="t"
         )
-        rows = world.check(["y.z", "w.x"], None)
+        rows = retrieval.check(["y.z", "w.x"], None)
         assert set(map(tuple, rows)) == {("z", "x")}
-        rows = world.check(["y.z as other", "w.x"], None, include_keys=True)
+        rows = retrieval.check(["y.z as other", "w.x"], None, include_keys=True)
         assert set(map(tuple, rows)) == {("id", "at", "other", "x")}
 
     @pytest.mark.parametrize("created", [False, True])
-    def test_a_few_labels_of_a_long_history(self, world: World, created: bool) -> None:
+    def test_a_few_labels_of_a_long_history(self, retrieval: RetrievalCheck, created: bool) -> None:
         random = np.random.default_rng(3)
         columns: dict[str, Sequence[Any]] = {
             "a": random.integers(0, 3, 300).tolist(),
@@ -698,41 +730,43 @@ class RetrievalConformance:
         roles: dict[str, Any] = {"primary_key": ("a", "b"), "event_time": "t"}
         if created:
             roles["created_time"] = "c"
-        world.group("w", columns, **roles)
+        retrieval.group("w", columns, **roles)
         labels = labels_of(
             a=[1, 1, 9, None], b=["b1", "b1", "b0", "b0"], at=[at(9), at(9), at(9), at(9)]
         )
-        rows = world.check(["w.x"], labels)
+        rows = retrieval.check(["w.x"], labels)
         assert rows[0] == rows[1]
 
-    def test_labels_that_have_a_column_of_a_features_name_are_refused(self, world: World) -> None:
-        world.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t")
+    def test_labels_that_have_a_column_of_a_features_name_are_refused(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group("w", {"k": [1], "t": [at(0)], "x": [1]}, primary_key=("k",), event_time="t")
         with pytest.raises(ColumnConflict, match="the left side's column 'x'"):
-            world.plan(["w.x"], labels_of(k=[1], at=[at(1)], x=[5]))
-        rows = world.check(["w.x as w_x"], labels_of(k=[1], at=[at(1)], x=[5]))
+            retrieval.plan(["w.x"], labels_of(k=[1], at=[at(1)], x=[5]))
+        rows = retrieval.check(["w.x as w_x"], labels_of(k=[1], at=[at(1)], x=[5]))
         assert (rows[0]["x"], rows[0]["w_x"]) == (5, 1)
 
-    def test_aliases_tell_equal_names_apart(self, world: World) -> None:
+    def test_aliases_tell_equal_names_apart(self, retrieval: RetrievalCheck) -> None:
         for name, value in (("w", 1), ("v", 2)):
-            world.group(
+            retrieval.group(
                 name, {"k": [1], "t": [at(0)], "x": [value]}, primary_key=("k",), event_time="t"
             )
-        rows = world.check(["w.x", "v.x as vx", "w.x as again"], labels_of(k=[1], at=[at(1)]))
+        rows = retrieval.check(["w.x", "v.x as vx", "w.x as again"], labels_of(k=[1], at=[at(1)]))
         assert rows == [{"k": 1, "at": at(1), "x": 1, "vx": 2, "again": 1}]
 
-    def test_two_versions_of_one_group_are_two_sources(self, world: World) -> None:
+    def test_two_versions_of_one_group_are_two_sources(self, retrieval: RetrievalCheck) -> None:
         for version in (1, 2):
-            world.group(
+            retrieval.group(
                 "w",
                 {"k": [1], "t": [at(0)], "x": [version]},
                 primary_key=("k",),
                 event_time="t",
                 version=version,
             )
-        rows = world.check(["w@v1.x as one", "w.x as two"], labels_of(k=[1], at=[at(1)]))
+        rows = retrieval.check(["w@v1.x as one", "w.x as two"], labels_of(k=[1], at=[at(1)]))
         assert (rows[0]["one"], rows[0]["two"]) == (1, 2)
 
-    def test_hundreds_of_features_from_ten_groups(self, world: World) -> None:
+    def test_hundreds_of_features_from_ten_groups(self, retrieval: RetrievalCheck) -> None:
         random = np.random.default_rng(5)
 
         features = []
@@ -741,55 +775,55 @@ class RetrievalConformance:
             columns["t"] = _moments(random, 6, 12)
             for index in range(30):
                 columns[f"g{number}_{index}"] = random.random(12).tolist()
-            world.group(f"g{number}", columns, primary_key=("k",), event_time="t")
+            retrieval.group(f"g{number}", columns, primary_key=("k",), event_time="t")
             features.append(f"g{number}.*")
         keys = random.integers(0, 4, 20).tolist()
-        rows = world.check(features, labels_of(k=keys, at=_moments(random, 6, 20)))
+        rows = retrieval.check(features, labels_of(k=keys, at=_moments(random, 6, 20)))
         assert len(rows[0]) == 302
 
-    def test_partitioned_groups_and_columns_added_later(self, world: World) -> None:
-        world.group(
+    def test_partitioned_groups_and_columns_added_later(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w",
             {"k": [1, 1, 2], "t": [at(0), at(1), at(0)], "x": [1, 2, 3], "day": ["a", "b", "a"]},
             primary_key=("k",),
             event_time="t",
             partition_by=("day",),
         )
-        rows = world.check(["w.x", "w.day"], labels_of(k=[1, 2], at=[at(5)] * 2))
+        rows = retrieval.check(["w.x", "w.day"], labels_of(k=[1, 2], at=[at(5)] * 2))
         assert values_of(rows, "x") == [2, 3]
         assert values_of(rows, "day") == ["b", "a"]
 
-    def test_label_columns_with_awkward_names_survive(self, world: World) -> None:
-        world.group(
+    def test_label_columns_with_awkward_names_survive(self, retrieval: RetrievalCheck) -> None:
+        retrieval.group(
             "w", {"k": [1], "t": [at(0)], "select": [7]}, primary_key=("k",), event_time="t"
         )
         labels = labels_of(
             k=[1], at=[at(1)], event=[3], since=[4], l=[5], r0=[6], tie=[8], o0=[9], created=[10]
         )
-        assert world.check(["w.select"], labels)[0]["select"] == 7
+        assert retrieval.check(["w.select"], labels)[0]["select"] == 7
 
     # -- many small cases -----------------------------------------------------------------
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_small_random_cases_agree_with_the_oracle_bit_by_bit(
-        self, world: World, shape: JoinShape
+        self, retrieval: RetrievalCheck, shape: JoinShape
     ) -> None:
         for round_ in range(self.rounds_per_shape):
-            check_cases(world, shape, count=self.cases_at_once, seed=round_)
+            check_cases(retrieval, shape, count=self.cases_at_once, seed=round_)
 
 
-def check_cases(world: World, shape: JoinShape, *, count: int, seed: int) -> None:
+def check_cases(retrieval: RetrievalCheck, shape: JoinShape, *, count: int, seed: int) -> None:
     """Compare an engine with the oracle on random cases of a shape, and count them in ``CASES``."""
     cases = random_cases(shape, count=count, seed=seed)
-    name = f"w{len(world.tables)}"
-    world.group(name, cases.rows, unique=cases.unique or None, parts=2, **cases.roles)
-    plan = world.plan(
+    name = f"w{len(retrieval.tables)}"
+    retrieval.group(name, cases.rows, unique=cases.unique or None, parts=2, **cases.roles)
+    plan = retrieval.plan(
         [f"{name}.{column}" for column in cases.features], cases.labels, **cases.options
     )
-    found = world.run(plan, cases.labels)
-    expected = brute_force(plan, tables=world.tables, labels=cases.labels)
+    found = retrieval.run(plan, cases.labels)
+    expected = brute_force(plan, tables=retrieval.tables, labels=cases.labels)
     _assert_equal_cases(found, expected, cases.labels, cases.rows)
-    CASES[world.engine.name] += count
+    CASES[retrieval.engine.name] += count
 
 
 def _assert_equal_cases(
@@ -818,4 +852,4 @@ def _assert_equal_cases(
     )
 
 
-__all__ = ["CASES", "RetrievalConformance", "World", "at", "check_cases", "labels_of"]
+__all__ = ["CASES", "RetrievalConformance", "RetrievalCheck", "at", "check_cases", "labels_of"]

@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import JoinShape, any_shape
-from featurestore.testing.retrieval_conformance import RetrievalConformance, World, at, check_cases
+from featurestore.testing.retrieval_conformance import (
+    RetrievalCheck,
+    RetrievalConformance,
+    at,
+    check_cases,
+)
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 
@@ -45,7 +50,7 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
     engine: Engine, shape: JoinShape, count: int, seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        check_cases(World(engine, Path(directory), engine), shape, count=count, seed=seed)
+        check_cases(RetrievalCheck(engine, Path(directory), engine), shape, count=count, seed=seed)
 
 
 _ROWS = 150
@@ -97,22 +102,22 @@ def test_keys_of_every_pair_of_types_meet_as_in_a_plain_join(
 ) -> None:
     """Also there for the next DuckDB: the ASOF join of 2.0 loses binary columns behind others."""
     random = np.random.default_rng(7)
-    world = World(engine, tmp_path, engine)
+    retrieval = RetrievalCheck(engine, tmp_path, engine)
     times = [at(hour) for hour in random.permutation(_ROWS).tolist()]
     rows = pa.table({**_values(random), "t": pa.array(times, TIMESTAMP), "x": np.arange(_ROWS)})
     moments = [at(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
     labels = pa.table({**_values(random), "at": pa.array(moments, TIMESTAMP)})
     names = labels.column_names[:-1]
-    source = world.group("w", rows, unique=True, primary_key=tuple(names), event_time="t")
+    source = retrieval.group("w", rows, unique=True, primary_key=tuple(names), event_time="t")
     label_values, row_values = labels.to_pylist(), rows.to_pylist()
     wrong = []
     for first in names:
         others = [name for name in names if name != first]
         for second in others:  # the same table, under the name and the key of a group of its own
             spec = replace(source.spec, name=second, primary_key=(first, second))
-            world.sources[second, 1] = replace(source, spec=spec)
+            retrieval.sources[second, 1] = replace(source, spec=spec)
         wanted = [f"{second}.x as x_{second}" for second in others]
-        found = world.run(world.plan(wanted, labels, label_time="at"), labels)
+        found = retrieval.run(retrieval.plan(wanted, labels, label_time="at"), labels)
         for second in others:
             expected = _plain_join(label_values, row_values, first, second)
             if found.column(f"x_{second}").to_pylist() != expected:

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 
 from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import JoinShape, any_shape
-from featurestore.testing.retrieval_conformance import RetrievalConformance, World, check_cases
+from featurestore.testing.retrieval_conformance import (
+    RetrievalCheck,
+    RetrievalConformance,
+    check_cases,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,4 +59,6 @@ def test_every_combination_of_rules_is_answered_alike_by_oracle_duckdb_and_spark
 
     for engine in (writer, SparkEngine(spark)):
         with tempfile.TemporaryDirectory() as directory:
-            check_cases(World(engine, Path(directory), writer), shape, count=count, seed=seed)
+            check_cases(
+                RetrievalCheck(engine, Path(directory), writer), shape, count=count, seed=seed
+            )

@@ -19,7 +19,7 @@ from featurestore.model.plan import ROW
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
 from featurestore.testing.oracle import bits
-from featurestore.testing.retrieval_conformance import World, at, labels_of
+from featurestore.testing.retrieval_conformance import RetrievalCheck, at, labels_of
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 if TYPE_CHECKING:
@@ -42,17 +42,17 @@ def writer() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def spark_world(spark: Any, writer: Engine, tmp_path: Path) -> World:
+def spark_retrieval(spark: Any, writer: Engine, tmp_path: Path) -> RetrievalCheck:
     from featurestore_connectors.spark_delta import SparkEngine
 
-    return World(SparkEngine(spark), tmp_path, writer)
+    return RetrievalCheck(SparkEngine(spark), tmp_path, writer)
 
 
-def physical_plan(world: World, features: list[str], labels: pa.Table) -> str:
-    plan = world.plan(features, labels)
+def physical_plan(retrieval: RetrievalCheck, features: list[str], labels: pa.Table) -> str:
+    plan = retrieval.plan(features, labels)
     numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
-    relation = world.engine.from_arrow(numbered.to_reader())
-    return world.engine.explain(world.engine.retrieve(plan, labels=relation))
+    relation = retrieval.engine.from_arrow(numbered.to_reader())
+    return retrieval.engine.explain(retrieval.engine.retrieve(plan, labels=relation))
 
 
 def count(plan: str, operator: str) -> int:
@@ -63,14 +63,17 @@ def count(plan: str, operator: str) -> int:
 def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_necessary(
     writer: Engine, tmp_path: Path
 ) -> None:
-    world = World(writer, tmp_path, writer)
+    retrieval = RetrievalCheck(writer, tmp_path, writer)
     rows = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], "x": [1.0, 2.0]}
     roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t"}
-    world.group("plain", rows, unique=True, **roles)
-    world.group("tied", rows, **roles)
-    world.group("late", rows, unique=True, created_time="c", **roles)
+    retrieval.group("plain", rows, unique=True, **roles)
+    retrieval.group("tied", rows, **roles)
+    retrieval.group("late", rows, unique=True, created_time="c", **roles)
     labels = labels_of(k=[1], at=[at(3)])
-    plans = {name: physical_plan(world, [f"{name}.x"], labels).lower() for name, _ in world.sources}
+    plans = {
+        name: physical_plan(retrieval, [f"{name}.x"], labels).lower()
+        for name, _ in retrieval.sources
+    }
     assert {name: "asof join" in plan for name, plan in plans.items()} == {
         "plain": True,
         "tied": True,
@@ -83,13 +86,15 @@ def test_duckdb_looks_for_a_maximum_only_where_created_time_or_ties_make_it_nece
     }
 
 
-def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(spark_world: World) -> None:
+def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(
+    spark_retrieval: RetrievalCheck,
+) -> None:
     for name in ("a", "b"):
-        world = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], f"{name}x": [1.0, 2.0]}
-        spark_world.group(
-            name, world, primary_key=("k",), event_time="t", created_time="c", unique=True
+        rows = {"k": [1, 2], "t": [at(0), at(1)], "c": [at(0), at(2)], f"{name}x": [1.0, 2.0]}
+        spark_retrieval.group(
+            name, rows, primary_key=("k",), event_time="t", created_time="c", unique=True
         )
-    spark_world.group(
+    spark_retrieval.group(
         "d",
         {"place": ["p"], "t": [at(0)], "y": [1.0]},
         primary_key=("place",),
@@ -97,9 +102,9 @@ def test_spark_shuffles_once_for_groups_of_one_key_and_joins_no_ranges(spark_wor
         unique=True,
     )
     labels = labels_of(k=[1, 2], place=["p", "q"], at=[at(1), at(3)])
-    both = physical_plan(spark_world, ["a.ax", "b.bx"], labels)
+    both = physical_plan(spark_retrieval, ["a.ax", "b.bx"], labels)
     assert (count(both, "Window"), count(both, "Union"), plan_shuffles(both)) == (1, 1, 1)
-    other = physical_plan(spark_world, ["a.ax", "b.bx", "d.y"], labels)
+    other = physical_plan(spark_retrieval, ["a.ax", "b.bx", "d.y"], labels)
     assert (count(other, "Window"), count(other, "Union"), plan_shuffles(other)) == (2, 2, 2)
     for plan in (both, other):
         assert not any(join in plan for join in RANGE_JOINS)
@@ -110,24 +115,26 @@ def plan_shuffles(plan: str) -> int:
     return len(re.findall(r"Arguments: hashpartitioning\(", plan))
 
 
-def test_spark_sorts_by_one_integer_before_it_compares_rows(spark_world: World) -> None:
+def test_spark_sorts_by_one_integer_before_it_compares_rows(
+    spark_retrieval: RetrievalCheck,
+) -> None:
     rows = {"k": ["a", "b"], "t": [at(0), at(1)], "x": [1.0, 2.0]}
-    spark_world.group("w", rows, primary_key=("k",), event_time="t", unique=True)
-    plan = physical_plan(spark_world, ["w.x"], labels_of(k=["a"], at=[at(3)]))
+    spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
+    plan = physical_plan(spark_retrieval, ["w.x"], labels_of(k=["a"], at=[at(3)]))
     below = re.search(r"\) Sort\nInput [^\n]*\nArguments: \[([^\]]*)\]", plan)
     assert below is not None
     assert below[1].count("ASC") == 1
     assert "unix_seconds" in below[1]
 
 
-def test_spark_finds_rows_of_any_century(spark_world: World) -> None:
+def test_spark_finds_rows_of_any_century(spark_retrieval: RetrievalCheck) -> None:
     """Seconds that do not fit into the integer by which rows are sorted first change no answer."""
     years = [1800, 1901, 1969, 1970, 2024, 2106, 2107, 2300]
     moments = [datetime(year, 6, 1, tzinfo=UTC) for year in years]
     rows = {"k": [1] * len(years), "t": moments, "year": years}
-    spark_world.group("w", rows, primary_key=("k",), event_time="t", unique=True)
+    spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
     asked = [moment + timedelta(days=delta) for moment in moments for delta in (-1, 0, 1)]
-    found = spark_world.check(["w.year"], labels_of(k=[1] * len(asked), at=asked))
+    found = spark_retrieval.check(["w.year"], labels_of(k=[1] * len(asked), at=asked))
     assert [row["year"] for row in found][:4] == [None, 1800, 1800, 1800]
 
 
@@ -136,10 +143,10 @@ def test_hot_keys_are_answered_like_any_other(
     engine_kind: str, writer: Engine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """One key has nine tenths of the rows and of the labels; some rows tie, some are corrected."""
-    world = (
-        request.getfixturevalue("spark_world")
+    retrieval = (
+        request.getfixturevalue("spark_retrieval")
         if engine_kind == "spark"
-        else World(writer, tmp_path, writer)
+        else RetrievalCheck(writer, tmp_path, writer)
     )
     random = np.random.default_rng(11)
     rows, asked = 3_000, 200
@@ -157,13 +164,13 @@ def test_hot_keys_are_answered_like_any_other(
         ],
         "x": random.random(rows).tolist(),
     }
-    world.group(
+    retrieval.group(
         "w", columns, primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=20)
     )
     labels = labels_of(
         k=keys(asked), at=[at(int(hour)) for hour in random.integers(0, 2_100, asked)]
     )
-    found = world.check(["w.x"], labels)
+    found = retrieval.check(["w.x"], labels)
     assert sum(row["x"] is not None for row in found) > asked // 2
 
 
@@ -194,16 +201,18 @@ def test_retrieval_spills_where_memory_is_short(tmp_path: Path, writer: Engine) 
     }
     columns |= {f"f{index}": random.random(size) for index in range(wide)}
     table = pa.table(columns)
-    world = World(writer, tmp_path, writer)
-    world.group("w", table, primary_key=("k",), event_time="t", unique=True)
+    retrieval = RetrievalCheck(writer, tmp_path, writer)
+    retrieval.group("w", table, primary_key=("k",), event_time="t", unique=True)
     moments = pa.array(base + random.integers(0, size, 200_000) * 1_000_000, TIMESTAMP)
     labels = pa.table({"k": random.integers(0, 50_000, 200_000), "at": moments})
-    plan = world.plan(["w.*"], labels)
-    expected = world.run(plan, labels)
+    plan = retrieval.plan(["w.*"], labels)
+    expected = retrieval.run(plan, labels)
     spilled = tmp_path / "spilled"
     limit = f"{(table.nbytes + labels.nbytes) // 4 // 2**20}MiB"
     short = DuckDBEngine(memory_limit=limit, threads=1, temp_directory=str(spilled))
-    found = World(short, tmp_path, writer, world.sources, world.tables).run(plan, labels)
+    found = RetrievalCheck(short, tmp_path, writer, retrieval.sources, retrieval.tables).run(
+        plan, labels
+    )
     short.close()
     assert found.equals(expected)
     assert bits(found.slice(0, 5)) == bits(expected.slice(0, 5))

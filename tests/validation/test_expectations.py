@@ -303,3 +303,11 @@ def test_reports_travel_as_json_of_their_schema() -> None:
     jsonschema.validate(data, schema)
     assert ValidationReport.from_json(data).to_json() == data
     assert ValidationReport.from_json(data).success is False
+
+
+def test_no_expectation_draws_progress_bars(
+    validator: Validator, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bare = rule("column_kl_divergence_to_be_less_than", column="x", threshold=0.1)
+    assert len(validator.check(TABLE.select(["x"]), [bare])) == 1
+    assert capfd.readouterr().err == ""

@@ -6,13 +6,20 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
+
+_is_quiet = ContextVar("is_quiet", default=False)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep warnings and log lines of the library, which repeat what the results say, away from the user."""
+    """Keep warnings, log lines and progress bars of the library away from the user.
+
+    They repeat what the results say.
+    """
+    before = _is_quiet.set(True)
     logger = logging.getLogger("great_expectations")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -22,6 +29,7 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+        _is_quiet.reset(before)
 
 
 @lru_cache(maxsize=1)
@@ -29,7 +37,17 @@ def library() -> Any:
     """Return the module ``great_expectations`` (seconds at the first call)."""
     with quiet():
         import great_expectations
+        from great_expectations.validator import validation_graph
 
+        # Some expectations ask for bars whatever the context says.
+        draw_bar: Any = validation_graph.tqdm
+
+        def bar_unless_quiet(*values: Any, **options: Any) -> Any:
+            if _is_quiet.get():
+                options["disable"] = True
+            return draw_bar(*values, **options)
+
+        validation_graph.tqdm = bar_unless_quiet
     return great_expectations
 
 

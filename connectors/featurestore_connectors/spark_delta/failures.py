@@ -24,7 +24,7 @@ from featurestore.errors import (
 )
 
 _MARK = "featurestore-error:"
-_CARRIED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
+_PACKED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
 _MOST_CAUSES = 10
 # Stack traces inside a message tell of causes that Java's getCause has lost on the way from an
 # executor.
@@ -45,7 +45,7 @@ _UNREADABLE = (
 )
 
 
-class Carried(RuntimeError):
+class ExecutorError(RuntimeError):
     """An error of the store on its way from an executor: only its text survives the journey."""
 
     def __init__(self, error: FeatureStoreError) -> None:
@@ -54,12 +54,12 @@ class Carried(RuntimeError):
 
 
 @contextmanager
-def carrying() -> Iterator[None]:
+def packing_errors() -> Iterator[None]:
     """Wrap work on an executor so that the store's errors reach the driver whole."""
     try:
         yield
     except FeatureStoreError as error:
-        raise Carried(error) from error
+        raise ExecutorError(error) from error
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def _first_of(texts: list[str]) -> str:
 
 
 def _carried(text: str) -> FeatureStoreError | None:
-    found = _CARRIED.search(text)
+    found = _PACKED.search(text)
     if found is None:
         return None
     try:

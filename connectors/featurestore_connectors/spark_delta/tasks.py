@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
-from featurestore_connectors.spark_delta.failures import carrying
+from featurestore_connectors.spark_delta.failures import packing_errors
 from featurestore_connectors.spark_delta.types import named, to_features, to_storage
 
 Batches = Iterator[pa.RecordBatch]
@@ -38,7 +38,7 @@ class MapTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the function's results as storage types."""
-        with carrying():
+        with packing_errors():
             for batch in batches:
                 answer = self.function(_features(batch, self.given))
                 yield to_storage(to_features(answer.select(self.result.names), self.result))
@@ -56,7 +56,7 @@ class AccumulateTask(Generic[State]):
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the number of the partition and its state."""
-        with carrying():
+        with packing_errors():
             state, any_rows = self.accumulator.start(), False
             for batch in batches:
                 if batch.num_rows:
@@ -79,7 +79,7 @@ class StreamTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a message."""
-        with carrying():
+        with packing_errors():
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             for batch in first_rows(batches, self.limit):
                 if batch.num_rows == 0:
@@ -105,7 +105,7 @@ class ShardsTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a shard with the pickled result."""
-        with carrying():
+        with packing_errors():
             converted = (_features(batch, self.given) for batch in batches)
             for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)
@@ -158,7 +158,7 @@ def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Tab
     A function, not an object that can be called: Spark counts the arguments to see whether it wants
     the key, too.
     """
-    with carrying():
+    with packing_errors():
         table = table.sort_by("part")
         states = map(pickle.loads, table.column("state").to_pylist())
         merged = merge_states(accumulator, states)

@@ -7,7 +7,7 @@ exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,13 @@ from featurestore.model.statistics import PROBABILITIES
 from featurestore.statistics.bins import counts_between, edges_of
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.moments import CoMoments, weighted_co_moments
+from featurestore.statistics.moments import (
+    CoMoments,
+    Moments,
+    deviations_of,
+    weighted_co_moments,
+    weighted_moments,
+)
 from featurestore.statistics.sorting import ascending
 from featurestore.statistics.values import Bools, Values, measured_values
 
@@ -33,7 +39,8 @@ _BLOCK = 65_536
 class Distribution:
     """The sampled values of a column.
 
-    ``ranks`` are the mid-ranks of its rows, ``present`` marks them.
+    ``ranks`` are the mid-ranks of its rows that have a value, with the marks of these rows;
+    ``moments`` are those of its values.
     """
 
     rows: int
@@ -45,6 +52,7 @@ class Distribution:
     edges: tuple[float, ...] | None = None
     bins: NDArray[np.int64] | None = None
     ranks: tuple[Floats, Bools | None] | None = None
+    moments: Moments = field(default_factory=Moments)
 
     def estimate_distinct(self, rows: int) -> int:
         """Return the distinct values of a table of so many rows.
@@ -105,6 +113,7 @@ def _measured(
         edges=edges,
         bins=bins,
         ranks=ranks,
+        moments=weighted_moments(deviations_of(values), weights),
     )
 
 
@@ -191,23 +200,28 @@ def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ..
     return tuple(np.where(is_value, low, between).tolist())
 
 
-def rank_correlations(
-    ranked: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]
+def correlations_of(
+    columns: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]
 ) -> Floats:
-    """Return Spearman's r.
+    """Return Pearson's r of columns, each pair over the rows where both are present.
 
-    The correlation of ranks, each pair over the rows where both are present.
+    Of ranks that is Spearman's r. Equal rows in equal order give equal bits: they are added up in
+    blocks of one size.
+
+    Args:
+        columns: The values that are present, and the marks of their rows; None for all rows.
+        weights: How often each row counts.
     """
-    state = CoMoments.empty(len(ranked))
+    state = CoMoments.empty(len(columns))
     for start in range(0, len(weights), _BLOCK):
         block_weights = weights[start : start + _BLOCK]
-        block = np.full((len(ranked), len(block_weights)), np.nan)
-        for row, (ranks, present) in zip(block, ranked.values(), strict=True):
+        block = np.full((len(columns), len(block_weights)), np.nan)
+        for row, (values, present) in zip(block, columns.values(), strict=True):
             if present is None:
-                row[:] = ranks[start : start + _BLOCK]
+                row[:] = values[start : start + _BLOCK]
             else:
                 known = present[start : start + _BLOCK]
                 before = int(present[:start].sum())
-                row[known] = ranks[before : before + int(known.sum())]
+                row[known] = values[before : before + int(known.sum())]
         state = state.merge(weighted_co_moments(block, block_weights))
     return state.correlations()

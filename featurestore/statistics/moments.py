@@ -161,6 +161,18 @@ def deviations_of(values: Values) -> Deviations:
     return Deviations(pivot, deviations, float(deviations.sum()))
 
 
+def weighted_moments(around: Deviations, weights: NDArray[np.int64]) -> Moments:
+    """Return the moments of values that count several times; they depend on their order alone."""
+    n = int(weights.sum())
+    if not n:
+        return Moments()
+    weighted = around.values * weights
+    total = float(weighted.sum())
+    squares = float((weighted * around.values).sum())
+    mean = add_twofold(around.pivot_twofold, (total / n, 0.0))
+    return Moments(n, mean, (max(squares - total * total / n, 0.0), 0.0))
+
+
 def co_moments(rows: int, values: Sequence[Values], around: Sequence[Deviations]) -> CoMoments:
     """Return the co-moments of one batch of so many rows: its columns and their deviations."""
     deviations = np.zeros((len(values), rows))

@@ -25,10 +25,12 @@ from featurestore.model.statistics import (
 )
 from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.counts import ColumnCounts
-from featurestore.statistics.distribution import Distribution, distribution_of, rank_correlations
+from featurestore.statistics.distribution import Distribution, correlations_of, distribution_of
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn, correlated_columns
+from featurestore.statistics.moments import Moments, deviations_of
 from featurestore.statistics.times import time_text, within_calendar
+from featurestore.statistics.values import Bools, measured_values
 
 _SHOWN_TEXT = 120
 _SECONDS_PER_DAY = 86_400
@@ -37,6 +39,9 @@ _MICROS_PER_SECOND = 1_000_000
 
 def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -> Statistics:
     """Return the statistics of all rows that a state has counted.
+
+    While the sample holds every row, they do not depend on the order in which rows were counted,
+    to the last bit; above that, the last digits of deviations and of Pearson's r may.
 
     Args:
         state: What the accumulator returned; stays usable.
@@ -51,16 +56,17 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     """
     state.sample.compact()
     weights = state.sample.weights()
+    pearson, spearman = None, None
+    names = tuple(each.name for each in correlated_columns(state.columns))
+    if len(names) > 1:
+        pearson = _correlations("pearson", names, _linear_correlations(state, names, weights))
     distributions = _distributions(state, weights)
     columns = []
     for column in state.columns:
         columns.append(_column(column, state, distributions[column.name]))
-    pearson, spearman = None, None
-    names = tuple(each.name for each in correlated_columns(state.columns))
     if len(names) > 1:
-        pearson = _correlations("pearson", names, state.co_moments.correlations())
         ranked = _ranks(names, distributions)
-        spearman = _correlations("spearman", names, rank_correlations(ranked, weights))
+        spearman = _correlations("spearman", names, correlations_of(ranked, weights))
     return Statistics(
         rows=state.rows,
         columns=tuple(columns),
@@ -74,6 +80,22 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     )
 
 
+def _linear_correlations(
+    state: StatisticsState, names: tuple[str, ...], weights: NDArray[np.int64]
+) -> Floats:
+    """Return Pearson's r of columns, of the sample while it holds every row."""
+    if state.sample.cut:
+        return state.co_moments.correlations()
+    rows = state.sample.rows()
+    deviations: dict[str, tuple[Floats, Bools | None]] = {}
+    # Squares of values near the end of float64 leave it; what comes of them is missing.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name in names:
+            values = measured_values(rows.column(name))
+            deviations[name] = (deviations_of(values).values, values.present)
+        return correlations_of(deviations, weights)
+
+
 def _distributions(
     state: StatisticsState, weights: NDArray[np.int64]
 ) -> dict[str, Distribution | None]:
@@ -85,7 +107,8 @@ def _distributions(
             return None
         counts = state.counts[column.name]
         values = rows.column(column.name)
-        return distribution_of(column, values, weights, low=counts.minimum, high=counts.maximum)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return distribution_of(column, values, weights, low=counts.minimum, high=counts.maximum)
 
     # Sorting releases the GIL; more columns at a time than cores would only need more memory.
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -116,7 +139,10 @@ def _column(
         result["maximum"] = _shown(counts.maximum, column.type)
     if column.measured and counts.moments.n:
         result["mean"] = _mean(counts, column)
-        result["std"] = _std(counts, column.type)
+        moments = counts.moments
+        if distribution is not None and not state.sample.cut:
+            moments = distribution.moments
+        result["std"] = _std(moments, column.type)
         if column.kind != "time":
             result["sum"] = _sum(counts)
     if counts.shortest is not None and counts.longest is not None:
@@ -186,8 +212,8 @@ def _mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
     return mean
 
 
-def _std(counts: ColumnCounts, kind: pa.DataType) -> float | None:
-    variance = counts.moments.variance
+def _std(moments: Moments, kind: pa.DataType) -> float | None:
+    variance = moments.variance
     if variance is None or not math.isfinite(variance):
         return None
     std = math.sqrt(variance)

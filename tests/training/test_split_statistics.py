@@ -5,12 +5,15 @@ Each partition keeps its share of the samples, and the results are those of all 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+import featurestore
 from featurestore import FeatureStore
 from featurestore.statistics import (
     StatisticsAccumulator,
@@ -98,3 +101,24 @@ def test_statistics_of_splits_are_those_of_their_rows(
         assert column.missing == rows["n"].null_count
         assert isinstance(column.mean, float)
         assert abs(column.mean - pa.compute.mean(rows["n"]).as_py()) < 1e-9
+
+
+def test_exports_of_the_same_rows_in_another_order_differ_in_times_and_ids_alone(
+    tmp_path: Path, example: Example
+) -> None:
+    rows = example(3000)
+    written = []
+    for number, order in enumerate((range(3000), range(2999, -1, -1))):
+        with featurestore.connect(tmp_path / str(number)) as store:
+            made = store.create_training_dataset(
+                rows.take(list(order)), "d", splits={"train": 0.7, "test": 0.3}, key="at"
+            )
+            written.append(Path(made.path))
+    names = sorted(path.relative_to(written[0]) for path in written[0].rglob("*") if path.is_file())
+    for name in names:
+        one, other = (folder / name for folder in written)
+        if name.name != "manifest.json":
+            assert one.read_bytes() == other.read_bytes(), name
+    one, other = (json.loads((folder / "manifest.json").read_text()) for folder in written)
+    different = [key for key in one if one[key] != other[key]]
+    assert different == ["created", "run_id", "checksum"]

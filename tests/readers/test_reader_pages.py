@@ -27,7 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def blocks(page: str, language: str) -> list[str]:
     text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    return re.findall(rf"```{language}[^\n]*\n(.*?)```", text, re.DOTALL)
 
 
 def block(page: str, part: str) -> str:

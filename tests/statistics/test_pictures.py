@@ -5,6 +5,7 @@ Figures without an engine, readable labels, the scale fixed, missing drawn as mi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,11 +142,110 @@ def test_distributions_draw_every_kind_of_column() -> None:
     figure = plots.distributions(found, other=statistics_of(varied_table(200, seed=1)))
     titles = [axis.get_title() for axis in figure.axes if axis.axison]
     assert any(title.startswith("holed") and "missing" in title for title in titles)
-    assert "empty  (100.0% missing)" in titles
+    assert "empty  (100 % missing)" in titles
     assert not any(title.startswith("list") for title in titles)
     assert len(plots.distributions(found, columns=["word"]).axes[0].patches) == 4
     with pytest.raises(FeatureNotFound):
         plots.distributions(found, columns=["absent"])
+
+
+def panel(column: pa.Array, *, other: pa.Array | None = None) -> Any:
+    """Return the drawn panel of one column."""
+    second = None
+    if other is not None:
+        second = statistics_of(pa.table({"x": other}))
+    figure = plots.distributions(statistics_of(pa.table({"x": column})), other=second)
+    assert pixels(figure).std() > 1
+    return figure.axes[0]
+
+
+def bar_lengths(axis: Any) -> list[float]:
+    return [max(each.get_width(), 0.0) for each in axis.patches]
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda random: random.lognormal(10, 2, 5_000), r"^log scale"),
+        (lambda random: random.standard_t(1.2, 5_000), r"% below, from -.*\n.*% above, to "),
+        (lambda random: np.append(random.normal(5, 1, 999), 58_900), r"^0.5 % above, to 58.9 k$"),
+        (lambda random: np.append(random.poisson(9, 4_950), range(200, 250)), r"% above, to "),
+        (lambda random: random.normal(0, 1, 5_000), r"^$"),
+        (lambda random: random.exponential(1, 5_000), r"^$"),
+        (lambda random: np.append(np.zeros(4_999), 1_000), r"^$"),
+    ],
+    ids=["lognormal", "both tails", "outlier", "counts", "normal", "exponential", "constant"],
+)
+def test_an_axis_without_its_long_tail_says_so(draw: Any, said: str) -> None:
+    axis = panel(pa.array(draw(np.random.default_rng(0))))
+    assert re.search(said, axis.get_xlabel())
+    assert (axis.get_xscale() == "log") == ("log scale" in axis.get_xlabel())
+    if said != r"^$":
+        heights = sorted(each.get_height() for each in axis.patches)
+        assert 0.9 < sum(heights) <= 1.0 + 1e-9
+        assert heights[-1] < 0.7, "one bar and an empty picture"
+
+
+def test_a_sentinel_time_does_not_empty_the_picture() -> None:
+    days = pd.date_range("2020-01-01", periods=980, freq="D").tolist()
+    times = pa.array([*days, *[pd.Timestamp("2200-01-01")] * 20], pa.timestamp("us", "UTC"))
+    assert panel(times).get_xlabel().endswith("above, to 2200-01")
+
+
+def test_a_shifted_table_is_drawn_whole_beside_a_long_tail() -> None:
+    random = np.random.default_rng(0)
+    values = np.append(random.normal(0, 1, 999), 1e6)
+    axis = panel(pa.array(values), other=pa.array(values + 50))
+    line = axis.patches[-1].get_data().values
+    assert sum(line) > 0.99
+
+
+def test_ticks_are_exact_shares_and_large_numbers_have_a_unit() -> None:
+    random = np.random.default_rng(0)
+    tables = [random.integers(0, 300_000, 5_000), random.normal(0, 1, 333), np.arange(100) % 7]
+    for values in tables:
+        axis = panel(pa.array(values))
+        for tick, label in zip(axis.get_yticks(), axis.get_yticklabels(), strict=True):
+            number = label.get_text().replace("\N{MINUS SIGN}", "-").removesuffix(" %")
+            assert float(number) == pytest.approx(100 * tick)
+    axis = panel(pa.array(tables[0]))
+    assert "100 k" in [each.get_text() for each in axis.get_xticklabels()]
+    years = panel(pa.array(random.integers(1990, 2021, 500)))
+    assert "2000" in [each.get_text() for each in years.get_xticklabels()]
+
+
+@pytest.mark.parametrize("classes", [3, 12, 3_000])
+def test_texts_that_have_no_bar_of_their_own_are_drawn_as_others(classes: int) -> None:
+    random = np.random.default_rng(0)
+    words = [f"class {each}" for each in random.integers(0, classes, 20_000)]
+    axis = panel(pa.array(words))
+    assert sum(bar_lengths(axis)) == pytest.approx(1.0)
+    names = [each.get_text() for each in axis.get_yticklabels()]
+    found = statistics_of(pa.table({"x": words})).column("x").distinct
+    assert (names[-1] == f"{found - 8:,} others") == (classes > 8)
+
+
+def test_shares_of_texts_in_a_sample_are_shares_of_the_sample() -> None:
+    words = np.array(["a", "b"])[np.arange(40_000) % 2]
+    table = pa.table({"x": words, "n": np.arange(40_000)})
+    figure = plots.distributions(statistics_of(table, limit=2_000), columns=["x"])
+    assert sum(bar_lengths(figure.axes[0])) == pytest.approx(1.0)
+
+
+def test_features_that_are_not_shown_are_counted_and_can_be_chosen() -> None:
+    found = statistics_of(table_of(200, rows=50))
+    title = plots.distributions(found).get_suptitle()
+    assert "the first 60 of 200 features; choose with columns=[...]" in title
+    assert "of 200" not in plots.distributions(found, columns=["feature_199"]).get_suptitle()
+    texts = plots.correlations(found).axes[-1].texts
+    texts += plots.correlations(found).axes[1].texts
+    assert any("200 columns, more than 120" in each.get_text() for each in texts)
+    table = table_of(200, rows=50)
+    grouped = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
+    right = plots.clusters(grouped).axes[1]
+    assert "the 40 of 200 features that differ most" in right.get_title()
+    report = compare_statistics(found, found)
+    assert "the first 30 of 200 features" in plots.drift(report, found, found).axes[0].get_title()
 
 
 def test_drift_has_a_picture() -> None:
@@ -179,6 +279,7 @@ def test_clusters_are_found_and_named_by_size() -> None:
     again = find_clusters(clustered_state())
     assert np.array_equal(found.labels, again.labels)
     assert len(find_clusters(clustered_state(), clusters=5).centers) == 5
+    assert plots.clusters(found).axes[0].get_aspect() == 1.0, "distances are as they are"
     assert pixels(plots.clusters(found)).std() > 1
 
 

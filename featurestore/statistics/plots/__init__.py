@@ -42,6 +42,7 @@ _NOTEBOOK_BACKENDS = ("inline", "ipympl", "nbagg")
 _FILE_BACKENDS = ("agg", "pdf", "svg", "ps", "cairo", "pgf", "template")
 _MOST_RANKED = 30
 _MOST_COMPARED = 4
+_MOST_CENTERS = 40
 
 
 def _pyplot() -> Any:
@@ -160,12 +161,14 @@ def distributions(
         columns: Which columns; None: the features, at most 60.
         figsize: Inches; by the number of columns when None.
     """
-    chosen = columns_to_draw(statistics, columns)
+    chosen, there = columns_to_draw(statistics, columns)
     others: dict[str, ColumnStatistics] = {}
     title = title_of(statistics, "Distributions")
     if other is not None:
         others = {column.name: column for column in other.columns}
         title += f" (bars), {source_name(other.source) or 'the other'} (line)"
+    if len(chosen) < there:
+        title += f"\nthe first {len(chosen)} of {there:,} features; choose with columns=[...]"
     across = _panels_across(len(chosen))
     down = math.ceil(len(chosen) / across)
     with _new_figure(figsize, default=(3.1 * across, 2.2 * down + 0.5)) as figure:
@@ -196,8 +199,8 @@ def clusters(
         source: What was counted, for the title: featuregroup, version, split.
         figsize: Inches; by the number of columns when None.
     """
-    height = max(4.2, 0.24 * len(found.columns) + 1.6)
-    with _new_figure(figsize, default=(10.5, min(height, 18))) as figure:
+    height = max(4.2, 0.24 * min(len(found.columns), _MOST_CENTERS) + 1.6)
+    with _new_figure(figsize, default=(10.5, height)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.35, 1])
         _draw_plane(left, found)
         rows = f"Clusters of {len(found.labels):,} sampled rows"
@@ -224,17 +227,25 @@ def _draw_plane(axis: Axes, found: Clusters) -> None:
     axis.set_xlabel(f"1st component ({found.explained[0]:.0%} of variance)")
     axis.set_ylabel(f"2nd component ({found.explained[1]:.0%})")
     axis.legend(title="cluster", markerscale=3, framealpha=0.8)
+    axis.set_aspect("equal", adjustable="datalim")
 
 
 def _draw_centers(axis: Axes, found: Clusters) -> Any:
-    limit = max(1.0, float(np.abs(found.centers).max()))
-    image = axis.imshow(found.centers.T, cmap="coolwarm", vmin=-limit, vmax=limit, aspect="auto")
-    numbers = [str(number + 1) for number in range(len(found.centers))]
+    """Draw the centers; of many features those in which the clusters differ most."""
+    title = "Centers, in standard deviations"
+    spread = np.ptp(found.centers, axis=0)
+    chosen = np.sort(np.argsort(-spread, kind="stable")[:_MOST_CENTERS])
+    if len(chosen) < len(found.columns):
+        title += f"\nthe {len(chosen)} of {len(found.columns):,} features that differ most"
+    centers = found.centers[:, chosen]
+    limit = max(1.0, float(np.abs(centers).max()))
+    image = axis.imshow(centers.T, cmap="coolwarm", vmin=-limit, vmax=limit, aspect="auto")
+    numbers = [str(number + 1) for number in range(len(centers))]
     axis.set_xticks(range(len(numbers)), numbers)
-    names = [short(name) for name in found.columns]
+    names = [short(found.columns[index]) for index in chosen]
     axis.set_yticks(range(len(names)), names, fontsize=font_size(len(names)))
     axis.set_xlabel("cluster")
-    axis.set_title("Centers, in standard deviations")
+    axis.set_title(title)
     return image
 
 
@@ -249,9 +260,13 @@ def drift(
         after: Those of the second.
         figsize: Inches; by the number of features when None.
     """
-    ranked = [each for each in report.features if each.psi is not None][:_MOST_RANKED]
-    if not ranked:
+    comparable = [each for each in report.features if each.psi is not None]
+    if not comparable:
         raise StatisticsNotFound("There is no feature whose distributions can be compared.")
+    ranked = comparable[:_MOST_RANKED]
+    title = f"{source_name(before.source)} to {source_name(after.source)}".strip()
+    if len(ranked) < len(comparable):
+        title += f"\nthe first {len(ranked)} of {len(comparable):,} features"
     compared = ranked[:_MOST_COMPARED]
     height = max(3.2, 0.26 * len(ranked) + 1.4, 1.9 * len(compared))
     with _new_figure(figsize, default=(10.5, height)) as figure:
@@ -259,7 +274,7 @@ def drift(
         left, right = halves
         axis = left.subplots()
         _draw_ranking(axis, ranked, threshold=report.thresholds.psi)
-        axis.set_title(f"{source_name(before.source)} to {source_name(after.source)}".strip())
+        axis.set_title(title)
         right.suptitle("bars: before, line: after", fontsize=9)
         panels = right.subplots(len(compared), 1, squeeze=False).ravel()
         for panel, each in zip(panels, compared, strict=True):

@@ -51,10 +51,16 @@ def short(name: str, longest: int = _LONGEST_NAME) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share as per cent; a small one is not shown as zero."""
-    if share < 0.0005:
-        return "<0.1%"
-    return f"{share:.1%}"
+    """Return a share as per cent; a small one is not shown as zero, a large one not as all.
+
+    >>> share_text(0.5), share_text(0.00001), share_text(0.99999), share_text(1.0)
+    ('50 %', '<0.1 %', '>99.9 %', '100 %')
+    """
+    if 0 < share < 0.001:
+        return "<0.1 %"
+    if 0.999 < share < 1:
+        return ">99.9 %"
+    return f"{100 * share:.3g} %"
 
 
 def font_size(count: int) -> float:

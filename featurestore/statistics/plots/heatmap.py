@@ -125,6 +125,10 @@ def list_pairs(axis: Axes, correlations: Correlations) -> None:
     """Write the strongest pairs into a part of the figure."""
     axis.set_axis_off()
     lines = ["Strongest pairs", ""]
+    if len(correlations.columns) > _LABELLED:
+        lines.insert(
+            0, f"{len(correlations.columns):,} columns, more than {_LABELLED}: without names"
+        )
     for left, right, value in correlations.top_pairs(_TOP_PAIRS):
         lines.append(f"{value:+.2f}  {short(left, 17)} · {short(right, 17)}")
     text = "\n".join(lines)

@@ -10,9 +10,17 @@ import numpy as np
 
 from featurestore.errors import StatisticsNotFound
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
-from featurestore.statistics.cumulative import as_number, cumulative
+from featurestore.statistics.cumulative import Cumulative, as_number, cumulative
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.plots.captions import panel_title, short
+from featurestore.statistics.plots.ranges import AxisRange, is_whole, outside_text, range_to_draw
+from featurestore.statistics.plots.ticks import (
+    log_ticks,
+    number_text,
+    number_ticks,
+    percent_ticks,
+    time_ticks,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,15 +31,20 @@ _MOST_PANELS = 60
 _MOST_BARS = 8
 _MOST_NEW_BARS = 3
 _MORE_BINS = 60
+_LONG_COUNT = 10_000
 _NEUTRAL = "#8c8c8c"
 
 
 def columns_to_draw(
     statistics: Statistics, columns: Sequence[str] | None
-) -> list[ColumnStatistics]:
-    """Return the columns of these names, or the features that can be drawn, at most 60."""
+) -> tuple[list[ColumnStatistics], int]:
+    """Return the columns to draw, and how many there would be to choose from.
+
+    They are those of these names, or the first 60 features that can be drawn.
+    """
     if columns is not None:
-        return [statistics.column(name) for name in columns]
+        chosen = [statistics.column(name) for name in columns]
+        return chosen, len(chosen)
     drawable = []
     features = []
     for column in statistics.columns:
@@ -41,7 +54,8 @@ def columns_to_draw(
                 features.append(column)
     if not drawable:
         raise StatisticsNotFound("There is no column of numbers, times or texts to draw.")
-    return (features or drawable)[:_MOST_PANELS]
+    found = features or drawable
+    return found[:_MOST_PANELS], len(found)
 
 
 def draw_distribution(
@@ -54,14 +68,14 @@ def draw_distribution(
     if column.count == 0:
         _write(axis, "no values")
     elif column.kind not in ("text", "boolean"):
-        if column.histogram is not None:
+        if column.histogram is None:
+            _write(axis, f"from {column.minimum}\nto {column.maximum}")
+        else:
             _draw_histogram(axis, column, column.histogram, other)
-        axis.locator_params(axis="y", nbins=4)
     elif column.top:
         _draw_bars(axis, column, other)
-        axis.locator_params(axis="x", nbins=4)
     else:
-        _write(axis, f"{column.distinct:,} values,\nno frequent one")
+        _write(axis, f"{column.distinct:,} values,\nnone of them twice")
 
 
 def _write(axis: Axes, text: str) -> None:
@@ -83,20 +97,58 @@ def _write(axis: Axes, text: str) -> None:
 def _draw_histogram(
     axis: Axes, column: ColumnStatistics, histogram: Histogram, other: ColumnStatistics | None
 ) -> None:
+    compared = [column]
+    if other is not None and other.count:
+        compared.append(other)
+    shown = range_to_draw(compared)
+    # matplotlib adds up edges, which may lie near the end of float64
+    with np.errstate(over="ignore"):
+        if shown is None:
+            _draw_whole(axis, histogram, compared)
+        else:
+            _draw_part(axis, shown, compared)
+    percent_ticks(axis, "y")
+    if shown is not None and shown.log:
+        axis.set_xscale("log")
+        log_ticks(axis)
+    elif column.kind == "time":
+        time_ticks(axis)
+    else:
+        number_ticks(axis, whole=is_whole(column))
+
+
+def _draw_whole(axis: Axes, histogram: Histogram, compared: Sequence[ColumnStatistics]) -> None:
     edges = _edges(histogram)
     counts = np.array(histogram.counts, dtype=np.float64)
     shares = counts / max(counts.sum(), 1.0)
-    with np.errstate(
-        over="ignore"
-    ):  # matplotlib adds up edges, which may lie near the end of float64
-        axis.bar(edges[:-1], shares, width=np.diff(edges), align="edge", color=FIRST, alpha=0.85)
-        if other is not None:
-            _draw_line(axis, edges, other)
-    if column.kind == "time":
-        _date_ticks(axis)
-    elif column.type.startswith(("int", "uint")):
-        axis.locator_params(axis="x", integer=True)
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    _draw_bins(axis, edges, shares)
+    for other in compared[1:]:
+        _draw_line(axis, edges, other)
+
+
+def _draw_part(axis: Axes, shown: AxisRange, compared: Sequence[ColumnStatistics]) -> None:
+    """Draw the columns over a part of their range, and say so below it."""
+    edges = shown.edges(compared[0])
+    for number, each in enumerate(compared):
+        distribution = cumulative(each)
+        if distribution is None:
+            continue
+        shares = _shares_of_bins(distribution, edges)
+        if number == 0:
+            _draw_bins(axis, edges, shares)
+        else:
+            axis.stairs(shares, edges, color=SECOND, linewidth=1.4)
+    axis.set_xlabel(outside_text(compared[0], shown), fontsize=7)
+
+
+def _draw_bins(axis: Axes, edges: Floats, shares: Floats) -> None:
+    axis.bar(edges[:-1], shares, width=np.diff(edges), align="edge", color=FIRST, alpha=0.85)
+
+
+def _shares_of_bins(distribution: Cumulative, edges: Floats) -> Floats:
+    """Return the share in each bin; bins hold their left edge, the last one both."""
+    up_to = np.append(distribution.below(edges[:-1]), distribution.up_to(edges[-1:]))
+    return np.diff(up_to)
 
 
 def _edges(histogram: Histogram) -> Floats:
@@ -114,9 +166,7 @@ def _draw_line(axis: Axes, edges: Floats, other: ColumnStatistics) -> None:
     if distribution is None:
         return
     wider = _covering(edges, distribution.points[0], distribution.points[-1])
-    # Bins hold their left edge, the last one both, like those of the bars.
-    up_to = np.append(distribution.below(wider[:-1]), distribution.up_to(wider[-1:]))
-    axis.stairs(np.diff(up_to), wider, color=SECOND, linewidth=1.4)
+    axis.stairs(_shares_of_bins(distribution, wider), wider, color=SECOND, linewidth=1.4)
 
 
 def _covering(edges: Floats, low: float, high: float) -> Floats:
@@ -139,52 +189,51 @@ def _bins_between(start: float, end: float, width: float) -> int:
 
 
 def _draw_bars(axis: Axes, column: ColumnStatistics, other: ColumnStatistics | None) -> None:
-    values = [each.value for each in column.top[:_MOST_BARS]]
+    """Draw the most frequent values as bars, and all others together as a gray one."""
     shares = _value_shares(column)
+    drawn = list(shares)[:_MOST_BARS]
+    left = (column.distinct or 0) - len(drawn)
     other_shares: dict[Value, float] = {}
     if other is not None:
         other_shares = _value_shares(other)
     new = [value for value in other_shares if value not in shares]
     new.sort(key=lambda value: -other_shares[value])
-    values += new[:_MOST_NEW_BARS]
-    positions = range(len(values))
-    widths = [shares.get(value, 0.0) for value in values]
-    axis.barh(positions, widths, color=FIRST, alpha=0.85)
-    if other is not None:
-        points = [other_shares.get(value, 0.0) for value in values]
-        axis.scatter(points, positions, color=SECOND, s=18, zorder=3)
+    drawn += new[:_MOST_NEW_BARS]
+    widths = [shares.get(value, 0.0) for value in drawn]
+    points = [other_shares.get(value, 0.0) for value in drawn]
     names = []
-    for value in values:
+    for value in drawn:
         names.append(short(str(value), 14) or '""')
+    colors = [FIRST] * len(drawn)
+    if left > 0:
+        widths.append(max(1.0 - sum(widths), 0.0))
+        points.append(max(1.0 - sum(points), 0.0))
+        names.append(_others_text(left, exact=column.distinct_exact))
+        colors.append(_NEUTRAL)
+    positions = range(len(names))
+    axis.barh(positions, widths, color=colors, alpha=0.85)
+    if other is not None and other.count:
+        axis.scatter(points, positions, color=SECOND, s=18, zorder=3)
     axis.set_yticks(positions, names, fontsize=7)
     axis.invert_yaxis()
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    percent_ticks(axis, "x")
+
+
+def _others_text(count: int, *, exact: bool) -> str:
+    """Return the name of the bar of all values that have none of their own."""
+    text = f"{count:,}"
+    if count >= _LONG_COUNT:
+        text = number_text(count)
+    if not exact:
+        text = f"about {text}"
+    return f"{text} others"
 
 
 def _value_shares(column: ColumnStatistics) -> dict[Value, float]:
-    total = column.count
+    total = column.sampled or column.count
     if column.top_complete:
         total = sum(each.count for each in column.top)
     shares = {}
     for each in column.top:
         shares[each.value] = each.count / max(total, 1)
     return shares
-
-
-def _date_ticks(axis: Axes) -> None:
-    """Write times as months, days or minutes; also those that Python's calendar does not have."""
-    axis.locator_params(axis="x", nbins=3)
-    low, high = axis.get_xlim()
-    days = (high - low) / 86_400
-
-    def text(seconds: float, _: object) -> str:
-        instant = np.datetime64(round(seconds), "s")
-        year, month, day = str(instant.astype("datetime64[D]")).rsplit("-", 2)
-        if days > 90:
-            return f"{year}-{month}"
-        if days > 3:
-            return f"{month}-{day}"
-        time = str(instant).partition("T")[2]
-        return f"{day} {time[:5]}"
-
-    axis.xaxis.set_major_formatter(text)

@@ -162,7 +162,7 @@ def _versions(root: str, result: Rebuilt) -> Iterator[tuple[str, int, str]]:
 
 def _opened(location: str, url: str | None) -> tuple[Registry, str | None]:
     try:
-        return open_registry(location, url=url), None
+        return open_registry(location, url=url, adopt=True), None
     except RegistryTooNew:
         raise
     except RegistryError:

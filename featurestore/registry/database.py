@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -23,6 +23,7 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
+from featurestore.registry import stores
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
 
@@ -40,9 +41,15 @@ class Registry:
     """An open registry: transactions that write, and reads that never wait for them."""
 
     def __init__(
-        self, url: sa.URL, location: str, *, is_copy: bool = False, durable: bool = True
+        self,
+        url: sa.URL,
+        location: str,
+        *,
+        schema: str | None = None,
+        is_copy: bool = False,
+        durable: bool = True,
     ) -> None:
-        self._engine = _engine(url, durable=durable)
+        self._engine = _engine(url, schema=schema, durable=durable)
         self._url = url
         self._location = location
         self._is_copy = is_copy
@@ -111,7 +118,12 @@ class Registry:
 
 
 def open_registry(
-    directory: str, *, url: str | None = None, read_only: bool = False, durable: bool = True
+    directory: str,
+    *,
+    url: str | None = None,
+    read_only: bool = False,
+    durable: bool = True,
+    adopt: bool = False,
 ) -> Registry:
     """Return the registry of a location: created when absent, upgraded when old.
 
@@ -122,12 +134,15 @@ def open_registry(
             needs files of its own beside the database even for reading.
         durable: A transaction is on disk when it ends; without, a power loss may take the last
             ones. A server decides that by itself.
+        adopt: The index of a location that the database does not know is about to be written anew;
+            else it is refused where the location holds groups or datasets.
 
     Raises:
+        ConfigurationError: The location has its registry at a URL that was not given.
         RegistryTooNew: A newer release of the feature store wrote it.
         RegistryError: The database cannot be opened.
     """
-    registry = _open(directory, url, read_only, durable=durable)
+    registry = _open(directory, url, read_only, durable=durable, adopt=adopt)
     try:
         if _stamped(registry) != head_revision():
             upgrade(registry)
@@ -137,15 +152,51 @@ def open_registry(
     return registry
 
 
-def _open(directory: str, url: str | None, read_only: bool, *, durable: bool = True) -> Registry:
-    if url is None and read_only:
+def _open(
+    directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
+) -> Registry:
+    parsed = _parsed(directory, url)
+    if not _is_inside(parsed, directory):
+        return _open_shared(parsed, directory, read_only, durable=durable, adopt=adopt)
+    stores.check_not_forgotten(directory)
+    if read_only:
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
         files.copy_together([_file(directory) + ending for ending in SQLITE_FILES], copy)
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
         return registry
-    return Registry(_parsed(directory, url), directory, is_copy=read_only, durable=durable)
+    return Registry(parsed, directory, durable=durable)
+
+
+def _open_shared(
+    url: sa.URL, directory: str, read_only: bool, *, durable: bool, adopt: bool
+) -> Registry:
+    """Open the index that a location has in a database which may serve other locations, too."""
+    whole = Registry(url, directory, durable=durable)
+    try:
+        with whole.upgrading() as connection:
+            place = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
+            if place.schema is not None and whole.dialect == "postgresql":
+                connection.execute(sa.schema.CreateSchema(place.schema, if_not_exists=True))
+    finally:
+        whole.close()
+    return _open_place(place, url, directory, is_copy=read_only, durable=durable)
+
+
+def _open_place(
+    place: stores.Place, url: sa.URL, directory: str, *, is_copy: bool, durable: bool
+) -> Registry:
+    if url.get_backend_name() == "sqlite":
+        own = url.set(database=place.file(url.database or ""))
+        return Registry(own, directory, is_copy=is_copy, durable=durable)
+    return Registry(url, directory, schema=place.schema, is_copy=is_copy, durable=durable)
+
+
+def _is_inside(url: sa.URL, directory: str) -> bool:
+    """Tell whether a URL is that of the SQLite file in the location."""
+    is_file = url.get_backend_name() == "sqlite" and bool(url.database)
+    return is_file and os.path.abspath(url.database or "") == _file(directory)
 
 
 def _file(directory: str) -> str:
@@ -197,9 +248,22 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
 
     None when it is absent or empty.
     """
-    if url is None and not files.exists(_file(directory)):
-        return None
-    registry = Registry(_parsed(directory, url), directory)
+    parsed = _parsed(directory, url)
+    if _is_inside(parsed, directory):
+        stores.check_not_forgotten(directory)
+        if not files.exists(_file(directory)):
+            return None
+        registry = Registry(parsed, directory)
+    else:
+        whole = Registry(parsed, directory)
+        try:
+            with whole.reading() as connection:
+                place = stores.find(connection, directory)
+        finally:
+            whole.close()
+        if place is None:
+            return None
+        registry = _open_place(place, parsed, directory, is_copy=True, durable=False)
     try:
         return _stamped(registry)
     finally:
@@ -263,7 +327,7 @@ def _current(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _engine(url: sa.URL, *, durable: bool) -> Engine:
+def _engine(url: sa.URL, *, durable: bool, schema: str | None = None) -> Engine:
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
@@ -287,7 +351,16 @@ def _engine(url: sa.URL, *, durable: bool) -> Engine:
         if durable:
             event.listen(engine, "connect", _sync_each_transaction)
         event.listen(engine, "begin", _begin_sqlite)
+    if schema is not None:
+        event.listen(engine, "connect", partial(_look_in, schema))
     return engine
+
+
+def _look_in(schema: str, connection: object, _record: object) -> None:
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute(f'set search_path to "{schema}"')  # made of a checked id
+    cursor.close()
+    connection.commit()  # type: ignore[attr-defined]
 
 
 def _prepare_sqlite(connection: object, _record: object) -> None:

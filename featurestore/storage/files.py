@@ -152,6 +152,14 @@ def is_file(path: str) -> bool:
     return os.path.isfile(path)
 
 
+def is_same(left: str, right: str) -> bool:
+    """Tell whether two paths lead to one file or directory."""
+    try:
+        return os.path.samefile(left, right)
+    except OSError:
+        return False
+
+
 def is_directory(path: str) -> bool:
     """Tell whether a path is a directory."""
     return os.path.isdir(path)

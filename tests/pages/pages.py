@@ -19,7 +19,7 @@ FENCE = re.compile(
 FILE = re.compile(r'^# ([\w/]+\.\w+)$|title="([^"]+)"', re.M)
 # Words of a shell that start something else than this package; what they start is tested where it
 # is: `make` by its targets, pip by `make test-wheel`, spark-submit by tests/cluster.
-FOREIGN = {"cd", "pip", "spark-submit", "export", "SPARK", "$SPARK", "python"}
+FOREIGN = {"cd", "pip", "spark-submit", "export", "python"}
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,15 @@ def run_shell(block: Block, namespace: dict[str, Any]) -> None:
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert f"\n{words[1]}:" in makefile, block.where
         else:
-            assert words[0].split("=")[0] in FOREIGN, f"{block.where}: {words[0]} is not known"
+            is_foreign = words[0] in FOREIGN or words[0].startswith("$SPARK/")
+            assert is_foreign, f"{block.where}: {words[0]} is not known"
 
 
 def shell_lines(block: Block) -> Iterator[list[str]]:
     """Yield the words of each line, without prompts, comments and settings of the environment."""
     for line in block.text.replace("\\\n", " ").splitlines():
+        if re.match(r"[A-Z_]+=\$\(", line):
+            continue  # a variable made by another program
         words = shlex.split(line.removeprefix("$ "), comments=True)
         while len(words) > 1 and re.match(r"[A-Z_]+=", words[0]):
             words = words[1:]

@@ -30,6 +30,13 @@ def test_a_new_registry_has_the_newest_revision(tmp_path: Path, registry_url: st
     again.close()
 
 
+# A database that may serve several stores has one table more than an index.
+_OPTIONS = {
+    "compare_type": True,
+    "include_name": lambda name, _kind, _parents: name != "featurestore_stores",
+}
+
+
 def test_migrations_make_exactly_the_tables_of_the_code(
     tmp_path: Path, registry_url: str | None
 ) -> None:
@@ -40,7 +47,7 @@ def test_migrations_make_exactly_the_tables_of_the_code(
 
     registry = open_registry(str(tmp_path), url=registry_url)
     with registry.reading() as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        context = MigrationContext.configure(connection, opts=_OPTIONS)
         assert compare_metadata(context, tables.metadata) == []
     registry.close()
 

@@ -1,0 +1,257 @@
+"""Which stores a registry database serves, and which database a store remembers.
+
+A database of its own URL may be the registry of several locations. Each has an index of its own in
+it: the first one the tables of the database itself, every other a schema (Postgres) or a file
+beside it (SQLite), named by the store's id. The location keeps the id and the URL, without secrets,
+in ``registry.json``; the database keeps the id and the location in the table
+``featurestore_stores``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import ConfigurationError, RegistryError, listing
+from featurestore.model.paths import StorePaths, version_of
+from featurestore.registry import tables
+from featurestore.storage import files
+
+MEMORY_FILE = "registry.json"
+_ID = re.compile(r"[0-9a-f]{32}")
+# Any constant works; it only has to be the same in every process that claims a place.
+_CLAIM_LOCK = 4_918_274_611
+
+_stores = sa.Table(
+    "featurestore_stores",
+    sa.MetaData(),
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("location", sa.Text, nullable=False),
+    sa.Column("is_first", sa.Boolean, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a location remembers: the id of its store, and its registry's URL without secrets."""
+
+    store: str
+    registry: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a store's index lies in a database: in its own tables, or under the store's id."""
+
+    store: str
+    is_first: bool
+
+    @property
+    def schema(self) -> str | None:
+        """Return the Postgres schema, None for that of the connection."""
+        return None if self.is_first else f"featurestore_{self.store}"
+
+    def file(self, database: str) -> str:
+        """Return the SQLite file."""
+        if self.is_first:
+            return database
+        stem, ending = os.path.splitext(database)
+        return f"{stem}-{self.store}{ending}"
+
+
+def remembered(directory: str) -> Memory | None:
+    """Return what a location remembers; None where it has its registry in itself.
+
+    Raises:
+        RegistryError: The file is damaged.
+    """
+    path = os.path.join(directory, MEMORY_FILE)
+    if not files.exists(path):
+        return None
+    found = files.read_json(path)
+    fields = found if isinstance(found, dict) else {}
+    store, registry = fields.get("store"), fields.get("registry")
+    if not isinstance(store, str) or not _ID.fullmatch(store) or not isinstance(registry, str):
+        raise RegistryError(
+            f"The file {path!r} does not say which registry the store has.",
+            hint="remove it, then 'featurestore registry rebuild'",
+        )
+    return Memory(store, registry)
+
+
+def check_not_forgotten(directory: str) -> None:
+    """Refuse to open the registry in a location that has it elsewhere.
+
+    Raises:
+        ConfigurationError: Names the URL to give.
+    """
+    memory = remembered(directory)
+    if memory is not None:
+        raise ConfigurationError(
+            f"The store at {directory!r} has its registry at {memory.registry}, "
+            "which was not given.",
+            hint=f"connect({directory!r}, registry={memory.registry!r}), or "
+            "$FEATURESTORE_REGISTRY; a password goes into the URL",
+        )
+
+
+def without_secrets(url: sa.URL) -> str:
+    """Return a URL to remember: no password, no options, and no path of the moment.
+
+    >>> without_secrets(sa.make_url("postgresql://me:secret@host/features?sslpassword=secret"))
+    'postgresql://me@host/features'
+    """
+    if url.get_backend_name() == "sqlite" and url.database:
+        url = url.set(database=os.path.abspath(url.database))
+    bare = sa.URL.create(url.drivername, url.username, None, url.host, url.port, url.database)
+    return bare.render_as_string()
+
+
+def claim(
+    connection: Connection, url: sa.URL, directory: str, *, adopt: bool, read_only: bool
+) -> Place:
+    """Return where the index of a location lies in a database, claimed when it is new there.
+
+    Args:
+        connection: A transaction of the database itself.
+        url: Its URL.
+        directory: The location.
+        adopt: Claim a place also for a location that holds groups, since its index is to be
+            written anew.
+        read_only: The location cannot be written.
+
+    Raises:
+        RegistryError: The location holds groups, and the database knows nothing of them; or it is a
+            copy of another one that has its index here.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
+    _stores.create(connection, checkfirst=True)
+    memory = remembered(directory)
+    row = _row(connection, directory, memory)
+    if row is not None and _is_copy(row, directory):
+        if not adopt:
+            raise _copied(row.location, directory)
+        row = None
+        memory = None
+    if row is None:
+        place = _new_place(connection, directory, memory, adopt=adopt, url=url)
+    else:
+        place = Place(row.id, row.is_first)
+        moved = sa.update(_stores).where(_stores.c.id == row.id)
+        connection.execute(moved.values(location=directory))
+    now = Memory(place.store, without_secrets(url))
+    if not read_only and now != memory:
+        fields = {"store": now.store, "registry": now.registry}
+        files.write_json(os.path.join(directory, MEMORY_FILE), fields)
+    return place
+
+
+def find(connection: Connection, directory: str) -> Place | None:
+    """Return where the index of a location lies in a database, None when it knows nothing of it."""
+    if not sa.inspect(connection).has_table(_stores.name):
+        return None
+    row = _row(connection, directory, remembered(directory))
+    return None if row is None else Place(row.id, row.is_first)
+
+
+def locations(connection: Connection) -> list[str]:
+    """Return the locations whose index a database holds."""
+    found = connection.execute(sa.select(_stores.c.location).order_by(_stores.c.location))
+    return [row.location for row in found]
+
+
+def _row(connection: Connection, directory: str, memory: Memory | None) -> sa.Row | None:  # type: ignore[type-arg]
+    """Return what the database knows of a store: by its id, or by where it lies."""
+    if memory is not None:
+        return connection.execute(sa.select(_stores).where(_stores.c.id == memory.store)).first()
+    return connection.execute(sa.select(_stores).where(_stores.c.location == directory)).first()
+
+
+def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
+    """Tell whether the store that a database knows still lies where it was, beside this one."""
+    if row.location == directory or not files.is_directory(row.location):
+        return False
+    if files.is_same(row.location, directory):
+        return False
+    try:
+        original = remembered(row.location)
+    except RegistryError:
+        return False
+    return original is not None and original.store == row.id
+
+
+def _new_place(
+    connection: Connection, directory: str, memory: Memory | None, *, adopt: bool, url: sa.URL
+) -> Place:
+    is_known = _lists_something_of(connection, directory)
+    if not (adopt or is_known) and _holds_something(directory):
+        raise _unknown(connection, directory, url)
+    taken = sa.select(_stores.c.id).where(_stores.c.is_first)
+    is_free = connection.execute(taken).first() is None
+    is_first = is_free and (is_known or not _lists_something(connection))
+    store = uuid.uuid4().hex if memory is None else memory.store
+    connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
+    return Place(store, is_first)
+
+
+def _listed(connection: Connection) -> list[tuple[str, str, int]]:
+    """Return the folder, name and version of everything in the database's own tables."""
+    found = []
+    paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
+    for kind, table in paths.items():
+        if sa.inspect(connection).has_table(table.name):
+            for row in connection.execute(sa.select(table.c.name, table.c.version)):
+                found.append((kind, row.name, row.version))
+    return found
+
+
+def _lists_something(connection: Connection) -> bool:
+    return bool(_listed(connection))
+
+
+def _lists_something_of(connection: Connection, directory: str) -> bool:
+    """Tell whether the database's own tables list a group or dataset that lies at the location."""
+    paths = StorePaths(directory)
+    for kind, name, version in _listed(connection):
+        if kind == "featuregroups":
+            path = paths.featuregroup(name, version)
+        else:
+            path = paths.training_dataset(name, version)
+        if files.exists(path):
+            return True
+    return False
+
+
+def _holds_something(directory: str) -> bool:
+    paths = StorePaths(directory)
+    for root in (paths.featuregroups, paths.training_datasets):
+        for name in files.list_directory(root):
+            entries = files.list_directory(os.path.join(root, name))
+            if any(version_of(entry) is not None for entry in entries):
+                return True
+    return False
+
+
+def _unknown(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
+    known = listing(locations(connection))
+    return RegistryError(
+        f"The store at {directory!r} holds feature groups or training datasets, and the registry "
+        f"{without_secrets(url)} knows nothing of them; the stores that it knows: {known}.",
+        hint="give the registry that the store had, or let this one read the tables: "
+        f"featurestore --location {directory} --registry {without_secrets(url)} registry rebuild",
+    )
+
+
+def _copied(original: str, directory: str) -> RegistryError:
+    return RegistryError(
+        f"The store at {directory!r} is a copy of the one at {original!r}, "
+        "and would share its index in the registry.",
+        hint="give the copy an index of its own: "
+        f"featurestore --location {directory} --registry ... registry rebuild",
+    )

@@ -1,0 +1,126 @@
+"""A registry of its own URL may serve several locations, and each of them remembers it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore.errors import ConfigurationError, RegistryError
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry.stores import remembered
+from featurestore.store import FeatureStore
+
+ROWS = [{"x": 1, "y": 2}]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database outside of any location."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'shared.db'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+def groups(store: FeatureStore) -> list[str]:
+    return [f"{group.name}@v{group.version}" for group in store.get_featuregroups()]
+
+
+def test_two_locations_of_one_registry_see_their_own_groups(tmp_path: Path, url: str) -> None:
+    with (
+        featurestore.connect(tmp_path / "a", registry=url) as first,
+        featurestore.connect(tmp_path / "b", registry=url) as second,
+    ):
+        first.create_featuregroup(ROWS, "left")
+        second.create_featuregroup(ROWS, "right")
+        second.create_featuregroup(ROWS, "left")
+        assert (groups(first), groups(second)) == (["left@v1"], ["left@v1", "right@v1"])
+        rebuild(str(tmp_path / "b"), url=url)
+        rebuild(str(tmp_path / "a"), url=url)
+        assert (groups(first), groups(second)) == (["left@v1"], ["left@v1", "right@v1"])
+        first.delete_featuregroup("left", version=1)
+    with featurestore.connect(tmp_path / "b", registry=url) as again:
+        assert groups(again) == ["left@v1", "right@v1"]
+        assert again.get_featuregroup("left").count() == 1
+
+
+def test_who_forgets_the_registry_is_told_its_url(tmp_path: Path, url: str) -> None:
+    with featurestore.connect(tmp_path / "a", registry=url) as store:
+        store.create_featuregroup(ROWS, "left")
+    with pytest.raises(ConfigurationError, match="has its registry at") as told:
+        featurestore.connect(tmp_path / "a")
+    hint = told.value.hint or ""
+    pasted = hint.split("registry='")[1].split("'")[0]
+    with featurestore.connect(tmp_path / "a", registry=pasted) as store:
+        assert groups(store) == ["left@v1"]
+    with pytest.raises(ConfigurationError, match="has its registry at"):
+        rebuild(str(tmp_path / "a"))
+    assert not (tmp_path / "a" / "registry.db").exists()
+
+
+def test_a_location_remembers_no_password(tmp_path: Path, url: str) -> None:
+    secret = url.replace("store@", "store:hunter2@")
+    with featurestore.connect(tmp_path / "a", registry=secret):
+        text = (tmp_path / "a" / "registry.json").read_text()
+    assert "hunter2" not in text
+    assert json.loads(text)["registry"] == url.replace("postgresql+psycopg", "postgresql")
+
+
+def test_a_registry_that_knows_nothing_of_a_store_is_refused(tmp_path: Path, url: str) -> None:
+    with featurestore.connect(tmp_path / "a") as store:
+        store.create_featuregroup(ROWS, "left")
+    with pytest.raises(RegistryError, match="knows nothing of them") as told:
+        featurestore.connect(tmp_path / "a", registry=url)
+    assert "registry rebuild" in (told.value.hint or "")
+    assert remembered(str(tmp_path / "a")) is None
+    rebuild(str(tmp_path / "a"), url=url)
+    with featurestore.connect(tmp_path / "a", registry=url) as store:
+        assert groups(store) == ["left@v1"]
+
+
+def moved(place: Path, target: Path) -> None:
+    shutil.move(place, target)
+
+
+def copied(place: Path, target: Path) -> None:
+    shutil.copytree(place, target)
+
+
+@pytest.mark.parametrize("carry", [moved, copied])
+def test_a_store_that_moves_keeps_its_index_and_a_copy_gets_its_own(
+    tmp_path: Path, carry: Callable[[Path, Path], Any]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    with featurestore.connect(tmp_path / "a", registry=url) as store:
+        store.create_featuregroup(ROWS, "left")
+    carry(tmp_path / "a", tmp_path / "c")
+    if carry is copied:
+        with pytest.raises(RegistryError, match="is a copy of the one at"):
+            featurestore.connect(tmp_path / "c", registry=url)
+        rebuild(str(tmp_path / "c"), url=url)
+    with featurestore.connect(tmp_path / "c", registry=url) as store:
+        store.create_featuregroup(ROWS, "left")
+        assert groups(store) == ["left@v1", "left@v2"]
+    if carry is copied:
+        with featurestore.connect(tmp_path / "a", registry=url) as store:
+            assert groups(store) == ["left@v1"]
+
+
+def test_an_index_from_before_locations_were_remembered_stays_with_its_store(
+    tmp_path: Path, url: str
+) -> None:
+    with featurestore.connect(tmp_path / "a", registry=url) as store:
+        store.create_featuregroup(ROWS, "left")
+        with store.session.registry.transaction() as connection:
+            connection.exec_driver_sql("drop table featurestore_stores")
+    (tmp_path / "a" / "registry.json").unlink()
+    with featurestore.connect(tmp_path / "b", registry=url) as other:
+        assert groups(other) == []
+    with featurestore.connect(tmp_path / "a", registry=url) as store:
+        assert groups(store) == ["left@v1"]

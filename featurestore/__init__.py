@@ -48,6 +48,7 @@ _FUNCTIONS = (
     "delete_featuregroup",
     "get_feature",
     "get_features",
+    "sql",
     "explain_features",
     "check_leakage",
     "create_training_dataset",

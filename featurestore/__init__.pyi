@@ -284,6 +284,55 @@ def get_features(
     created_time_filter: bool = True,
     dataframe_type: Literal["spark"],
 ) -> SparkDataFrame: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: None = None,
+) -> FeatureFrame: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: Literal["pandas"],
+) -> pd.DataFrame: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: Literal["polars"],
+) -> pl.DataFrame: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: Literal["arrow"],
+) -> pa.Table: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: Literal["numpy"],
+) -> np.ndarray[Any, Any]: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: Literal["python"],
+) -> list[dict[str, Any]]: ...
+@overload
+def sql(
+    query: str,
+    *,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    dataframe_type: Literal["spark"],
+) -> SparkDataFrame: ...
 def explain_features(
     features: str | Sequence[str],
     *,

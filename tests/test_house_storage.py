@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "featurestore/cli/features.py": "a file that the user names",
     "featurestore/cli/setup.py": "featurestore.toml in the working directory; the path of java",
     "featurestore/config.py": "featurestore.toml, below storage in the order of packages",
-    "featurestore/sql/queries.py": "a file of the package",
+    "featurestore/usersql/queries.py": "a file of the package",
     "connectors/featurestore_connectors/csv.py": "a range of a shard",
     "connectors/featurestore_connectors/duckdb_delta/commits.py": "a commit before its publication",
     "connectors/featurestore_connectors/duckdb_delta/files.py": "links instead of copies of staged rows",

@@ -12,7 +12,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports
 from featurestore.session import Session
-from featurestore.sql import fix_clock, predicate
+from featurestore.usersql import fix_clock, predicate
 
 
 def delete_rows(

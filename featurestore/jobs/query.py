@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from featurestore import sql
+from featurestore import usersql
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.model.window import Window
@@ -57,7 +57,7 @@ class Query:
         text = _transpiled(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
-            columns = sql.columns_read(self.spec.code, relation.schema.names)
+            columns = usersql.columns_read(self.spec.code, relation.schema.names)
             kept = dict(zip(columns, columns, strict=True))
             tables[name] = self.engine.select(relation, kept)
         used = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
@@ -71,7 +71,7 @@ class Query:
 
 @lru_cache(maxsize=256)
 def _transpiled(code: str, tables: tuple[str, ...], dialect: str) -> str:
-    return sql.query(code, tables=tables, dialect=dialect)
+    return usersql.query(code, tables=tables, dialect=dialect)
 
 
 @lru_cache(maxsize=256)
@@ -79,7 +79,7 @@ def parsed(code: str) -> exp.Expr:
     """Return the tree of a query, which nobody may change."""
     import sqlglot
 
-    return sqlglot.parse_one(code, dialect=sql.DIALECT)
+    return sqlglot.parse_one(code, dialect=usersql.DIALECT)
 
 
 def may_take_many(spec: JobSpec, *, times: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from featurestore import sql
+from featurestore import usersql
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.schedule import Schedule, overlaps
 from featurestore.model.durations import parse_duration, parse_ttl
@@ -179,7 +179,7 @@ def _check_overlap(spec: JobSpec) -> None:
 def _check_query(spec: JobSpec) -> None:
     """Refuse SQL that cannot be parsed or does more than read its tables."""
     # What Spark cannot say alike is refused when the job runs there.
-    sql.query(spec.code, tables=list(spec.inputs), dialect=sql.DIALECT)
+    usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
     if unknown:
         raise InvalidJob(

@@ -84,17 +84,39 @@ class Join:
     ttl: timedelta | None
 
 
+@dataclass(frozen=True)
+class QuerySource:
+    """The result of a user's query over pinned groups, as the left side of a plan.
+
+    ``sql`` is DuckDB's SQL as it was written and checked. ``tables`` are the groups under the names
+    that the query has for them. ``varies`` says why another run over the same versions may give
+    other rows; None where it cannot.
+    """
+
+    sql: str
+    tables: tuple[tuple[str, Source], ...]
+    varies: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the query as plans and manifests write it."""
+        tables = {}
+        for name, source in self.tables:
+            tables[name] = source.to_json()
+        return {"sql": self.sql, "tables": tables}
+
+
 @dataclass(frozen=True, repr=False)
 class FeaturePlan:
     """The plan of one ``get_features`` call.
 
     The left side is ``left_source`` (a group, pinned), the result of ``left_plan`` (a retrieval
-    that fed this one), or the caller's labels, whose relation is handed to the engine beside the
-    plan (both None). ``left_columns`` are returned first. ``columns`` is the order of the whole
-    result; each is a left column or the name of an output. ``left_time`` names a left column;
-    ``fixed_time`` is one moment for all rows instead (batch scoring); both None where no join needs
-    a time. ``keep_order`` asks for the label order (labels in memory): the labels then carry the
-    column ``ROW``. ``filters`` (DuckDB's SQL) and ``samples`` cut the joined rows.
+    that fed this one) or of ``left_query`` (a user's query over pinned groups), or the caller's
+    labels (all None). The rows of all but a group are handed to the engine beside the plan.
+    ``left_columns`` are returned first. ``columns`` is the order of the whole result; each is a
+    left column or the name of an output. ``left_time`` names a left column; ``fixed_time`` is one
+    moment for all rows instead (batch scoring); both None where no join needs a time.
+    ``keep_order`` asks for the label order (labels in memory): the labels then carry the column
+    ``ROW``. ``filters`` (DuckDB's SQL) and ``samples`` cut the joined rows.
 
     ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
     name in the result is another one. ``left_rows`` is how many rows the left side has, where that
@@ -118,6 +140,7 @@ class FeaturePlan:
     left_renames: tuple[Output, ...] = ()
     left_rows: int | None = None
     samples: tuple[RowSample, ...] = ()
+    left_query: QuerySource | None = None
 
     def __repr__(self) -> str:
         columns, groups = len(self.columns), len(self.sources)
@@ -133,6 +156,8 @@ class FeaturePlan:
         extra: dict[str, Any] = {}
         if self.left_plan is not None:
             extra["left_plan"] = self.left_plan.to_json()
+        if self.left_query is not None:
+            extra["left_query"] = self.left_query.to_json()
         if self.filters:
             extra["filters"] = list(self.filters)
         if self.samples:
@@ -173,6 +198,8 @@ class FeaturePlan:
             sources.append(self.left_source)
         if self.left_plan is not None:
             sources += self.left_plan.sources
+        if self.left_query is not None:
+            sources += [source for _, source in self.left_query.tables]
         for join in self.joins:
             sources.append(join.source)
         return tuple(sources)
@@ -292,6 +319,22 @@ def plan_of_group(source: Source) -> FeaturePlan:
         columns=columns,
         schema=schema,
         left_rows=source.rows,
+    )
+
+
+def plan_of_query(query: QuerySource, schema: pa.Schema) -> FeaturePlan:
+    """Return the plan of all rows and columns of a query's result."""
+    columns = tuple(schema.names)
+    return FeaturePlan(
+        left_source=None,
+        left_schema=schema,
+        left_columns=columns,
+        left_time=None,
+        fixed_time=None,
+        joins=(),
+        columns=columns,
+        schema=schema,
+        left_query=query,
     )
 
 

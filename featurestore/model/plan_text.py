@@ -13,6 +13,7 @@ import pyarrow.types as pat
 
 from featurestore.model.durations import format_duration
 from featurestore.model.plan import FeaturePlan, Join, Output, Source
+from featurestore.model.printable import printable_line
 
 # What a value of unknown length is taken to need.
 _TEXT_BYTES = 16
@@ -88,6 +89,10 @@ def _left(plan: FeaturePlan) -> Iterator[str]:
         yield "left       the result of another retrieval:"
         for line in describe(plan.left_plan).splitlines():
             yield f"           | {line}"
+    elif plan.left_query is not None:
+        yield f"left       {printable_line(' '.join(plan.left_query.sql.split()))}"
+        for name, source in plan.left_query.tables:
+            yield f"           {name}: {_source(source)}"
     else:
         where = "in memory, order kept" if plan.keep_order else "a table of the engine"
         yield f"left       labels ({where}): {', '.join(plan.left_schema.names)}"
@@ -149,6 +154,9 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
     """Yield each source with the columns that are read of it."""
     if plan.left_plan is not None:
         yield from _reads(plan.left_plan)
+    if plan.left_query is not None:
+        for _, source in plan.left_query.tables:
+            yield source, source.spec.schema.names
     if plan.left_source is not None:
         columns = [output.column for output in plan.left_outputs]
         for join in plan.joins:

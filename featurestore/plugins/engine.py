@@ -148,7 +148,7 @@ class Engine(Protocol):
     repeated; only the results of one call count. Batches come in any cut and may be empty. An
     exception of theirs reaches the caller as it is, or as an ``EngineError`` that quotes it.
 
-    **SQL** is already in the engine's own ``dialect``: ``featurestore.sql`` has parsed and
+    **SQL** is already in the engine's own ``dialect``: ``featurestore.usersql`` has parsed and
     transpiled what users wrote. Text of a user comes through ``user_sql`` alone, or as a predicate
     that was checked there.
 
@@ -249,7 +249,7 @@ class Engine(Protocol):
 
         It can read the tables given, and nothing else.
 
-        The query was checked by ``featurestore.sql.query``; the engine stands in for what that
+        The query was checked by ``featurestore.usersql.query``; the engine stands in for what that
         overlooks.
         """
         ...

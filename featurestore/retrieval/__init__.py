@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from featurestore.retrieval.features import explain_features, get_feature, get_features
     from featurestore.retrieval.frame import FeatureFrame
     from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
+    from featurestore.retrieval.query import query_frame
 
 __all__ = [
     "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert",
     "check_dataframe_type", "explain_value", "Explanation", "ExplainedRow", "check_leakage",
-    "LeakReport", "Leak",
+    "LeakReport", "Leak", "query_frame",
 ]  # fmt: skip
 
 _HOMES = {
     "FeatureFrame": "frame",
     "run": "execution",
+    "query_frame": "query",
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
     **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),

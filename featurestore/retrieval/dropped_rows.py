@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan
-from featurestore.retrieval.execution import Labels, run
+from featurestore.retrieval.execution import Labels, run, run_query
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.retrieval")
@@ -107,6 +107,8 @@ def _left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> in
             source.path, version=source.delta_version, schema=source.spec.schema, columns=columns
         )
         return session.engine.count(relation)
+    if plan.left_query is not None:
+        return session.engine.count(run_query(session, plan.left_query))
     if labels is None:
         raise InvalidArgument("The frame has no labels any more.")
     return session.engine.count(labels())

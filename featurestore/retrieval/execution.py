@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from featurestore import usersql
 from featurestore.hashing import row_hash
-from featurestore.model.plan import ROW, FeaturePlan, RowSample
+from featurestore.model.plan import ROW, FeaturePlan, QuerySource, RowSample
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.session import Session
-from featurestore.sql import predicate
 
 Labels = Callable[[], Relation]
 _SAMPLE_SEED = 0x53414D504C45
@@ -34,17 +34,38 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         if plan.keep_order or ROW in plan.left_columns:
             feeding = _with_row(feeding)
         left = run(session, feeding, labels=labels)
+    elif plan.left_query is not None:
+        left = run_query(session, plan.left_query)
     elif plan.left_source is None and labels is not None:
         left = labels()
     if not plan.cuts_rows:
         return engine.retrieve(plan, labels=left)
     relation = engine.retrieve(_uncut(plan), labels=left)
     for text in plan.filters:
-        condition = predicate(text, schema=relation.schema, dialect=engine.dialect)
+        condition = usersql.predicate(text, schema=relation.schema, dialect=engine.dialect)
         relation = engine.filter(relation, condition)
     for sample in plan.samples:
         relation = sampled(engine, relation, sample)
     return engine.select(relation, dict(zip(plan.columns, plan.columns, strict=True)))
+
+
+def run_query(session: Session, query: QuerySource) -> Relation:
+    """Return the rows of a user's query over the pinned versions of its groups.
+
+    Raises:
+        InvalidSql: The engine cannot run it.
+    """
+    engine = session.engine
+    names = [name for name, _ in query.tables]
+    text = usersql.query(query.sql, tables=names, dialect=engine.dialect)
+    tables = {}
+    for name, source in query.tables:
+        schema = source.spec.schema
+        columns = usersql.columns_read(query.sql, schema.names)
+        tables[name] = engine.read_table(
+            source.path, version=source.delta_version, schema=schema, columns=columns
+        )
+    return engine.user_sql(text, tables=tables, parameters={})
 
 
 def sampled(engine: Engine, relation: Relation, sample: RowSample) -> Relation:

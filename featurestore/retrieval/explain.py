@@ -23,7 +23,7 @@ from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
-from featurestore.sql import quote
+from featurestore.usersql import quote
 
 _SHOWN = 10
 _SHOWN_OF_THE_FUTURE = 3

@@ -19,7 +19,7 @@ from featurestore.retrieval.dropped_rows import announced, dropped_rows, drops
 from featurestore.retrieval.execution import Labels, run, sampled
 from featurestore.retrieval.rendering import as_html, as_text
 from featurestore.session import Session
-from featurestore.sql import fix_clock, predicate
+from featurestore.usersql import fix_clock, predicate
 
 _HTML_ROWS = 10
 _BATCH_ROWS = 65_536

@@ -27,11 +27,11 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import ROW, FeaturePlan, Join
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.execution import Labels
+from featurestore.retrieval.execution import Labels, run_query
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
-from featurestore.sql import quote
+from featurestore.usersql import quote
 
 Recompute = Mapping[str, Callable[[datetime], object]]
 _EXAMPLES = 3
@@ -316,6 +316,7 @@ def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
         plan,
         left_source=None,
         left_plan=None,
+        left_query=None,
         left_schema=labels,
         how="left",
         filters=(),
@@ -342,6 +343,8 @@ def _sampled_labels(
         relation = engine.read_table(
             source.path, version=source.delta_version, schema=source.spec.schema
         )
+    elif first.left_query is not None:
+        relation = run_query(session, first.left_query)
     elif labels is not None:
         relation = labels()
     else:

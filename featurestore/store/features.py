@@ -104,6 +104,41 @@ class FeatureCalls(Connected):
         )
         return convert(frame, dataframe_type)
 
+    def sql(
+        self,
+        query: str,
+        *,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+        dataframe_type: DataframeType | None = None,
+    ) -> Any:
+        """Return the rows of a query over feature groups, lazily: data or labels of every call.
+
+        The query is one SELECT in DuckDB's SQL, on any engine, over groups by their names:
+        ``weather`` (its latest version) or ``"weather@v2"`` in double quotes. It reads groups and
+        nothing else, and its joins are what it says: nothing is joined as of a time unless it asks.
+
+        Args:
+            query: The query; every column of its result has a name of its own.
+            as_of: Read the groups as they were at a time, or ``{group: Delta version or time}``.
+            dataframe_type: As in ``get_features``.
+
+        Raises:
+            InvalidSql: It is no single SELECT over groups, reads files, asks the clock, or uses
+                what does not mean the same on the engine.
+            FeatureGroupNotFound: It reads a group that does not exist.
+
+        >>> store.sql("select origin, max(temp) as warmest from weather group by origin").columns
+        ['origin', 'warmest']
+        >>> late = store.sql("select tailnum, origin, asked_at from questions where late")
+        >>> store.get_features("weather.temp", labels=late).count()
+        2
+        """
+        from featurestore.retrieval import check_dataframe_type, convert, query_frame
+
+        check_dataframe_type(dataframe_type)
+        frame = query_frame(self._session, query, as_of=as_of)
+        return convert(frame, dataframe_type)
+
     def explain_features(
         self,
         features: str | Sequence[str],

@@ -154,7 +154,7 @@ class RelationConformance:
         assert ids_of(engine, engine.within(self.given(engine, days), window)) == [2, 3]
 
     def test_sql_reads_named_tables_and_binds_parameters(self, engine: Engine) -> None:
-        from featurestore.sql import query
+        from featurestore.usersql import query
 
         text = query(
             "select l.id, r.value, $word as word, $flag as flag from l join r on l.id = r.id "

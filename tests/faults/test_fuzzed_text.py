@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore import sql
+from featurestore import usersql
 from featurestore.errors import FeatureStoreError
 from featurestore.model import manifest
 from featurestore.statistics.codec import state_from_bytes
@@ -339,9 +339,9 @@ def fuzz_sql(world: World, data: st.DataObject) -> None:
     text = data.draw(sql_texts(world.outside))
     for dialect in ("duckdb", "spark"):
         with contextlib.suppress(FeatureStoreError):
-            sql.predicate(text, schema=TABLE.schema, dialect=dialect)
+            usersql.predicate(text, schema=TABLE.schema, dialect=dialect)
         with contextlib.suppress(FeatureStoreError):
-            sql.query("select " + text, tables=["g"], dialect=dialect)
+            usersql.query("select " + text, tables=["g"], dialect=dialect)
 
 
 def fuzz_filters(world: World, data: st.DataObject) -> None:

@@ -54,6 +54,7 @@ READS = frozenset(
         "get_featuregroup_tags",
         "get_feature",
         "get_features",
+        "sql",
         "explain_features",
         "check_leakage",
         "get_training_dataset",

@@ -55,6 +55,7 @@ PARAMETERS = {
         "features * labels label_time versions join_key join as_of include_keys "
         "created_time_filter dataframe_type"
     ),
+    "sql": "query * as_of dataframe_type",
     "explain_features": "features * labels",
     "check_leakage": "frame * sample seed",
     "create_training_dataset": (

@@ -110,7 +110,7 @@ def run_sql(
             for name in tables:
                 session.catalog.dropTempView(name)
             for name, frame in hidden.items():
-                frame.createOrReplaceTempView(name)
+                frame.createOrReplaceTempView(quote(name))
     return relation(native)
 
 
@@ -175,8 +175,9 @@ def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
     """Make relations known as views; return the user's own views that they hide."""
     hidden = {}
     for name in tables:
-        if session.catalog.tableExists(name) and session.catalog.getTable(name).isTemporary:
-            hidden[name] = session.table(quote(name))
+        view = quote(name)
+        if session.catalog.tableExists(view) and session.catalog.getTable(view).isTemporary:
+            hidden[name] = session.table(view)
     for name, table in tables.items():
-        table.native.createOrReplaceTempView(name)
+        table.native.createOrReplaceTempView(quote(name))
     return hidden

@@ -68,9 +68,7 @@ def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
     key = plan.keys
     if time is not None and time not in key:
         key = (*key, time)
-    reason = None
-    if not _is_pinned(plan):
-        reason = "the labels were a dataframe, not a feature group"
+    reason = _why_not_reproducible(plan)
     provenance = Provenance(
         plan=plan.to_json(),
         plan_hash=plan.hash,
@@ -110,8 +108,14 @@ def _event_time(plan: FeaturePlan) -> str | None:
     return None
 
 
-def _is_pinned(plan: FeaturePlan) -> bool:
-    """Tell whether the left side is a pinned group, directly or below other retrievals."""
-    if plan.left_plan is not None:
-        return _is_pinned(plan.left_plan)
-    return plan.left_source is not None
+def _why_not_reproducible(plan: FeaturePlan) -> str | None:
+    """Return why a plan may not give its rows again: None where they come of pinned groups."""
+    while plan.left_plan is not None:
+        plan = plan.left_plan
+    if plan.left_query is not None:
+        if plan.left_query.varies is None:
+            return None
+        return f"the rows of the query may vary: {plan.left_query.varies}"
+    if plan.left_source is None:
+        return "the labels were a dataframe, not a feature group"
+    return None

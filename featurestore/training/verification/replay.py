@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged, FeatureStoreError, VersionNotFound
-from featurestore.model.plan import FeaturePlan, Join, Output, RowSample, Source
+from featurestore.model.plan import FeaturePlan, Join, Output, QuerySource, RowSample, Source
 from featurestore.retrieval.catalog import pinned_source
+from featurestore.retrieval.execution import run_query
 from featurestore.session import Session
 
 
@@ -37,9 +38,13 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
 def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     left_plan = _plan(session, data["left_plan"]) if "left_plan" in data else None
     left = None if data["left"] is None else _source(session, data["left"])
+    query = None
     left_schema = pa.schema([])
     if left is not None:
         left_schema = left.spec.schema
+    elif "left_query" in data:
+        query = _query(session, data["left_query"])
+        left_schema = run_query(session, query).schema
     elif left_plan is not None:
         left_schema = left_plan.schema
     fixed_time = data["fixed_time"]
@@ -61,7 +66,15 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         filters=tuple(data.get("filters", ())),
         samples=_samples(data.get("samples", ())),
         left_renames=_outputs(data.get("left_renames", ())),
+        left_query=query,
     )
+
+
+def _query(session: Session, data: Mapping[str, Any]) -> QuerySource:
+    tables = []
+    for name, source in data["tables"].items():
+        tables.append((name, _source(session, source)))
+    return QuerySource(data["sql"], tuple(tables))
 
 
 def _samples(listed: Iterable[Mapping[str, Any]]) -> tuple[RowSample, ...]:

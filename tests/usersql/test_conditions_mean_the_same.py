@@ -14,9 +14,9 @@ import duckdb
 import pytest
 
 from featurestore.plugins.engine import Engine
-from featurestore.sql.conditions import expression
-from featurestore.sql.functions import CASTS, CHOOSING, FUNCTIONS, OPERATORS, UNITS, Kind
-from tests.sql.edges import EDGES, TABLE, plain_values
+from featurestore.usersql.conditions import expression
+from featurestore.usersql.functions import CASTS, CHOOSING, FUNCTIONS, OPERATORS, UNITS, Kind
+from tests.usersql.edges import EDGES, TABLE, plain_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from featurestore.plugins.engine import Engine
-from featurestore.sql import query
-from featurestore.sql.functions import SPARK_QUERY_FUNCTIONS
-from tests.sql.edges import TABLE, plain_values
+from featurestore.usersql import query
+from featurestore.usersql.functions import SPARK_QUERY_FUNCTIONS
+from tests.usersql.edges import TABLE, plain_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import FeatureStoreError, InvalidSql
-from featurestore.sql import columns_read, parameters, query
-from featurestore.sql.queries import _duckdb_functions
+from featurestore.usersql import columns_read, parameters, query
+from featurestore.usersql.queries import _duckdb_functions
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 TRIPS = pa.table({"id": pa.array([1, 2, 3]), "zone": ["a", "b", "a"]})
@@ -190,7 +190,7 @@ def test_the_listed_functions_of_duckdb_compute_from_their_arguments_alone() -> 
 )
 def test_what_differs_on_spark_is_refused_there(text: str) -> None:
     assert query(text, tables=["trips"], dialect="duckdb") == text
-    with pytest.raises(InvalidSql, match="Hint: write the job in Python"):
+    with pytest.raises(InvalidSql, match="Hint: take Spark DataFrames"):
         query(text, tables=["trips"], dialect="spark")
 
 

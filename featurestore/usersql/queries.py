@@ -3,7 +3,7 @@
 Three things stand between a query and the machine. Its tree may hold listed parts only, and every
 table is looked up in the scope where it stands: a name is a table of the query's, or of a WITH that
 is visible there. Its functions are listed: on the embedded engine those of DuckDB that compute from
-their arguments alone, on Spark those that were compared with DuckDB's (``tests/sql``). And DuckDB
+their arguments alone, on Spark those that were compared with DuckDB's (``tests/usersql``). And DuckDB
 runs it in a database of its own, without files, network or settings (``Engine.user_sql``).
 """
 
@@ -15,8 +15,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql, listing
-from featurestore.sql.functions import CLOCK, INSTEAD, SPARK_QUERY_FUNCTIONS
-from featurestore.sql.text import DIALECT, parse_statement, plain, short
+from featurestore.usersql.functions import CLOCK, INSTEAD, SPARK_QUERY_FUNCTIONS
+from featurestore.usersql.text import DIALECT, parse_statement, plain, short
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -48,6 +48,7 @@ _NOT_ON_SPARK = frozenset(_NOT_ON_SPARK_LISTED.split())
 _CASTS_ON_SPARK = frozenset({"DOUBLE", "DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ"})
 # Functions that stand for tables and compute their rows; all others read files or the database.
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
+_IN_PYTHON = "take Spark DataFrames: frame.to_spark(), or a job in Python"
 
 
 def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
@@ -78,7 +79,9 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     if dialect != DIALECT:
         _check_proven(tree, text, dialect)
     _check_functions(tree, text, dialect)
-    _Scopes(text, tables).check(tree, frozenset())
+    scopes = _Scopes(text)
+    scopes.check(tree, frozenset())
+    scopes.check_read(tables)
     if dialect == DIALECT:
         # DuckDB knows its own dialect best: what was checked goes to it as it was written.
         return text.strip().rstrip(";").rstrip()
@@ -99,6 +102,22 @@ def parameters(text: str) -> tuple[str, ...]:
         if isinstance(node, exp.Parameter | exp.Placeholder):
             found[node.name] = None
     return tuple(found)
+
+
+def tables_read(text: str) -> tuple[str, ...]:
+    """Return the tables that a query names, each once, in order; whether they exist is not checked.
+
+    >>> tables_read("with late as (from trips) select * from late join zones using (zone)")
+    ('trips', 'zones')
+
+    Raises:
+        InvalidSql: It is no query, or reads something else than tables.
+    """
+    tree = parse_statement(text, what="query", calls_by_name=True)
+    _check_parts(tree, text)
+    scopes = _Scopes(text)
+    scopes.check(tree, frozenset())
+    return tuple(scopes.read)
 
 
 def columns_read(text: str, columns: Sequence[str]) -> list[str]:
@@ -156,7 +175,7 @@ def _check_proven(tree: exp.Expr, text: str, dialect: str) -> None:
                 f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which was not shown to "
                 "mean "
                 f"the same on {dialect}.",
-                hint="write the job in Python: it gets its inputs as Spark DataFrames",
+                hint=_IN_PYTHON,
             )
 
 
@@ -182,7 +201,7 @@ def _refused_function(name: str, text: str, dialect: str = DIALECT) -> InvalidSq
     if name in CLOCK or name.startswith(("current", "localtime")):
         return InvalidSql(
             f"{short(text)} asks the clock: {name} gives another answer at every run.",
-            hint="$window_end is the end of the window that is computed",
+            hint="write the time as a constant; in a job, $window_end is the end of its window",
         )
     if dialect == DIALECT:
         why = "which does not compute from its arguments alone"
@@ -190,7 +209,7 @@ def _refused_function(name: str, text: str, dialect: str = DIALECT) -> InvalidSq
     else:
         why = f"which was not shown to mean the same on {dialect}"
         listed = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
-        hint = f"the functions are {listed}; or write the job in Python"
+        hint = f"the functions are {listed}; or {_IN_PYTHON}"
     return InvalidSql(f"{short(text)} uses {name}, {why}.", hint=hint)
 
 
@@ -200,17 +219,16 @@ def _duckdb_functions() -> frozenset[str]:
 
     A test compares it with DuckDB.
     """
-    listed = files("featurestore.sql").joinpath("duckdb_functions.txt").read_text("utf-8")
+    listed = files("featurestore.usersql").joinpath("duckdb_functions.txt").read_text("utf-8")
     return frozenset(listed.split())
 
 
 class _Scopes:
-    """Looks up every table of a query among the given ones and those of WITH that it sees."""
+    """Finds the tables that a query reads: every name that no WITH stands for where it is used."""
 
-    def __init__(self, text: str, tables: Iterable[str]) -> None:
+    def __init__(self, text: str) -> None:
         self._text = text
-        self._tables = list(tables)
-        self._known = {name.lower() for name in self._tables}
+        self.read: dict[str, None] = {}
 
     def check(self, node: exp.Expr, visible: frozenset[str]) -> None:
         """Check a part of the tree where the names of ``visible`` stand for other queries."""
@@ -233,6 +251,14 @@ class _Scopes:
             if child is not clause:
                 self.check(child, visible)
 
+    def check_read(self, tables: Iterable[str]) -> None:
+        """Raise InvalidSql when the query reads another table than those given."""
+        listed = list(tables)
+        known = {name.lower() for name in listed}
+        for name in self.read:
+            if name.lower() not in known:
+                raise self._unknown(name, hint=f"the tables are {listing(listed)}")
+
     def _check_table(self, table: exp.Table, visible: frozenset[str]) -> None:
         from sqlglot import exp
 
@@ -240,17 +266,17 @@ class _Scopes:
             self._check_table_function(table.this)
         elif not isinstance(table.this, exp.Identifier) or table.db or table.catalog:
             raise self._unknown(table.sql(dialect=DIALECT))
-        elif table.name.lower() not in self._known | visible:
-            raise self._unknown(table.name)
+        elif table.name.lower() not in visible:
+            self.read[table.name] = None
 
     def _check_table_function(self, function: exp.Anonymous) -> None:
         if function.name.lower() not in _TABLE_FUNCTIONS:
             raise self._unknown(function.sql(dialect=DIALECT))
 
-    def _unknown(self, name: str) -> InvalidSql:
+    def _unknown(self, name: str, *, hint: str | None = None) -> InvalidSql:
         return InvalidSql(
             f"{short(self._text)} reads the unknown table {name!r}.",
-            hint=f"the tables are {listing(self._tables)}",
+            hint=hint or "a query reads tables by their plain names",
         )
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidSql
-from featurestore.sql import fix_clock, predicate, quote
-from featurestore.sql.functions import ALIASES, CHOOSING, FUNCTIONS
+from featurestore.usersql import fix_clock, predicate, quote
+from featurestore.usersql.functions import ALIASES, CHOOSING, FUNCTIONS
 
 SCHEMA = pa.schema(
     [

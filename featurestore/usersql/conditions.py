@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, listing
-from featurestore.sql.functions import (
+from featurestore.usersql.functions import (
     ALIASES,
     CASTS,
     CHOOSING,
@@ -32,7 +32,7 @@ from featurestore.sql.functions import (
     Function,
     Kind,
 )
-from featurestore.sql.text import DIALECT, parse_statement, quote, short
+from featurestore.usersql.text import DIALECT, parse_statement, quote, short
 
 if TYPE_CHECKING:
     from sqlglot import exp

@@ -1,0 +1,77 @@
+"""sql: a user's query over groups, pinned and checked, to a lazy frame."""
+
+from __future__ import annotations
+
+from featurestore import usersql
+from featurestore.errors import InvalidName, InvalidReference, InvalidSql, listing
+from featurestore.model.names import check_feature_names
+from featurestore.model.plan import QuerySource, Source, plan_of_query
+from featurestore.model.references import parse_group_reference
+from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
+from featurestore.retrieval.execution import run_query
+from featurestore.retrieval.frame import FeatureFrame
+from featurestore.retrieval.resolve import Specs, find_spec
+from featurestore.session import Session
+from featurestore.usersql.text import short
+
+
+def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = None) -> FeatureFrame:
+    """Return the rows of a query lazily: its groups are pinned and its columns known, no row read.
+
+    See ``FeatureStore.sql`` for the arguments.
+
+    Raises:
+        InvalidSql: It is no single SELECT over groups, or says what a query may not.
+        FeatureGroupNotFound: It reads a group that does not exist.
+    """
+    if not isinstance(text, str):
+        raise InvalidSql(
+            f"A query is a text, not {type(text).__name__}.", hint="sql('select * from weather')"
+        )
+    names = usersql.tables_read(text)
+    checked = usersql.query(text, tables=names, dialect=usersql.DIALECT)
+    if session.engine.dialect != usersql.DIALECT:
+        usersql.query(text, tables=names, dialect=session.engine.dialect)
+    asked = usersql.parameters(checked)
+    if asked:
+        raise InvalidSql(
+            f"{short(text)} has the parameters {listing(asked)}, which nothing gives a value.",
+            hint="write constants",
+        )
+    registered = RegisteredSpecs(session)
+    pins = Pins(session, registered, as_of=as_of)
+    specs = pins.specs()
+    tables: dict[str, Source] = {}
+    for name in names:
+        tables.setdefault(name.lower(), _source(name, text, specs=specs, pins=pins))
+    pins.check_used()
+    schemas = [source.spec.schema for source in tables.values()]
+    source = QuerySource(checked, tuple(tables.items()), usersql.why_rows_vary(checked, schemas))
+    schema = run_query(session, source).schema
+    _check_columns(schema.names, text)
+    return FeatureFrame.planned(session, plan_of_query(source, schema))
+
+
+def _source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
+    """Return the group that a table of a query means, pinned."""
+    try:
+        group, version = parse_group_reference(name.lower())
+    except InvalidReference as error:
+        raise InvalidSql(
+            f"{short(text)} reads the unknown table {name!r}: tables are feature groups.",
+            hint='write weather, or "weather@v2" in double quotes; the groups are '
+            f"{listing(sorted(specs), limit=30)}",
+        ) from error
+    spec = find_spec(group, version=version, specs=specs)
+    return pins.source((spec.name, spec.version))
+
+
+def _check_columns(names: list[str], text: str) -> None:
+    """Refuse results whose columns have no names of their own, or one name twice."""
+    try:
+        check_feature_names(names)
+    except InvalidName as error:
+        raise InvalidSql(
+            f"The columns of {short(text)} need names: {error.message}",
+            hint="select count(*) as n, b.temp as other_temp",
+        ) from error

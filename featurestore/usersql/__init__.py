@@ -1,0 +1,17 @@
+"""User SQL: DuckDB's dialect in, checked against lists of what is allowed, and out for the engine.
+
+``conditions`` are over one row (filters, deletes), ``queries`` over tables (SQL jobs). Nothing that
+is not on a list of what is allowed comes through.
+"""
+
+from __future__ import annotations
+
+from featurestore.usersql.conditions import fix_clock, predicate
+from featurestore.usersql.queries import columns_read, parameters, query, tables_read
+from featurestore.usersql.repeatable import why_rows_vary
+from featurestore.usersql.text import DIALECT, quote
+
+__all__ = [
+    "DIALECT", "columns_read", "fix_clock", "parameters", "predicate", "query", "quote",
+    "tables_read", "why_rows_vary",
+]  # fmt: skip

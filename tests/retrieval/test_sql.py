@@ -1,0 +1,213 @@
+"""store.sql: groups as tables, pinned and checked, as data and as labels of every call."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import FeatureGroupNotFound, FeatureStoreError, InvalidSql
+from featurestore.store import FeatureStore
+from featurestore.usersql.repeatable import REPEATABLE, SUMS, VARYING
+
+START = datetime(2013, 1, 1, tzinfo=UTC)
+ONE_ROW_EACH = (
+    "select p.tail, w.origin, max(w.t) as asked, count(*) > 2 as late "
+    "from planes p join weather w on w.origin = p.origin group by p.tail, w.origin"
+)
+
+
+def fill(store: FeatureStore) -> FeatureStore:
+    """Make a group with times, and two versions of one without."""
+    hours = range(6)
+    weather = {
+        "origin": ["JFK", "LGA"] * 3,
+        "t": [START + timedelta(hours=hour) for hour in hours],
+        "temp": [30.0 + hour for hour in hours],
+    }
+    planes = {"tail": ["N1", "N2"], "origin": ["JFK", "LGA"], "seats": [100, 200]}
+    store.create_featuregroup(pa.table(weather), "weather", primary_key="origin", event_time="t")
+    store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+    narrower = {**planes, "seats": [90, 190]}
+    store.create_featuregroup(pa.table(narrower), "planes", primary_key="tail")
+    return store
+
+
+@pytest.fixture
+def flights(duckdb_store: FeatureStore) -> FeatureStore:
+    return fill(duckdb_store)
+
+
+def rows(frame: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = frame.to_arrow().to_pylist()
+    return found
+
+
+def test_groups_and_their_versions_are_the_tables_of_a_query(store: FeatureStore) -> None:
+    """On each engine: latest version by the plain name, another in double quotes."""
+    fill(store)
+    text = (
+        'select a.tail, a.seats as seats, b.seats as before from planes a join "planes@v1" b '
+        "on a.tail = b.tail order by a.tail desc"
+    )
+    assert rows(store.sql(text)) == [
+        {"tail": "N2", "seats": 190, "before": 200},
+        {"tail": "N1", "seats": 90, "before": 100},
+    ]
+    labels = store.sql(ONE_ROW_EACH)
+    found = store.get_features(["weather.temp"], labels=labels, dataframe_type="python")
+    assert sorted((row["tail"], row["late"], row["temp"]) for row in found) == [
+        ("N1", True, 34.0),
+        ("N2", True, 35.0),
+    ]
+    sums = store.sql("select origin, sum(seats) as seats from planes group by origin")
+    assert sums.schema.field("seats").type == pa.int64()
+    with pytest.raises(InvalidSql):
+        store.sql("select read_text('x') as t from planes")
+
+
+def test_a_query_is_lazy_and_reads_the_versions_that_were_pinned(flights: FeatureStore) -> None:
+    frame = flights.sql("select count(*) as n, sum(seats) as seats from planes")
+    row = [{"tail": "N3", "origin": "EWR", "seats": 300}]
+    flights.insert_into_featuregroup(row, "planes")
+    assert rows(frame) == [{"n": 2, "seats": 280}]
+    assert rows(flights.sql("select count(*) as n from PLANES")) == [{"n": 3}]
+    assert rows(flights.sql("select count(*) as n from planes", as_of={"planes": 1})) == [{"n": 2}]
+    assert flights.sql("select tail from planes", dataframe_type="pandas").shape == (3, 1)
+    pinned = [
+        (each.spec.name, each.spec.version) for each in flights.sql(ONE_ROW_EACH).plan.sources
+    ]
+    assert pinned == [("planes", 2), ("weather", 1)]
+
+
+def test_frames_of_queries_are_cut_joined_and_explained_as_all_others(
+    flights: FeatureStore,
+) -> None:
+    frame = flights.sql("select tail, origin, seats * 2 as double_seats from planes")
+    assert rows(frame.filter("double_seats > 200").select("tail")) == [{"tail": "N2"}]
+    assert frame.sample(fraction=1.0).count() == 2
+    joined = flights.get_features(["planes@v1.seats"], labels=frame, join="inner")
+    assert joined.dropped() == 0
+    timed = flights.get_features("weather.temp", labels=flights.sql(ONE_ROW_EACH))
+    assert flights.check_leakage(timed).ok
+    text = str(timed.plan)
+    assert "planes: planes@v2 at Delta version 1" in text
+    assert "from planes p join weather w" in text
+
+
+def test_a_training_dataset_of_a_query_is_made_again_from_its_pins(flights: FeatureStore) -> None:
+    flights.create_featuregroup(flights.sql(ONE_ROW_EACH), "asked", primary_key="tail")
+    frame = flights.get_features("weather.temp", labels=flights.sql(ONE_ROW_EACH))
+    dataset = flights.create_training_dataset(frame, "late", label="late", key="tail")
+    flights.delete_from_featuregroup("planes", "tail = 'N1'")
+    flights.insert_into_featuregroup(
+        [{"origin": "LGA", "t": START + timedelta(hours=5), "temp": -1.0}], "weather", mode="upsert"
+    )
+    assert dataset.manifest.reproducible
+    report = dataset.verify(recompute=True)
+    assert report.ok, report.problems
+    read = {(each["featuregroup"], each["version"]) for each in dataset.manifest.sources}
+    assert read == {("planes", 2), ("weather", 1)}
+    derived = [edge.name for edge in flights.featuregroup("planes").derived()]
+    assert derived == ["late"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("select tail, seats from planes limit 1", "a limit"),
+        ("select origin, first(tail) as tail from planes group by origin", "first depends"),
+        ("select origin, avg(temp) as temp from weather group by origin", "last bits of avg"),
+        ("select tail, row_number() over (order by seats) as n from planes", "row_number"),
+        ("select distinct on (origin) origin, temp from weather", "distinct on"),
+        ("select sum(seats / 3) as s, min(tail) as tail from planes", "last bits of sum"),
+        ("select tail, seats from planes using sample 50%", "a sample"),
+    ],
+)
+def test_a_query_whose_rows_may_vary_says_so_in_the_manifest(
+    flights: FeatureStore, text: str, reason: str
+) -> None:
+    frame = flights.sql(text)
+    dataset = flights.create_training_dataset(frame, "varying", key=frame.columns[0])
+    assert not dataset.manifest.reproducible
+    assert reason in (dataset.manifest.reproducible_reason or "")
+
+
+def test_every_aggregate_of_duckdb_is_known_to_be_repeatable_or_not() -> None:
+    known = REPEATABLE | SUMS | VARYING
+    query = (
+        "select distinct function_name from duckdb_functions() where function_type = 'aggregate'"
+    )
+    from featurestore.usersql.queries import _duckdb_functions
+
+    allowed = _duckdb_functions()
+    aggregates = {name for (name,) in duckdb.execute(query).fetchall()} & allowed
+    assert aggregates <= known
+    assert not (REPEATABLE & VARYING) | (SUMS & VARYING)
+
+
+ATTACKS = [
+    "select * from read_text('FILE')",
+    "select * from lateral read_text('FILE')",
+    "select * from planes, lateral (select * from read_csv('FILE')) x",
+    "select * from 'FILE'",
+    'select * from "FILE"',
+    'with a as (select * from "FILE"), "FILE" as (select 1 as x) select * from a',
+    "select * from (with planes as (select 1 as x) from planes) a, hidden",
+    "summarize planes",
+    "summarize 'FILE'",
+    "select * from (describe planes)",
+    "attach 'FILE' as other",
+    "copy planes to 'FILE'",
+    "copy (select 1) to 'FILE'",
+    "pragma database_list",
+    "set memory_limit = '1GB'",
+    "call pragma_version()",
+    "export database 'FILE'",
+    "create table x as select * from planes",
+    "drop table planes",
+    "select * from planes; select 1 as x",
+    "select getenv('HOME') as home",
+    "select current_setting('home_directory') as home",
+    "select * from duckdb_settings()",
+    "select * from information_schema.tables",
+    "select * from featuregroups.planes",
+    "select now() as n",
+    "select random() as r from planes",
+    "select $tail as tail",
+    "select count(*) from planes",
+    "select a.*, b.* from planes a join planes b using (tail)",
+    "select nothing from planes",
+    "from planes select",
+    "",
+]
+
+
+@pytest.mark.parametrize("text", ATTACKS)
+def test_a_query_that_does_more_than_read_groups_is_refused(
+    flights: FeatureStore, tmp_path: Path, text: str
+) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("word\nsecret\n")
+    before = sorted(each.name for each in tmp_path.iterdir())
+    with pytest.raises(FeatureStoreError) as refused:
+        flights.sql(text.replace("FILE", str(secret)))
+    assert isinstance(refused.value, InvalidSql | FeatureGroupNotFound)
+    assert "secret\n" not in str(refused.value)
+    assert sorted(each.name for each in tmp_path.iterdir()) == before
+
+
+def test_a_group_that_does_not_exist_offers_the_nearest(flights: FeatureStore) -> None:
+    with pytest.raises(FeatureGroupNotFound, match="did you mean 'weather'"):
+        flights.sql("select * from wether")
+    with pytest.raises(FeatureGroupNotFound, match="has no version 9"):
+        flights.sql('select * from "planes@v9"')
+
+
+def test_the_function_of_the_module_is_the_call_and_no_package(flights: FeatureStore) -> None:
+    assert featurestore.sql("select count(*) as n from planes").count() == 1

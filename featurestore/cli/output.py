@@ -18,7 +18,7 @@ import typer
 from featurestore.cli.state import Output, settings
 from featurestore.errors import FeatureStoreError
 from featurestore.model.durations import format_duration
-from featurestore.model.printable import printable_line
+from featurestore.model.printable import value_text
 
 ROWS_OF_A_PAGE = 50
 Limit = Annotated[
@@ -85,7 +85,7 @@ def show_record(context: typer.Context, record: Mapping[str, Any]) -> None:
         return
     width = max(map(len, record))
     for key, value in record.items():
-        sys.stdout.write(f"{key.replace('_', ' '):<{width}}  {_text(value)}\n")
+        sys.stdout.write(f"{key.replace('_', ' '):<{width}}  {value_text(value)}\n")
 
 
 def show_text(context: typer.Context, text: str, *, data: Any) -> None:
@@ -144,7 +144,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         else:
             table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*[_text(row.get(column)) for column in columns])
+        table.add_row(*[value_text(row.get(column)) for column in columns])
     width = None
     if not sys.stdout.isatty():
         width = 10_000  # a pipe has no width: nothing may be cut there
@@ -153,23 +153,3 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         file=sys.stdout, markup=False, highlight=False, color_system=None, width=width
     )
     console.print(table)
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
-    if isinstance(value, timedelta):
-        return format_duration(value)
-    if isinstance(value, Mapping):
-        value = [f"{_text(key)}={_text(each)}" for key, each in value.items()]
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value)) or "-"
-    return printable_line(str(value))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +16,7 @@ from featurestore.cli.output import (
 )
 from featurestore.cli.state import store
 from featurestore.errors import InvalidArgument
+from featurestore.model.manifest import source_text
 
 app = typer.Typer(help="Training datasets.", no_args_is_help=True)
 
@@ -36,7 +36,7 @@ def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber 
         limit=limit,
         page=page,
     )
-    rows = [_overview(dataset) for dataset in found.items]
+    rows = [dataset._summary() for dataset in found.items]
     columns = ["name", "version", "data_format", "rows", "splits", "reproducible", "created"]
     show_rows(
         context, rows, columns=columns, empty="no training datasets yet", next_page=found.next
@@ -58,14 +58,14 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         shards[split.name] = [shard.path for shard in split.shards]
         labels[split.name] = split.label_counts
     details = {
-        **_overview(dataset),
+        **dataset._summary(),
         "path": dataset.path,
         "content_hash": manifest.content_hash,
         "plan_hash": manifest.plan_hash,
         "seed": manifest.seed,
         "key": list(manifest.key),
         "split_rule": manifest.split_rule,
-        "sources": list(map(_source, manifest.sources)),
+        "sources": list(map(source_text, manifest.sources)),
         "columns": columns,
         "losses": losses,
         "shards": shards,
@@ -146,22 +146,3 @@ def delete(
     """Delete one version of a training dataset."""
     store(context).delete_training_dataset(name, version=version)
     show_record(context, {"deleted": f"{name} version {version}"})
-
-
-def _source(source: Mapping[str, Any]) -> str:
-    return f"{source['featuregroup']}@v{source['version']} Delta version {source['delta_version']}"
-
-
-def _overview(dataset: Any) -> dict[str, Any]:
-    manifest = dataset.manifest
-    splits = {split.name: split.rows for split in manifest.splits}
-    return {
-        "name": manifest.name,
-        "version": manifest.version,
-        "data_format": manifest.data_format,
-        "rows": sum(splits.values()),
-        "splits": splits,
-        "reproducible": manifest.reproducible,
-        "created": manifest.created,
-        "description": manifest.description,
-    }

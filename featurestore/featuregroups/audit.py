@@ -12,6 +12,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups.definition import Declaration, plain_expectations
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.html import Listing
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.recovery.in_flight import InFlight
@@ -174,4 +175,4 @@ def validation_history(
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
         stored = reports.validations(connection, featuregroups.KIND, name, version)
-    return [report_from_json(each) for each in stored]
+    return Listing(map(report_from_json, stored))

@@ -14,6 +14,7 @@ from featurestore.featuregroups.read import history, read
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
+from featurestore.model import html
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.registry import featuregroups
@@ -182,6 +183,21 @@ class FeatureGroup:
         ['late_flights']
         """
         return discovery.derived_from(self._session, self._name, version=self._version)
+
+    def _summary(self) -> dict[str, object]:
+        from featurestore.featuregroups.overview import overview
+
+        return overview(self)
+
+    def _repr_html_(self) -> str:
+        from featurestore.featuregroups.overview import details
+
+        found = details(self)
+        columns = found.pop("columns")
+        return html.facts(found, caption=f"Feature group {self}") + html.records(columns)
+
+    def __str__(self) -> str:
+        return f"{self._name} v{self._version}"
 
     def __repr__(self) -> str:
         return f"FeatureGroup({self._name!r}, version={self._version})"

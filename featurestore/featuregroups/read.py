@@ -6,6 +6,7 @@ from featurestore.delta import commits
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
 from featurestore.model.featuregroup import Commit
+from featurestore.model.html import Listing
 from featurestore.model.plan import Source, plan_of_group
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -61,4 +62,5 @@ def history(
                 hint=f"{argument}=100",
             )
     name, version = resolve(session, name, version)
-    return commits.history(session.featuregroup_path(name, version), limit=limit, before=before)
+    path = session.featuregroup_path(name, version)
+    return Listing(commits.history(path, limit=limit, before=before))

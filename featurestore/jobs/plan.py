@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, volume
 from featurestore.jobs.service import complete_between, due_of, get_job
+from featurestore.model import html
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment, to_micros
 from featurestore.model.window import Window
@@ -53,6 +54,9 @@ class JobPlan:
     def bytes(self) -> int:
         """About how many bytes are read."""
         return sum(each.bytes for each in self.inputs)
+
+    def _repr_html_(self) -> str:
+        return html.preformatted(str(self))
 
     def __str__(self) -> str:
         if not self.windows:

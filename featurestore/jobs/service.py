@@ -25,8 +25,9 @@ from featurestore.jobs.schedule import (
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.target import target
-from featurestore.model import times
+from featurestore.model import html, times
 from featurestore.model.cores import usable_cores
+from featurestore.model.html import Listing
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
@@ -54,6 +55,16 @@ class JobStatus:
         """The name of the job."""
         return self.job.spec.name
 
+    def _summary(self) -> dict[str, object]:
+        last = None
+        if self.last is not None:
+            last = self.last.state
+        counts = {"due": self.due, "failed": self.failed, "last_run": last}
+        return {**self.job._summary(), **counts}
+
+    def _repr_html_(self) -> str:
+        return html.facts(self._summary(), caption="Job")
+
 
 def register_jobs(
     session: Session, module_or_path: ModuleType | str | os.PathLike[str]
@@ -74,7 +85,7 @@ def register_jobs(
             if known is None:
                 restore(connection, session, spec)
             registered.append(jobs.get(connection, name))
-    return registered
+    return Listing(registered)
 
 
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
@@ -87,7 +98,7 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
             statuses.append(_status(session, job))
         except InvalidJob as error:  # a registry from elsewhere may hold any schedule
             warnings.warn(f"The job {job.spec.name!r} is left out: {error.message}", stacklevel=3)
-    return statuses
+    return Listing(statuses)
 
 
 def _status(session: Session, job: RegisteredJob) -> JobStatus:
@@ -107,7 +118,7 @@ def get_runs(session: Session, name: str) -> list[Run]:
     """Return the runs of a job, oldest first."""
     with session.registry.reading() as connection:
         jobs.get(connection, name)
-        return runs.of_job(connection, name)
+        return Listing(runs.of_job(connection, name))
 
 
 def set_paused(session: Session, name: str, *, paused: bool) -> None:
@@ -325,4 +336,4 @@ def _checked(name: str, outcome: Outcome) -> list[Run]:
             f"{worst.window.start.isoformat()}: {worst.error}",
             hint=f"{worst.hint or 'the traceback is in the log'}; log: {worst.log}",
         )
-    return outcome.runs
+    return Listing(outcome.runs)

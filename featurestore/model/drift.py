@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from featurestore.model import html
+from featurestore.model.statistics_text import share_text
+
 _LISTS = ("new_values", "gone_values", "reasons")
 
 
@@ -109,6 +112,22 @@ class DriftReport:
             lines.append(f"  {each.name}: {'; '.join(each.reasons)}")
         lines.append(f"{len(self.drifted)} of {len(self.features)} features drifted")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows: list[dict[str, object]] = []
+        for each in self.features:
+            rows.append(
+                {
+                    "feature": each.name,
+                    "drifted": each.drifted,
+                    "psi": each.psi,
+                    "ks": each.ks,
+                    "missing_before": share_text(each.missing_before),
+                    "missing_after": share_text(each.missing_after),
+                    "reasons": each.reasons,
+                }
+            )
+        return html.records(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""

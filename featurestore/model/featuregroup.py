@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, KeyRequired
-from featurestore.model import types
+from featurestore.model import html, types
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.names import check_feature_names, check_name
@@ -153,6 +153,21 @@ class Commit:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     unique: bool | None = None
     applied: bool = True
+
+    def _summary(self) -> dict[str, object]:
+        return {
+            "delta_version": self.delta_version,
+            "timestamp": self.timestamp,
+            "operation": self.operation,
+            "rows": self.rows,
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "validation": self.validation,
+            "run": self.run_id,
+        }
+
+    def _repr_html_(self) -> str:
+        return html.facts({**self._summary(), "applied": self.applied}, caption="Commit")
 
 
 def _check_roles(spec: FeatureGroupSpec) -> None:

@@ -403,3 +403,12 @@ def _counts(data: JsonObject, name: str) -> dict[str, int]:
 
 def _weights(data: JsonObject, name: str) -> dict[str, float]:
     return data.object(name).each(JsonObject.real)
+
+
+def source_text(source: Mapping[str, Any]) -> str:
+    """Return a source of a manifest as people write it.
+
+    >>> source_text({"featuregroup": "weather", "version": 1, "delta_version": 7})
+    'weather@v1 Delta version 7'
+    """
+    return f"{source['featuregroup']}@v{source['version']} Delta version {source['delta_version']}"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from featurestore.model import html
 from featurestore.model.featuregroup import FeatureGroupSpec
 
 JoinKind = Literal["left", "inner"]
@@ -150,6 +151,9 @@ class FeaturePlan:
         from featurestore.model.plan_text import describe
 
         return describe(self)
+
+    def _repr_html_(self) -> str:
+        return html.preformatted(str(self))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object for manifests: what decides the rows, nothing else."""

@@ -7,6 +7,11 @@ that JSON stays valid and means the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from featurestore.model.durations import format_duration
+
 # C0 and C1 controls, delete, marks and overrides of the writing direction, line separators, lone
 # surrogates.
 _RANGES = (
@@ -39,3 +44,30 @@ def printable_line(text: str) -> str:
     a\u000ab
     """
     return text.translate(_ESCAPED)
+
+
+def value_text(value: object) -> str:
+    """Return a value of a record as people read it, on one line.
+
+    >>> value_text(None), value_text(True), value_text(12345), value_text(0.1 + 0.2)
+    ('-', 'yes', '12,345', '0.3')
+    >>> value_text({"train": 800, "test": 200}), value_text(["origin", "day"])
+    ('train=800, test=200', 'origin, day')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, Mapping):
+        value = [f"{value_text(key)}={value_text(each)}" for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_text, value)) or "-"
+    return printable_line(str(value))

@@ -156,7 +156,7 @@ class Correlations:
         return pairs[:limit]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Statistics:
     """Statistics of one table.
 
@@ -182,6 +182,17 @@ class Statistics:
     exact: bool = True
     seed: int = 0
     source: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        from featurestore.model.statistics_text import describe
+
+        return describe(self)
+
+    def _repr_html_(self) -> str:
+        from featurestore.model import html
+        from featurestore.model.statistics_text import records_of, title_of
+
+        return html.records(records_of(self), caption=title_of(self))
 
     def column(self, name: str) -> ColumnStatistics:
         """Return the statistics of one column; FeatureNotFound lists those that exist.

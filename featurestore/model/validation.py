@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
+from featurestore.model import html
+
 REPORT_FORMAT = 1
 
 
@@ -81,6 +83,30 @@ class ValidationReport:
         if self.rows_quarantined:
             lines.append(f"  {self.rows_quarantined:,} rows quarantined")
         return "\n".join(lines)
+
+    def _summary(self) -> dict[str, object]:
+        return {
+            "time": self.time,
+            "group": f"{self.name} v{self.version}",
+            "delta_version": self.delta_version,
+            "success": self.success,
+            "failed": ", ".join(str(each.expectation["type"]) for each in self.failed) or None,
+            "rows": self.rows,
+            "rows_quarantined": self.rows_quarantined,
+            "validation": self.policy,
+        }
+
+    def _repr_html_(self) -> str:
+        checks: list[dict[str, object]] = []
+        for each in self.results:
+            mark, found = "ok", ""
+            if not each.success:
+                mark = "warning" if each.warning else "failed"
+                found = outcome_text(each)
+            check = describe(each.expectation)
+            checks.append({"result": mark, "check": check, "found": found})
+        caption = str(self).partition("\n")[0]
+        return html.facts(self._summary(), caption=caption) + html.records(checks)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back.

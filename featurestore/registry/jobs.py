@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from featurestore.errors import JobNotFound, RegistryError, listing
-from featurestore.model import times
+from featurestore.model import html, times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.registry.rows import readable, to_column, to_time
@@ -27,6 +27,25 @@ class RegisteredJob:
     origin: str
     paused: bool
     watermark: datetime | None
+
+    @property
+    def state(self) -> str:
+        """Whether schedulers run it: "active" or "paused"."""
+        return "paused" if self.paused else "active"
+
+    def _summary(self) -> dict[str, object]:
+        return {
+            "name": self.spec.name,
+            "state": self.state,
+            "schedule": self.spec.schedule,
+            "target": self.spec.target,
+            "inputs": self.spec.inputs,
+            "watermark": self.watermark,
+        }
+
+    def _repr_html_(self) -> str:
+        more = {"version": self.version, "kind": self.spec.kind, "origin": self.origin}
+        return html.facts({**self._summary(), **more}, caption="Job")
 
 
 def register(

@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.model import times
+from featurestore.model import html, times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.window import Window
@@ -54,6 +54,24 @@ class Run:
         if self.ended is None or self.started is None:
             return None
         return (self.ended - self.started).total_seconds()
+
+    def _summary(self) -> dict[str, object]:
+        return {
+            "run": self.run_id,
+            "job": self.job,
+            "state": self.state,
+            "start": self.window.start,
+            "end": self.window.end,
+            "windows": self.windows,
+            "rows": self.rows,
+            "delta_version": self.delta_version,
+            "seconds": self.seconds,
+            "error": self.error,
+        }
+
+    def _repr_html_(self) -> str:
+        more = {"hint": self.hint, "inputs": self.inputs, "log": self.log}
+        return html.facts({**self._summary(), **more}, caption="Run")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from datetime import datetime
 
 import pyarrow as pa
 
+from featurestore.model import html
 from featurestore.model.printable import printable_line
 
 
@@ -56,21 +56,14 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
 def as_html(table: pa.Table, *, caption: str) -> str:
     """Return a table as HTML for notebooks; every cell is escaped.
 
-    >>> as_html(pa.table({"a": ["<b>"]}), caption="1 row")[-43:]
-    '<tr><td>&lt;b&gt;</td></tr></tbody></table>'
+    >>> as_html(pa.table({"a": ["<b>"]}), caption="1 row")[-35:]
+    '&lt;b&gt;</td></tr></tbody></table>'
     """
-    parts = [f"<table><caption>{html.escape(caption)}</caption><thead><tr>"]
-    for field in table.schema:
-        name, kind = html.escape(field.name), html.escape(str(field.type))
-        parts.append(f"<th>{name}<br><small>{kind}</small></th>")
-    parts.append("</tr></thead><tbody>")
+    head = [(field.name, str(field.type)) for field in table.schema]
+    rows = []
     for values in _rows(table):
-        parts.append("<tr>")
-        for value in values:
-            parts.append(f"<td>{html.escape(_cut(cell(value), 60))}</td>")
-        parts.append("</tr>")
-    parts.append("</tbody></table>")
-    return "".join(parts)
+        rows.append([_cut(cell(value), 60) for value in values])
+    return html.table(head, rows, caption=caption)
 
 
 def cell(value: object) -> str:

@@ -259,11 +259,13 @@ class FeatureGroupCalls(Connected):
         ['planes@v1', 'questions@v1', 'weather@v1']
         """
         from featurestore.featuregroups import FeatureGroup
+        from featurestore.model.html import Listing
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:
             found = featuregroups.every(connection, limit=limit, offset=offset)
-        return [FeatureGroup(self._session, group.name, group.version) for group in found]
+        groups = [FeatureGroup(self._session, group.name, group.version) for group in found]
+        return Listing(groups)
 
     def get_latest_featuregroup_version(self, name: str) -> int:
         """Return the greatest version of a feature group.

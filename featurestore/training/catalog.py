@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from featurestore.errors import FeatureStoreError
+from featurestore.model.html import Listing
 from featurestore.recovery import datasets, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import training_datasets
@@ -41,7 +42,7 @@ def every(session: Session, *, limit: int | None = None, offset: int = 0) -> lis
                 f"{error.message}",
                 stacklevel=2,
             )
-    return opened
+    return Listing(opened)
 
 
 def last_version(session: Session, name: str) -> int:

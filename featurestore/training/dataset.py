@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, StatisticsNotFound
-from featurestore.model.manifest import Manifest
+from featurestore.model import html
+from featurestore.model.manifest import Manifest, source_text
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
@@ -100,6 +101,27 @@ class TrainingDataset:
         from featurestore.training.verification.label_shares import label_proportions
 
         return label_proportions(self.manifest)
+
+    def _summary(self) -> dict[str, object]:
+        rows = {split.name: split.rows for split in self.manifest.splits}
+        return {
+            "name": self.name,
+            "version": self.version,
+            "data_format": self.manifest.data_format,
+            "rows": sum(rows.values()),
+            "splits": rows,
+            "reproducible": self.manifest.reproducible,
+            "created": self.manifest.created,
+            "description": self.manifest.description,
+        }
+
+    def _repr_html_(self) -> str:
+        caption = f"Training dataset {self.name} v{self.version}"
+        more = {"path": self.path, "sources": list(map(source_text, self.manifest.sources))}
+        columns: list[dict[str, object]] = []
+        for column in self.manifest.columns:
+            columns.append({"name": column.name, "type": column.tf_type, "role": column.role})
+        return html.facts({**self._summary(), **more}, caption=caption) + html.records(columns)
 
     def read(self, split: str) -> FeatureFrame:
         """Return the rows of a split, every column, in canonical order.

@@ -284,3 +284,18 @@ def test_statistics_of_older_releases_have_no_share_that_they_cannot_know() -> N
     written = statistics_of(pa.table({"name": names})).to_json()
     del written["columns"][0]["sampled"]
     assert Statistics.from_json(written).column("name").top_share is None
+
+
+@pytest.mark.parametrize("columns", [3, 200])
+def test_the_repr_of_statistics_fits_a_screen(table: pa.Table, columns: int) -> None:
+    names = np.array(["a" * 40, "b\n\x1b[31m", "c"])[np.arange(300) % 3]
+    wide = {f"a long name of a column, {index}": names for index in range(columns)}
+    for each in (
+        statistics_of(table),
+        statistics_of(pa.table(wide)),
+        statistics_of(table, limit=9),
+    ):
+        lines = repr(each).split("\n")
+        assert len(lines) <= 23
+        assert max(map(len, lines)) <= 80
+        assert "\x1b" not in repr(each)

@@ -19,8 +19,9 @@ import numpy as np
 from featurestore.errors import StatisticsNotFound, missing_extra
 from featurestore.model.drift import DriftReport, FeatureDrift
 from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.model.statistics_text import source_name
 from featurestore.statistics.clusters import Clusters
-from featurestore.statistics.plots.captions import font_size, short, source_name, title_of
+from featurestore.statistics.plots.captions import font_size, short, title_of
 from featurestore.statistics.plots.heatmap import (
     LISTED,
     cell_inches,

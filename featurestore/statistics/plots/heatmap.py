@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from featurestore.errors import InvalidArgument, StatisticsNotFound, missing_extra
 from featurestore.model.statistics import Correlations, Statistics
+from featurestore.model.statistics_text import source_name
 from featurestore.statistics.exactsum import Floats
-from featurestore.statistics.plots.captions import font_size, short, source_name
+from featurestore.statistics.plots.captions import font_size, short
 from featurestore.statistics.plots.ordering import clustered_order, matrix_of
 
 if TYPE_CHECKING:

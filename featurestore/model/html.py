@@ -1,0 +1,110 @@
+"""HTML for notebooks: tables of texts and records. Every text is escaped here, and only here."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from featurestore.model.printable import printable_line, value_text
+
+_MOST_ROWS = 50
+_LONGEST = 300
+_LEFT = "text-align: left"
+
+
+class Summarized(Protocol):
+    """What can be a row of a table: it tells itself in a few words."""
+
+    def _summary(self) -> Mapping[str, object]: ...
+
+
+T = TypeVar("T", bound=Summarized)
+
+
+class Listing(list[T]):
+    """A list that notebooks show as a table.
+
+    >>> class Group:
+    ...     def _summary(self):
+    ...         return {"name": "<b>"}
+    >>> "&lt;b&gt;" in Listing([Group()])._repr_html_()
+    True
+    """
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for each in self[:_MOST_ROWS]:
+            rows.append(each._summary())
+        caption = ""
+        if len(self) > len(rows):
+            caption = f"the first {len(rows)} of {len(self):,}"
+        return records(rows, caption=caption)
+
+
+def records(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:
+    """Return records of the same keys as a table; without any: the caption, or "nothing there".
+
+    >>> "<th" in records([{"rows": 1_000}]), records([])
+    (True, '<p>nothing there</p>')
+    """
+    if not rows:
+        return paragraph(caption or "nothing there")
+    names = list(rows[0])
+    texts = []
+    for row in rows:
+        texts.append([value_text(row.get(name)) for name in names])
+    return table([(name.replace("_", " "), "") for name in names], texts, caption=caption)
+
+
+def facts(values: Mapping[str, object], *, caption: str = "") -> str:
+    """Return names and their values as a table of two columns."""
+    lines = [_opening(caption), "<tbody>"]
+    for name, value in values.items():
+        head = html.escape(name.replace("_", " "))
+        lines.append(f'<tr><th style="{_LEFT}">{head}</th>{_cell(value_text(value))}</tr>')
+    lines.append("</tbody></table>")
+    return "".join(lines)
+
+
+def table(
+    head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], *, caption: str = ""
+) -> str:
+    """Return a table of texts; ``head``: the name of each column, and a small text below it."""
+    lines = [_opening(caption), "<thead><tr>"]
+    for name, below in head:
+        lines.append(f'<th style="{_LEFT}">{html.escape(printable_line(name))}')
+        if below:
+            lines.append(f"<br><small>{html.escape(below)}</small>")
+        lines.append("</th>")
+    lines.append("</tr></thead><tbody>")
+    for row in rows:
+        lines.append(f"<tr>{''.join(map(_cell, row))}</tr>")
+    lines.append("</tbody></table>")
+    return "".join(lines)
+
+
+def paragraph(text: str) -> str:
+    """Return a text as a paragraph."""
+    return f"<p>{html.escape(printable_line(text))}</p>"
+
+
+def preformatted(text: str) -> str:
+    """Return a text in which columns stand below each other, as it is.
+
+    >>> preformatted("a < b")
+    '<pre>a &lt; b</pre>'
+    """
+    return f"<pre>{html.escape(text)}</pre>"
+
+
+def _opening(caption: str) -> str:
+    if not caption:
+        return "<table>"
+    return f'<table><caption style="{_LEFT}">{html.escape(printable_line(caption))}</caption>'
+
+
+def _cell(text: str) -> str:
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "..."
+    return f'<td style="{_LEFT}">{html.escape(printable_line(text))}</td>'

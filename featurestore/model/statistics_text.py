@@ -1,0 +1,196 @@
+"""Statistics for people: as a text that fits a screen, and as records for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from featurestore.model.printable import printable_line, value_text
+from featurestore.model.statistics import ColumnStatistics, Statistics, Value
+
+_MOST_LINES = 20
+_NAME, _VALUE = 18, 11
+_HEAD = ("name", "kind", "missing", "distinct", "min", "mean", "max")
+_WIDTHS = (_NAME, 7, 8, 10, _VALUE, _VALUE, _VALUE)
+
+
+def describe(statistics: Statistics) -> str:
+    """Return statistics as a table of at most 80 columns and 23 lines."""
+    lines = [title_of(statistics), _line(_HEAD)]
+    for column in statistics.columns[:_MOST_LINES]:
+        lines.append(_column_line(column, statistics.rows))
+    left = len(statistics.columns) - _MOST_LINES
+    if left > 0:
+        lines.append(f"... and {left:,} more; .column(name) is one of them")
+    return "\n".join(lines)
+
+
+def records_of(statistics: Statistics) -> list[dict[str, object]]:
+    """Return one record a column, with all that fits a table."""
+    rows: list[dict[str, object]] = []
+    for column in statistics.columns:
+        rows.append(
+            {
+                "name": column.name,
+                "type": column.type,
+                "role": column.role,
+                "missing": _missing(column, statistics.rows),
+                "distinct": _distinct(column),
+                "mean": _shown(column.mean, column),
+                "std": column.std,
+                "min": _shown(column.minimum, column),
+                "50%": _shown(column.quantile(0.5), column),
+                "max": _shown(column.maximum, column),
+                "most frequent": _first_values(column),
+                "counted": coverage(column),
+            }
+        )
+    return rows
+
+
+def coverage(column: ColumnStatistics) -> str:
+    """Return how many of its values ``top`` has, and the share of the rows that they cover.
+
+    >>> coverage(store.get_featuregroup_statistics("weather").column("origin"))
+    'all 2 values'
+    """
+    share, distinct = column.top_share, _distinct(column)
+    if share is None or not column.distinct:
+        return ""
+    if column.top_complete:
+        return f"all {distinct} values"
+    if not column.top:
+        return "no value twice"
+    return f"{len(column.top)} of {distinct} values, {share_text(share)} of rows"
+
+
+def share_text(share: float) -> str:
+    """Return a share as per cent; a small one is not shown as zero, a large one not as all.
+
+    >>> share_text(0.5), share_text(0.00001), share_text(0.99999), share_text(1.0)
+    ('50 %', '<0.1 %', '>99.9 %', '100 %')
+    """
+    if 0 < share < 0.001:
+        return "<0.1 %"
+    if 0.999 < share < 1:
+        return ">99.9 %"
+    return f"{100 * share:.3g} %"
+
+
+def source_name(source: Mapping[str, Any]) -> str:
+    """Return what was counted, as people call it.
+
+    >>> source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})
+    'weather v2 (Delta 7)'
+    """
+    parts = []
+    name = source.get("featuregroup") or source.get("training_dataset")
+    if name:
+        parts.append(str(name))
+    if source.get("version") is not None:
+        parts.append(f"v{source['version']}")
+    if source.get("split"):
+        parts.append(str(source["split"]))
+    if source.get("delta_version") is not None:
+        parts.append(f"(Delta {source['delta_version']})")
+    return " ".join(parts)
+
+
+def short(name: str, longest: int) -> str:
+    """Return a name cut in its middle: names often differ at their end.
+
+    >>> short("temperature_of_the_sea", 11)
+    'tempe…e_sea'
+    """
+    if len(name) <= longest:
+        return name
+    tail = (longest - 1) // 2
+    return f"{name[: longest - 1 - tail]}…{name[-tail:]}"
+
+
+def title_of(statistics: Statistics) -> str:
+    """Return what was counted, how much of it, and whether all of it."""
+    name = source_name(statistics.source) or "statistics"
+    counted = "all rows counted"
+    if not statistics.exact:
+        counted = f"distributions from {statistics.sample_rows:,} of them"
+    columns = len(statistics.columns)
+    return f"{name}: {statistics.rows:,} rows, {columns:,} columns; {counted}"
+
+
+def _column_line(column: ColumnStatistics, rows: int) -> str:
+    name, missing = short(printable_line(column.name), _NAME), _missing(column, rows)
+    first = [name, column.kind, missing or "-", _distinct(column)]
+    if column.kind in ("text", "boolean"):
+        return f"{_line(first)}  {short(_values_text(column), 3 * _VALUE - 1)}"
+    values = (column.minimum, column.mean, column.maximum)
+    if column.lengths is not None:
+        return f"{_line(first)}  {_lengths(column)}"
+    return _line([*first, *map(_value, values)])
+
+
+def _values_text(column: ColumnStatistics) -> str:
+    names = _first_values(column)
+    if column.top_complete:
+        return names
+    return coverage(column)
+
+
+def _lengths(column: ColumnStatistics) -> str:
+    if column.lengths is None:
+        return ""
+    return f"lengths {column.lengths.minimum:,} to {column.lengths.maximum:,}"
+
+
+def _first_values(column: ColumnStatistics) -> str:
+    """Return the three most frequent values."""
+    names = []
+    for each in column.top[:3]:
+        names.append(value_text(_shown(each.value, column)) or '""')
+    if len(column.top) > len(names):
+        names.append("...")
+    return ", ".join(names)
+
+
+def _shown(value: Value | None, column: ColumnStatistics) -> Value | None:
+    """Return a value as tables have it: times up to the second."""
+    if column.kind == "time" and isinstance(value, str):
+        return value[:19].replace("T", " ")
+    return value
+
+
+def _line(cells: tuple[str, ...] | list[str]) -> str:
+    padded = []
+    for number, text in enumerate(cells):
+        if number < 2:
+            padded.append(text.ljust(_WIDTHS[number]))
+        else:
+            padded.append(text.rjust(_WIDTHS[number] - 1))
+    return " ".join(padded).rstrip()
+
+
+def _missing(column: ColumnStatistics, rows: int) -> str:
+    if not column.missing:
+        return ""
+    return share_text(column.missing / max(rows, 1))
+
+
+def _distinct(column: ColumnStatistics) -> str:
+    if column.distinct is None:
+        return "-"
+    if column.distinct_exact:
+        return f"{column.distinct:,}"
+    return f"~{column.distinct:,}"
+
+
+def _value(value: Value | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value[:10]
+    if isinstance(value, int) and abs(value) < 1_000_000:
+        return str(value)
+    text = f"{value:.6g}"
+    if len(text) < _VALUE:
+        return text
+    return f"{value:.4g}"

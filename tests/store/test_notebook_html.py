@@ -1,0 +1,136 @@
+"""What notebooks show of handles and results: tables, in which texts of the data stay texts."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.model.html import Listing
+from featurestore.store import FeatureStore
+
+TAGS = {
+    "table", "caption", "thead", "tbody", "tr", "th", "td", "br", "small", "p", "pre",
+}  # fmt: skip
+HOSTILE = "<script>alert('1')</script>\x1b[31m&lt;b&gt;"
+DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+JOBS = """
+import featurestore
+
+@featurestore.job(featuregroup="warm", primary_key=["origin"], event_time="t", schedule="@daily",
+                  window="1d", start="2024-01-01T00:00Z", inputs={"weather": "weather"}, closed="left")
+def warm(window, weather):
+    return weather
+"""
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a piece of HTML as a browser reads them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def store(tmp_path: Path, duckdb_store: FeatureStore) -> FeatureStore:
+    rows = pa.table(
+        {"origin": [HOSTILE, "LGA"], "t": [DAY] * 2, "temp": [0.5, 1.5], "word": [HOSTILE] * 2}
+    )
+    duckdb_store.create_featuregroup(
+        rows,
+        "weather",
+        primary_key="origin",
+        event_time="t",
+        description=HOSTILE,
+        tags={"team": HOSTILE},
+    )
+    duckdb_store.create_training_dataset(
+        duckdb_store.get_featuregroup("weather"),
+        "days",
+        data_format="parquet",
+        description=HOSTILE,
+        label="temp",
+    )
+    (tmp_path / "hot_jobs.py").write_text(JOBS)
+    duckdb_store.register_jobs(tmp_path / "hot_jobs.py")
+    duckdb_store.run_job("warm", window=DAY)
+    return duckdb_store
+
+
+def shown(store: FeatureStore) -> dict[str, Any]:
+    """Return everything that a user of a notebook may leave on the last line of a cell."""
+    group, dataset = store.featuregroup("weather"), store.get_training_dataset("days")
+    return {
+        "frame": store.get_featuregroup("weather"),
+        "group": group,
+        "groups": store.get_featuregroups(),
+        "commit": store.get_featuregroup_history("weather")[0],
+        "history": group.history(),
+        "statistics": group.statistics(),
+        "drift": featurestore.compare_statistics(group.statistics(), dataset.statistics("train")),
+        "dataset": dataset,
+        "datasets": store.get_training_datasets(),
+        "report": store.validate_featuregroup("weather"),
+        "reports": store.get_validation_history("weather"),
+        "plan": store.explain_features(["weather.temp"]),
+        "job plan": store.plan_job("warm"),
+        "jobs": store.get_jobs(),
+        "job": store.get_jobs()[0],
+        "run": store.get_runs("warm")[0],
+        "runs": store.get_runs("warm"),
+    }
+
+
+def test_every_handle_and_result_is_a_table_of_texts_in_a_notebook(store: FeatureStore) -> None:
+    for name, each in shown(store).items():
+        page = Page(each._repr_html_())
+        assert page.tags <= TAGS, name
+        assert page.tags & {"table", "pre"}, name
+        assert page.attributes <= {"style"}, name
+        assert "\x1b" not in page.text, name
+
+
+def test_tables_tell_what_a_user_looks_for(store: FeatureStore) -> None:
+    found = {name: Page(each._repr_html_()).text for name, each in shown(store).items()}
+    texts = {
+        "group": ("weather v1", "origin", "team=<script>", "event time", "word"),
+        "groups": ("warm", "weather"),
+        "statistics": ("2 rows", "all 2 values", "<script>alert"),
+        "dataset": ("days v1", "parquet", "label", "weather@v1"),
+        "report": ("no_duplicate_keys", "ok"),
+        "history": ("create", "delta version"),
+        "plan": ("weather", "temp"),
+        "jobs": ("warm", "active", "weather=weather"),
+        "runs": ("done", "2024-01-02 00:00:00"),
+    }
+
+    for name, expected in texts.items():
+        for text in expected:
+            assert text in found[name], (name, text)
+
+
+def test_listings_are_lists(store: FeatureStore) -> None:
+    history = store.get_featuregroup_history("weather")
+    assert isinstance(history, Listing)
+    assert history == list(history)
+    assert pickle.loads(pickle.dumps(history)) == history
+    assert "the first 50 of 60" in Listing(history * 60)._repr_html_()
+    assert Listing()._repr_html_() == "<p>nothing there</p>"

@@ -279,7 +279,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def compiled_queries(spark: SparkSession) -> Iterator[None]:
-    """Run the queries of a module as users do: compiled, and planned again while they run."""
+    """Run queries as users do, to the end of the module: compiled, and planned again as they run."""
     usual = {
         "spark.sql.codegen.wholeStage": "true",
         "spark.sql.codegen.factoryMode": "FALLBACK",

@@ -54,16 +54,16 @@ def search(session: Session, text: str, *, limit: int | None = None) -> list[Mat
         raise InvalidArgument("search needs a text.", hint="search('weather')")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit={limit!r} is no number of matches.", hint="limit=100")
-    return list(islice(_matches(session, text.strip().casefold()), limit))
+    return list(islice(_matches(session, text.strip().casefold(), limit), limit))
 
 
-def _matches(session: Session, wanted: str) -> Iterator[Match]:
+def _matches(session: Session, wanted: str, limit: int | None) -> Iterator[Match]:
     with session.registry.reading() as connection:
-        names = featuregroups.latest_names(connection, containing=wanted)
+        names = featuregroups.latest_names(connection, containing=wanted, limit=limit)
     for name, version in names:
         yield Match(name, version, "name", name, name)
     with session.registry.reading() as connection:
-        columns = features.latest(connection, containing=wanted)
+        columns = features.latest(connection, containing=wanted, limit=limit)
     for each in columns:
         yield Match(each.group, each.version, "feature", each.name, each.reference)
     with session.registry.reading() as connection:

@@ -14,7 +14,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features
 from featurestore.registry.rows import readable
-from featurestore.registry.tables import featuregroups, is_latest, tags
+from featurestore.registry.tables import contains_text, featuregroups, is_latest, tags
 
 KIND = "featuregroup"
 
@@ -156,13 +156,16 @@ def every(
     return [_group(row) for row in connection.execute(query)]
 
 
-def latest_names(connection: Connection, *, containing: str) -> list[tuple[str, int]]:
+def latest_names(
+    connection: Connection, *, containing: str, limit: int | None = None
+) -> list[tuple[str, int]]:
     """Return name and latest version of the groups whose name contains a text, in whatever case."""
     name, version = featuregroups.c.name, featuregroups.c.version
-    query = sa.select(name, version).where(
-        name.icontains(containing, autoescape=True), is_latest(featuregroups)
-    )
-    return [(row.name, row.version) for row in connection.execute(query.order_by(name))]
+    found = contains_text(connection, name, containing)
+    query = sa.select(name, version).where(found, is_latest(featuregroups)).order_by(name)
+    if limit is not None:
+        query = query.limit(limit)
+    return [(row.name, row.version) for row in connection.execute(query)]
 
 
 def latest_descriptions(connection: Connection) -> list[tuple[str, int, str]]:

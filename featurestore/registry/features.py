@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.registry.tables import featuregroups, features, is_latest
+from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,16 @@ def groups_with(connection: Connection, name: str) -> list[str]:
 
 
 def latest(
-    connection: Connection, *, name: str | None = None, containing: str | None = None
+    connection: Connection,
+    *,
+    name: str | None = None,
+    containing: str | None = None,
+    limit: int | None = None,
 ) -> list[RegisteredFeature]:
     """Return the columns of the latest version of every group, by group and position.
 
-    ``name``: only these; ``containing``: only those whose name contains a text, in whatever case.
+    ``name``: only these; ``containing``: only those whose name contains a text, in whatever case;
+    ``limit``: the first ones alone.
     """
     query = (
         sa.select(
@@ -89,5 +94,9 @@ def latest(
     if name is not None:
         query = query.where(features.c.name == name)
     if containing is not None:
-        query = query.where(features.c.name.icontains(containing, autoescape=True))
+        # The index of names is read alone; groups are looked up where one matches.
+        found = contains_text(connection, features.c.name, containing)
+        query = query.where(features.c.name.in_(sa.select(features.c.name).distinct().where(found)))
+    if limit is not None:
+        query = query.limit(limit)
     return [RegisteredFeature(*row) for row in connection.execute(query)]

@@ -62,7 +62,8 @@ def main() -> int:
         made = {}
         for data_format in ("tfrecord", "petastorm"):
             made[data_format] = store.create_training_dataset(
-                frame, f"late_flights_{data_format}", label="late", data_format=data_format, splits=splits, seed=2013,
+                frame, f"late_flights_{data_format}", label="late", features=network.OF_THE_QUESTION,
+                data_format=data_format, splits=splits, seed=2013,
                 description="Will a flight leave more than 15 minutes late?",
             )  # fmt: skip
             dataset = made[data_format]

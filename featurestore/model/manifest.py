@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any
 
 from featurestore.errors import (
     DatasetDamaged,
@@ -24,10 +24,10 @@ from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
+from featurestore.model.roles import ROLES, Role
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
-Role = Literal["feature", "label", "key", "time"]
 
 _CHECKSUM = "checksum"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -297,12 +297,12 @@ def _column(data: JsonObject) -> ManifestColumn:
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise data.wrong("type", "a feature type") from error
     role = data.text("role")
-    if role not in get_args(Role):
-        raise data.wrong("role", f"one of {', '.join(get_args(Role))}")
+    if role not in ROLES:
+        raise data.wrong("role", f"one of {', '.join(ROLES)}")
     return ManifestColumn(
         name=data.text("name"),
         type=kind,
-        role=role,  # type: ignore[arg-type]
+        role=role,
         tf_type=data.text("tf_type"),
         shape=None if data.get("shape") is None else data.numbers("shape"),
         null=data.text("null"),

@@ -119,6 +119,9 @@ class FeaturePlan:
     ``keep_order`` asks for the label order (labels in memory): the labels then carry the column
     ``ROW``. ``filters`` (DuckDB's SQL) and ``samples`` cut the joined rows.
 
+    ``asked`` are the columns of the result that were asked for by name, in all chained retrievals
+    together; None for a whole group, of which nothing was asked by name.
+
     ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
     name in the result is another one. ``left_rows`` is how many rows the left side has, where that
     is known.
@@ -142,6 +145,7 @@ class FeaturePlan:
     left_rows: int | None = None
     samples: tuple[RowSample, ...] = ()
     left_query: QuerySource | None = None
+    asked: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         columns, groups = len(self.columns), len(self.sources)
@@ -238,6 +242,21 @@ class FeaturePlan:
         columns: list[str] = []
         if self.left_plan is not None:
             columns += self.left_plan.keys
+        for join in self.joins:
+            for left, _ in join.on:
+                columns.append(left)
+        return self._named(tuple(dict.fromkeys(columns)))
+
+    @property
+    def join_columns(self) -> tuple[str, ...]:
+        """The left columns of the result that groups were joined on, in all chained retrievals.
+
+        >>> store.get_features(["weather.temp"], labels="questions").plan.join_columns
+        ('origin',)
+        """
+        columns: list[str] = []
+        if self.left_plan is not None:
+            columns += self.left_plan.join_columns
         for join in self.joins:
             for left, _ in join.on:
                 columns.append(left)

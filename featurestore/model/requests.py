@@ -23,6 +23,9 @@ class TrainingDatasetRequest:
 
     name: str
     label: str | Sequence[str] | None = None
+    features: str | Sequence[str] | None = None
+    exclude: str | Sequence[str] | None = None
+    weight: str | None = None
     data_format: str = "tfrecord"
     splits: Mapping[str, float] | TimeSplit | None = None
     split_by: str | Sequence[str] | None = None

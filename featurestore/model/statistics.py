@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from featurestore.errors import FeatureNotFound, listing
 from featurestore.model.json_object import parsing
+from featurestore.model.roles import Role
 
 STATISTICS_FORMAT = 1
 Kind = Literal["number", "boolean", "time", "text", "binary", "list", "struct"]
-StatisticsRole = Literal["feature", "key", "time"]
 Value = bool | int | float | str
 # Quantiles are kept on this grid, dense enough to compare two distributions.
 PROBABILITIES: tuple[float, ...] = tuple(step / 200 for step in range(201))
@@ -67,7 +67,7 @@ class ColumnStatistics:
     name: str
     type: str
     kind: Kind
-    role: StatisticsRole
+    role: Role
     count: int
     nulls: int
     nan: int = 0

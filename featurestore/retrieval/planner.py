@@ -54,6 +54,23 @@ class LabelSide:
             values = self.peek().column(column).to_pylist()
         return conversion_hint(column, kind, values, library=self.library)
 
+    @property
+    def of_dataframe(self) -> tuple[str, ...]:
+        """The columns that came with a dataframe, here or at the begin of chained retrievals.
+
+        Of these a lone timestamp may be taken as the time; what a group has beside its declared
+        event time never is, nor are features.
+        """
+        first = self.plan
+        while first is not None and first.left_plan is not None:
+            first = first.left_plan
+        if self.source is not None or (first is not None and first.left_source is not None):
+            return ()
+        asked: set[str] = set()
+        if self.plan is not None:
+            asked.update(self.plan.asked or ())
+        return tuple(name for name in self.schema.names if name not in asked)
+
 
 @dataclass(frozen=True)
 class RetrievalOptions:
@@ -83,7 +100,8 @@ def plan_with_labels(
         LabelTimeRequired: The time of the labels cannot be told.
     """
     outputs = tuple(Output(name, name) for name in left.schema.names)
-    return _plan(features, left=left, left_outputs=outputs, options=options, source=source)
+    plan = _plan(features, left=left, left_outputs=outputs, options=options, source=source)
+    return replace(plan, asked=_asked(features, left=left))
 
 
 def plan_without_labels(
@@ -121,7 +139,17 @@ def plan_without_labels(
         options=options,
         source=source,
     )
-    return _reordered(plan, [*order, *requested])
+    return replace(_reordered(plan, [*order, *requested]), asked=tuple(requested))
+
+
+def _asked(features: Sequence[Feature], *, left: LabelSide) -> tuple[str, ...]:
+    """Return what was asked for by name: in the retrieval that the labels come from, and here."""
+    names: list[str] = []
+    if left.plan is not None and left.plan.asked is not None:
+        names += left.plan.asked
+    for feature in features:
+        names.append(feature.name)
+    return tuple(names)
 
 
 def _unrequested_keys(spec: FeatureGroupSpec, outputs: Sequence[Output]) -> list[Output]:
@@ -246,7 +274,12 @@ def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
 def _times(
     label_time: LabelTime | None, *, left: LabelSide, timed: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
-    """Return the left time column, or the one time for all rows."""
+    """Return the left time column, or the one time for all rows.
+
+    A time is used only when it is named, when the left side declares it, or when it is the only
+    timestamp of a dataframe and a joined group needs one. A date is never guessed: it may be a
+    birthday.
+    """
     columns = []
     for field in left.schema:
         if pat.is_timestamp(field.type) or pat.is_date(field.type):
@@ -264,11 +297,22 @@ def _times(
         return None, _fixed_time(label_time, columns=columns)
     if left.time is not None:
         return left.time, None
-    if len(columns) == 1:
-        return columns[0], None
     if not timed:
         return None, None
-    raise _no_label_time(left, timed, columns)
+    return _only_timestamp(left, timed, columns), None
+
+
+def _only_timestamp(
+    left: LabelSide, timed: Sequence[FeatureGroupSpec], columns: Sequence[str]
+) -> str:
+    """Return the one timestamp that came with a dataframe; nothing else is guessed."""
+    guessed = []
+    for name in left.of_dataframe:
+        if pat.is_timestamp(left.schema.field(name).type):
+            guessed.append(name)
+    if len(guessed) == 1:
+        return guessed[0]
+    raise _no_label_time(left, timed, guessed or list(columns))
 
 
 def _no_label_time(
@@ -279,10 +323,13 @@ def _no_label_time(
     what, hint = "there is none", "label_time=datetime(...), one time for all rows"
     number = _numbers_since_1970(left)
     if columns:
-        what, hint = f"one of {listing(columns)}", f"label_time={columns[0]!r}"
+        what = f"one of {listing(columns)}"
+        hint = f"label_time={columns[0]!r} if that is when each row is asked, or " + hint
     elif number is not None:
         what = f"there is none, but {number!r} looks like numbers since 1970"
         hint = left.time_hint(number)
+    if left.source is not None:
+        what += f"; {left.source.spec.name!r} declares no event time"
     return LabelTimeRequired(
         f"Features of {groups} are joined as of a time; the time column of the left side cannot "
         f"be told: {what}.",

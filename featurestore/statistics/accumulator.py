@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import ColumnCounts, CountedBatch, count_batch
 from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
@@ -114,6 +115,7 @@ def statistics_accumulator(
     seed: int = 0,
     limit: int | None = None,
     rows: int | None = None,
+    roles: Mapping[str, Role] | None = None,
 ) -> StatisticsAccumulator:
     """Return the accumulator that counts a table, for ``Engine.aggregate``.
 
@@ -125,6 +127,7 @@ def statistics_accumulator(
         rows: How many rows there are: each partition then samples its share only. The sample is
             smaller than ``limit`` where many rows are copies (``count_statistics`` starts again
             then).
+        roles: The roles of a training dataset's columns; only inputs and labels are correlated.
 
     >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
     >>> batch = pa.RecordBatch.from_pydict({"age": [31, 45]})
@@ -132,7 +135,7 @@ def statistics_accumulator(
     >>> accumulator.finish(state).rows
     2
     """
-    columns = counted_columns(table)
+    columns = counted_columns(table, roles=roles)
     if limit is None:
         limit = sample_limit(len(columns))
     bound = None

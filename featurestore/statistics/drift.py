@@ -18,6 +18,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
+from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue, Value
 from featurestore.statistics.cumulative import Cumulative, cumulative, distance
 from featurestore.statistics.exactsum import Floats
@@ -100,7 +101,7 @@ def _statistics(given: Statistics | HasStatistics, argument: str) -> Statistics:
 def _features(statistics: Statistics) -> dict[str, ColumnStatistics]:
     features = {}
     for column in statistics.columns:
-        if column.role == "feature":
+        if column.role in MODEL_ROLES:
             features[column.name] = column
     return features
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.statistics import Kind, StatisticsRole
+from featurestore.model.roles import MODEL_ROLES, Role
+from featurestore.model.statistics import Kind
 
 # Co-moments grow with the square of the columns: a thousand need 60 MB of state.
 MOST_CORRELATED = 1000
@@ -21,7 +23,7 @@ class CountedColumn:
     name: str
     type: pa.DataType
     kind: Kind
-    role: StatisticsRole = "feature"
+    role: Role = "feature"
 
     @property
     def measured(self) -> bool:
@@ -34,35 +36,37 @@ class CountedColumn:
         return self.kind in ("text", "binary", "list")
 
 
-def counted_columns(table: FeatureGroupSpec | pa.Schema) -> tuple[CountedColumn, ...]:
-    """Return the columns of a group or of a bare schema.
+def counted_columns(
+    table: FeatureGroupSpec | pa.Schema, *, roles: Mapping[str, Role] | None = None
+) -> tuple[CountedColumn, ...]:
+    """Return the columns of a group or of a bare schema; ``roles`` are those of a dataset.
 
     >>> [each.kind for each in counted_columns(pa.schema([("a", pa.int8()), ("b", pa.string())]))]
     ['number', 'text']
     """
-    roles: dict[str, StatisticsRole] = {}
+    known: dict[str, Role] = dict(roles or {})
     schema: pa.Schema = table
     if isinstance(table, FeatureGroupSpec):
         schema = table.schema
-        roles = dict.fromkeys(table.primary_key, "key")
+        known = dict.fromkeys(table.primary_key, "key")
         for name in (table.event_time, table.created_time):
             if name is not None:
-                roles[name] = "time"
+                known[name] = "time"
     columns = []
     for field in schema:
-        role = roles.get(field.name, "feature")
+        role = known.get(field.name, "feature")
         columns.append(CountedColumn(field.name, field.type, kind_of(field.type), role))
     return tuple(columns)
 
 
 def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the features that correlations are computed over.
+    """Return the features and labels that correlations are computed over.
 
     The first ``MOST_CORRELATED`` numbers and booleans.
     """
     numeric = []
     for column in columns:
-        if column.role == "feature" and column.kind in ("number", "boolean"):
+        if column.role in MODEL_ROLES and column.kind in ("number", "boolean"):
             numeric.append(column)
     return tuple(numeric[:MOST_CORRELATED])
 

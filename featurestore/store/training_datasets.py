@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from featurestore.store.connected import Connected
@@ -24,6 +25,9 @@ class TrainingDatasetCalls(Connected):
         name: str,
         *,
         label: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        weight: str | None = None,
         data_format: str = "tfrecord",
         splits: Mapping[str, float] | TimeSplit | None = None,
         split_by: str | Sequence[str] | None = None,
@@ -44,10 +48,19 @@ class TrainingDatasetCalls(Connected):
     ) -> TrainingDataset:
         """Export rows as an immutable, versioned training dataset: splits, equal shards, manifest.
 
+        The inputs of a model are the features that were asked for by name, in all chained
+        ``get_features`` together, and what ``features=`` names; all else that the labels brought is
+        label, weight, key, time or not used. Of a dataframe (or a whole group) all columns are
+        inputs but label, weight, key and timestamps, unless ``features=`` names some. The roles are
+        printed once; ``dataset.roles`` has them.
+
         Args:
             data: A FeatureFrame (its sources are pinned in the manifest) or any dataframe.
             name: Name of the dataset.
             label: The label column or columns.
+            features: Further inputs beside the features that were asked for by name.
+            exclude: Inputs to leave out; they stay in the files and can be read by name.
+            weight: A column of numbers that weighs rows; readers give it to the loss.
             data_format: "tfrecord", "petastorm", "parquet", "csv" or any entry point of
                 ``featurestore.formats``.
             splits: Fractions that sum to 1, or a TimeSplit; None puts all rows into "train".
@@ -77,15 +90,24 @@ class TrainingDatasetCalls(Connected):
         >>> dataset = store.create_training_dataset(
         ...     frame, "delays", label="late", splits=splits, seed=1, progress=False
         ... )
+        Training dataset 'delays' version 1
+        inputs:   temp, seats
+        label:    late
+        key:      tailnum, origin
+        time:     asked_at
         >>> (dataset.version, sum(dataset.num_rows(split) for split in dataset.splits))
         (1, 4)
         """
         from featurestore.model.requests import TrainingDatasetRequest
+        from featurestore.storage.publication import after_publication
         from featurestore.training.create import create
 
         request = TrainingDatasetRequest(
             name=name,
             label=label,
+            features=features,
+            exclude=exclude,
+            weight=weight,
             data_format=data_format,
             splits=splits,
             split_by=split_by,
@@ -103,7 +125,11 @@ class TrainingDatasetCalls(Connected):
             validation=validation,
             statistics=statistics,
         )
-        return create(self._session, data, request, progress=progress)
+        dataset = create(self._session, data, request, progress=progress)
+        called = f"Training dataset {name!r} version {dataset.version}"
+        with after_publication(called):
+            sys.stdout.write(f"{called}\n{dataset.roles!r}\n")
+        return dataset
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
         """Return a training dataset; ``version=None`` takes the latest.

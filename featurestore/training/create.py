@@ -31,7 +31,7 @@ def create(
     """
     check_name(asked.name, noun="training dataset")
     rows = export_data(session, data)
-    request = check_request(asked, schema=rows.schema, default_key=rows.key, time=rows.time)
+    request = check_request(asked, schema=rows.schema, known=rows.roles, default_key=rows.key)
     checks = export_checks(asked)
     with (
         in_flight(session, kind="export", name=request.name, version=asked.version) as run,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import DatasetDamaged, InvalidArgument, StatisticsNotFound
 from featurestore.model import html
 from featurestore.model.manifest import Manifest, source_text
+from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
@@ -75,6 +76,18 @@ class TrainingDataset:
         from featurestore.training.reading import dataset_schema
 
         return dataset_schema(self.manifest)
+
+    @property
+    def roles(self) -> DatasetRoles:
+        """Which columns feed the model, and what the others are.
+
+        >>> store.get_training_dataset("late_flights").roles
+        inputs:   temp, seats
+        label:    late
+        key:      tailnum, origin
+        time:     asked_at
+        """
+        return DatasetRoles({column.name: column.role for column in self.manifest.columns})
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -259,6 +272,10 @@ class TrainingDataset:
 
         >>> frame = store.get_featuregroup("weather")
         >>> dataset = store.create_training_dataset(frame, "weather_rows", data_format="petastorm")
+        Training dataset 'weather_rows' version 1
+        inputs:   temp, wind
+        key:      origin
+        time:     measured_at
         >>> with dataset.petastorm_reader("train", num_epochs=1) as reader:  # doctest: +SKIP
         ...     rows = sum(len(batch.temp) for batch in reader)
         """

@@ -41,7 +41,7 @@ def cluster_sample(
         path = files.inside(dataset.path, sample["path"])
         return rows_from_bytes(files.read_bytes(path)), source
     frame = dataset.read(name)
-    accumulator = statistics_accumulator(frame.schema)
+    accumulator = statistics_accumulator(frame.schema, roles=dataset.roles)
     state = accumulator.start()
     for batch in frame.to_batches():
         state = accumulator.update(state, batch)

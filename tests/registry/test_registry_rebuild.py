@@ -187,6 +187,7 @@ def test_the_command_restores_exactly_what_is_promised(
         "argv",
         ["featurestore", "--location", str(location), "registry", "rebuild", "--output=json"],
     )
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0

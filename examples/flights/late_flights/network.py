@@ -12,6 +12,8 @@ NUMBERS = (
     "departures", "mean_delay", "late_share", "built", "seats", "dest_lat", "dest_lon",
 )  # fmt: skip
 WORDS = {"carrier": 64, "origin": 8, "dest": 512}
+# Inputs that the question itself brings, beside the features.
+OF_THE_QUESTION = ["hour", "weekday", "month", "distance", *WORDS]
 COLUMNS = [*NUMBERS, *WORDS, "late"]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featurestore.errors import StatisticsNotFound
+from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
 from featurestore.statistics.cumulative import Cumulative, as_number, cumulative
 from featurestore.statistics.exactsum import Floats
@@ -40,7 +41,7 @@ def columns_to_draw(
 ) -> tuple[list[ColumnStatistics], int]:
     """Return the columns to draw, and how many there would be to choose from.
 
-    They are those of these names, or the first 60 features that can be drawn.
+    They are those of these names, or the first 60 features and labels that can be drawn.
     """
     if columns is not None:
         chosen = [statistics.column(name) for name in columns]
@@ -50,7 +51,7 @@ def columns_to_draw(
     for column in statistics.columns:
         if column.kind in _DRAWN_KINDS:
             drawable.append(column)
-            if column.role == "feature":
+            if column.role in MODEL_ROLES:
                 features.append(column)
     if not drawable:
         raise StatisticsNotFound("There is no column of numbers, times or texts to draw.")

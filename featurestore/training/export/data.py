@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from featurestore.ingest import to_relation
 from featurestore.model.plan import FeaturePlan, Source
+from featurestore.model.roles import KnownRoles
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -42,7 +43,7 @@ class ExportData:
     provenance: Provenance
     plan: FeaturePlan | None = None
     key: tuple[str, ...] = ()
-    time: str | None = None
+    roles: KnownRoles = field(default_factory=KnownRoles)
     dropped_rows: Callable[[int], int | None] | None = None
 
     @property
@@ -82,9 +83,17 @@ def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
         provenance=provenance,
         plan=plan,
         key=key,
-        time=time,
+        roles=_known_roles(plan, time),
         dropped_rows=frame.dropped if frame.drops else None,
     )
+
+
+def _known_roles(plan: FeaturePlan, time: str | None) -> KnownRoles:
+    """Return what a retrieval says of the roles of its columns."""
+    asked = plan.asked
+    if asked is not None:
+        asked = tuple(name for name in asked if name in plan.columns)
+    return KnownRoles(asked=asked, keys=(*plan.keys, *plan.join_columns), time=time)
 
 
 def _sources(plan: FeaturePlan) -> list[Source]:

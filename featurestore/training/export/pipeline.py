@@ -108,6 +108,7 @@ def export(
             audited.relation,
             plan.assignment,
             schema=request.schema,
+            roles=request.roles,
             split_rows=plan.rows,
         )
         noted = write_statistics(target.directory, manifest, states)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.manifest import Role
 from featurestore.model.names import check_feature_names, check_name
 from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.roles import KnownRoles, Role, assign_roles
+from featurestore.model.splits import TimeSplit
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.export.split_rules import SplitRule, as_columns, check_columns, make_rule
 
@@ -63,16 +64,16 @@ def check_request(
     asked: TrainingDatasetRequest,
     *,
     schema: pa.Schema,
+    known: KnownRoles | None = None,
     default_key: Sequence[str] = (),
-    time: str | None = None,
 ) -> ExportRequest:
     """Return a request as it can be served, or raise for the first thing that is wrong with it.
 
     Args:
         asked: What the caller asked for.
         schema: Of the data.
+        known: What the data says of its columns' roles.
         default_key: What identifies a row where the caller does not say.
-        time: The column that is the labels' time.
     """
     check_name(asked.name, noun="training dataset")
     check_feature_names(schema.names)
@@ -91,7 +92,7 @@ def check_request(
         schema=schema,
         labels=labels,
         key=keys or tuple(schema.names),
-        roles=_roles(schema, labels=labels, keys=keys, time=time),
+        roles=assign_roles(schema, _known_roles(asked, schema, known or KnownRoles())),
         rule=rule,
         seed=asked.seed,
         format=chosen,
@@ -125,21 +126,31 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _roles(
-    schema: pa.Schema, *, labels: Sequence[str], keys: Sequence[str], time: str | None
-) -> dict[str, Role]:
-    """Return the role of each column: labels first, then the time, then keys.
-
-    All else are features.
-    """
-    roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
-    roles.update(dict.fromkeys(keys, "key"))
-    if time in roles:
-        roles[time] = "time"
-    roles.update(dict.fromkeys(labels, "label"))
-    if "feature" not in roles.values() and not labels:
+def _known_roles(asked: TrainingDatasetRequest, schema: pa.Schema, known: KnownRoles) -> KnownRoles:
+    """Return what the data and the caller say of the roles; every name is a column."""
+    weights = as_columns(asked.weight)
+    if len(weights) > 1:
+        raise InvalidArgument(f"weight={asked.weight!r} is not one column.", hint="weight='column'")
+    features, exclude = as_columns(asked.features), as_columns(asked.exclude)
+    for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
+        check_columns(names, schema=schema, argument=argument)
+    if weights and not _is_number(schema.field(weights[0]).type):
         raise InvalidArgument(
-            "The data holds only keys and times, no features.",
-            hint="ask for features, or name other columns in key=",
+            f"weight={weights[0]!r} is {schema.field(weights[0]).type}; weights are numbers."
         )
-    return roles
+    split_time = None
+    if isinstance(asked.splits, TimeSplit):
+        split_time = asked.splits.column
+    return replace(
+        known,
+        labels=as_columns(asked.label),
+        weight=next(iter(weights), None),
+        said_keys=as_columns(asked.key),
+        features=features,
+        exclude=exclude,
+        split_time=split_time,
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

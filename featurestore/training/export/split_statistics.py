@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from featurestore.errors import listing
 from featurestore.model.arrow_rows import rows_at
+from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest
+from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.statistics import (
+    ColumnStatistics,
+    Statistics,
     StatisticsAccumulator,
     StatisticsState,
     finish,
@@ -25,6 +31,8 @@ from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.hashed_rows import groups_and_hashes
 
 STATISTICS = "_statistics"
+# Among fewer rows any column may have no value twice.
+_FEWEST_ROWS = 20
 SplitStates = dict[int, StatisticsState]
 
 
@@ -77,6 +85,7 @@ def count_splits(
     assignment: Assignment,
     *,
     schema: pa.Schema,
+    roles: Mapping[str, Role],
     split_rows: tuple[int, ...],
 ) -> list[StatisticsState]:
     """Return the counted state of each split, whose rows are known.
@@ -84,10 +93,10 @@ def count_splits(
     Each partition samples its share of a split's rows. Where copies make a sample too small, all is
     counted again without that bound.
     """
-    bounded = tuple(statistics_accumulator(schema, rows=count) for count in split_rows)
+    bounded = tuple(statistics_accumulator(schema, rows=count, roles=roles) for count in split_rows)
     states = engine.aggregate(rows, SplitStatisticsAccumulator(assignment, bounded))
     if any(is_sample_short(bounded[split], state) for split, state in states.items()):
-        unbounded = (statistics_accumulator(schema),) * len(bounded)
+        unbounded = (statistics_accumulator(schema, roles=roles),) * len(bounded)
         states = engine.aggregate(rows, SplitStatisticsAccumulator(assignment, unbounded))
     result = []
     for split, accumulator in enumerate(bounded):
@@ -100,17 +109,41 @@ def write_statistics(
 ) -> dict[str, Any]:
     """Write the statistics and the cluster sample of each split.
 
-    Return what the manifest notes of them.
+    Return what the manifest notes of them. Warn of inputs that look like numbers of rows.
     """
-    noted = {}
+    noted, results = {}, []
     for split, state in zip(manifest.splits, states, strict=True):
         result = finish(state, source={"training_dataset": manifest.name, "split": split.name})
+        results.append(result)
         statistics = os.path.join(STATISTICS, f"{split.name}.json")
         sample = os.path.join(STATISTICS, f"{split.name}.sample.arrow")
         files.write_json(os.path.join(directory, statistics), result.to_json())
         files.write_atomically(os.path.join(directory, sample), rows_to_bytes(cluster_rows(state)))
         noted[split.name] = {**_noted(directory, statistics), "sample": _noted(directory, sample)}
+    warn_of_row_ids(results)
     return noted
+
+
+def warn_of_row_ids(splits: Sequence[Statistics]) -> None:
+    """Warn of inputs that have another value in every row: a model learns rows by heart there.
+
+    Whole numbers and texts only; measured numbers rarely repeat.
+    """
+    found = []
+    for column in splits[0].columns:
+        of_splits = [split.column(column.name) for split in splits]
+        if column.role == "feature" and all(map(_is_row_id, of_splits, splits)):
+            found.append(column.name)
+    if found and sum(split.rows for split in splits) >= _FEWEST_ROWS:
+        warn_caller(
+            f"inputs that have another value in every row, as row numbers have: {listing(found)}; "
+            f"exclude={found} takes them away",
+        )
+
+
+def _is_row_id(column: ColumnStatistics, split: Statistics) -> bool:
+    whole = column.kind == "text" or (column.kind == "number" and "int" in column.type)
+    return whole and column.count == split.rows and column.distinct == split.rows
 
 
 def _noted(directory: str, path: str) -> dict[str, Any]:

@@ -1,0 +1,248 @@
+"""Which columns of a training dataset feed the model, and what the others are.
+
+The rule, the same however the rows were made: **the inputs of a model are the features that were
+asked for by name, in all chained retrievals together, and what ``features=`` of the dataset names.
+Everything else that the labels brought is the label, the weight, a key, the time, or not used.**
+Of rows that no retrieval made (a dataframe, a whole group) nothing was asked for by name: unless
+``features=`` names some, all columns are inputs but label, weight, keys and timestamps.
+``exclude=`` takes inputs away.
+
+A column that is no input stays in the files and can be read by its name.
+"""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import InvalidArgument, listing
+from featurestore.model.printable import printable_line
+
+Role = Literal["feature", "label", "weight", "key", "time", "unused"]
+ROLES: tuple[Role, ...] = get_args(Role)
+# What statistics, pictures and drift look at: what a model sees or has to tell.
+MODEL_ROLES: tuple[Role, ...] = ("feature", "label")
+
+_HEADINGS: Mapping[Role, str] = {
+    "feature": "inputs",
+    "label": "label",
+    "weight": "weight",
+    "key": "key",
+    "time": "time",
+    "unused": "not used",
+}
+_MOST_NAMES = 40
+_INDENT = 10
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class KnownRoles:
+    """What is known of the columns before the rule decides.
+
+    Args:
+        asked: The features asked for by name; None where no retrieval made the rows.
+        keys: Columns that identify rows or that a join looked up.
+        time: The column that is the time of the rows.
+        split_time: The column that a split by time reads.
+        labels: What ``label=`` names.
+        weight: What ``weight=`` names.
+        said_keys: What ``key=`` names.
+        features: What ``features=`` names.
+        exclude: What ``exclude=`` names.
+    """
+
+    asked: tuple[str, ...] | None = None
+    keys: tuple[str, ...] = ()
+    time: str | None = None
+    split_time: str | None = None
+    labels: tuple[str, ...] = ()
+    weight: str | None = None
+    said_keys: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+def assign_roles(schema: pa.Schema, known: KnownRoles) -> dict[str, Role]:
+    """Return the role of each column.
+
+    Raises:
+        InvalidArgument: ``features=`` or ``exclude=`` contradict the label, the weight or one
+            another; or only keys and times are left.
+
+    >>> schema = pa.schema([("id", pa.int64()), ("late", pa.bool_()), ("temp", pa.float64())])
+    >>> assign_roles(schema, KnownRoles(asked=("temp",), keys=("id",), labels=("late",)))
+    {'id': 'key', 'late': 'label', 'temp': 'feature'}
+    """
+    _check(known)
+    inputs = set(_inputs(schema, known)) - set(known.exclude)
+    time = _time(schema, known)
+    roles: dict[str, Role] = {}
+    for name in schema.names:
+        roles[name] = _role(name, known, inputs=inputs, time=time)
+    if not {"feature", "label"} & set(roles.values()):
+        raise InvalidArgument(
+            "The data holds only keys, times and columns that are not used, no features.",
+            hint="ask for features, name columns in features=, or name other columns in key=",
+        )
+    return roles
+
+
+def _role(name: str, known: KnownRoles, *, inputs: set[str], time: str | None) -> Role:
+    role: Role = "unused"
+    if name in known.labels:
+        role = "label"
+    elif name == known.weight:
+        role = "weight"
+    elif name in known.features:
+        role = "feature"
+    elif name == time:
+        role = "time"
+    elif name in known.said_keys:
+        role = "key"
+    elif name in inputs:
+        role = "feature"
+    elif name in known.keys:
+        role = "key"
+    return role
+
+
+def _inputs(schema: pa.Schema, known: KnownRoles) -> Sequence[str]:
+    """Return what is an input unless it is something else, or is excluded."""
+    if known.asked is not None:
+        return (*known.asked, *known.features)
+    if known.features:
+        return known.features
+    inputs = []
+    for field in schema:
+        # A timestamp would be fed as microseconds since 1970.
+        if field.name not in known.keys and not pat.is_timestamp(field.type):
+            inputs.append(field.name)
+    return inputs
+
+
+def _time(schema: pa.Schema, known: KnownRoles) -> str | None:
+    """Return the time of the rows: the one they are joined at, split by, or the only timestamp."""
+    if known.time is not None:
+        return known.time
+    if known.split_time is not None and known.split_time not in (known.asked or ()):
+        return known.split_time
+    if known.asked is not None:
+        return None
+    timestamps = [field.name for field in schema if pat.is_timestamp(field.type)]
+    if len(timestamps) == 1:
+        return timestamps[0]
+    return None
+
+
+def _check(known: KnownRoles) -> None:
+    taken = {**dict.fromkeys(known.labels, "label")}
+    if known.weight is not None:
+        if known.weight in taken:
+            raise InvalidArgument(f"{known.weight!r} is named in label= and in weight=.")
+        taken[known.weight] = "weight"
+    for argument, names in (("features", known.features), ("exclude", known.exclude)):
+        for name in names:
+            if name in taken:
+                raise InvalidArgument(
+                    f"{argument} names {name!r}, which is the {taken[name]}.",
+                    hint=f"leave it out of {argument}=; the {taken[name]} is never an input",
+                )
+    both = [name for name in known.features if name in known.exclude]
+    if both:
+        raise InvalidArgument(f"features and exclude both name {listing(both)}.")
+
+
+@dataclass(frozen=True, repr=False)
+class DatasetRoles(Mapping[str, Role]):
+    """The role of each column of a training dataset, in the order of its columns.
+
+    >>> roles = DatasetRoles({"id": "key", "temp": "feature", "late": "label", "note": "unused"})
+    >>> roles.inputs, roles["id"]
+    (('temp',), 'key')
+    >>> roles
+    inputs:   temp
+    label:    late
+    key:      id
+    not used: note; name them in features= to feed them
+    """
+
+    columns: Mapping[str, Role]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that feed the model."""
+        return self.named("feature")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns that the model has to tell."""
+        return self.named("label")
+
+    @property
+    def weight(self) -> str | None:
+        """The column that weighs rows, if there is one."""
+        return next(iter(self.named("weight")), None)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that identify rows."""
+        return self.named("key")
+
+    @property
+    def time(self) -> str | None:
+        """The column with the time of each row, if there is one."""
+        return next(iter(self.named("time")), None)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The columns that are stored and not used."""
+        return self.named("unused")
+
+    def named(self, role: Role) -> tuple[str, ...]:
+        """Return the columns that have a role."""
+        return tuple(name for name, each in self.columns.items() if each == role)
+
+    def __getitem__(self, name: str) -> Role:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def __repr__(self) -> str:
+        lines = []
+        for heading, names in self._rows():
+            text = f"{heading + ':':<{_INDENT}}{names}"
+            lines += textwrap.wrap(
+                text, _WIDTH, subsequent_indent=" " * _INDENT, break_long_words=False
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = ["<table><thead><tr><th>role</th><th>columns</th></tr></thead><tbody>"]
+        for heading, names in self._rows():
+            cells = f"<td>{html.escape(heading)}</td><td>{html.escape(names)}</td>"
+            parts.append(f"<tr>{cells}</tr>")
+        parts.append("</tbody></table>")
+        return "".join(parts)
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        for role, heading in _HEADINGS.items():
+            names = self.named(role)
+            if not names:
+                continue
+            text = printable_line(", ".join(names[:_MOST_NAMES]))
+            if len(names) > _MOST_NAMES:
+                text += f", ... ({len(names)} in all)"
+            if role == "unused":
+                text += "; name them in features= to feed them"
+            yield heading, text

@@ -1,0 +1,337 @@
+"""Which columns of a training dataset feed the model: one rule, however the rows were made."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore import FeatureFrame, FeatureStore
+from featurestore.errors import InvalidArgument, LabelTimeRequired
+from featurestore.model.roles import DatasetRoles, KnownRoles, assign_roles
+from featurestore.model.splits import TimeSplit
+from featurestore.training import TrainingDataset
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+INPUTS = ["home_goals", "away_goals", "level"]
+ROWS = 40
+
+
+def matches() -> pa.Table:
+    """Return the labels: a row id, two teams, a division, a stake, two times and what happened."""
+    rng = np.random.default_rng(1)
+    times = [START + timedelta(hours=number) for number in range(ROWS)]
+    return pa.table(
+        {
+            "match_id": pa.array(range(ROWS), pa.int64()),
+            "home": pa.array(rng.integers(0, 4, ROWS)),
+            "away": pa.array(rng.integers(0, 4, ROWS)),
+            "division": pa.array(rng.integers(0, 2, ROWS)),
+            "amount": pa.array(rng.integers(1, 9, ROWS)),
+            "played_at": pa.array(times, pa.timestamp("us", "UTC")),
+            "booked_at": pa.array(times, pa.timestamp("us", "UTC")),
+            "won": pa.array(rng.integers(0, 2, ROWS)),
+        }
+    )
+
+
+@pytest.fixture
+def store(duckdb_store: FeatureStore) -> FeatureStore:
+    """A store with matches, teams by time, and divisions without time."""
+    duckdb_store.create_featuregroup(
+        matches(), "matches", primary_key="match_id", event_time="played_at"
+    )
+    teams = {"team": list(range(4)), "at": [START] * 4, "goals": [3, 1, 2, 2]}
+    duckdb_store.create_featuregroup(
+        pa.table(teams).cast(
+            pa.schema(
+                [("team", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("goals", pa.int64())]
+            )
+        ),
+        "teams",
+        primary_key="team",
+        event_time="at",
+    )
+    divisions = pa.table({"division": pa.array([0, 1], pa.int64()), "level": [1.0, 2.0]})
+    duckdb_store.create_featuregroup(divisions, "divisions", primary_key="division")
+    return duckdb_store
+
+
+def by_name(store: FeatureStore) -> FeatureFrame:
+    home = store.get_features(
+        ["teams.goals as home_goals", "divisions.level"],
+        labels="matches",
+        join_key={"teams": {"home": "team"}},
+    )
+    return store.get_features(
+        "teams.goals as away_goals", labels=home, join_key={"teams": {"away": "team"}}
+    )
+
+
+def chained(store: FeatureStore) -> FeatureFrame:
+    frame: Any = "matches"
+    for side in ("home", "away"):
+        frame = store.get_features(
+            f"teams.goals as {side}_goals", labels=frame, join_key={"teams": {side: "team"}}
+        )
+    return store.get_features("divisions.level", labels=frame)
+
+
+def with_dataframe(store: FeatureStore) -> FeatureFrame:
+    frame: Any = matches()
+    for side in ("home", "away"):
+        frame = store.get_features(
+            f"teams.goals as {side}_goals",
+            labels=frame,
+            label_time="played_at",
+            join_key={"teams": {side: "team"}},
+        )
+    return store.get_features("divisions.level", labels=frame)
+
+
+WAYS = pytest.mark.parametrize("way", [by_name, chained, with_dataframe])
+
+
+@WAYS
+def test_the_inputs_are_the_features_asked_for_by_name_however_it_is_written(
+    store: FeatureStore, way: Any
+) -> None:
+    dataset = store.create_training_dataset(way(store), "won", label="won")
+    roles = dataset.roles
+    assert sorted(roles.inputs) == sorted(INPUTS)
+    assert roles.labels == ("won",)
+    assert roles.time == "played_at"
+    assert {"home", "away", "division"} <= set(roles.key)
+    assert {"amount", "booked_at"} <= set(roles.unused)
+    assert roles["match_id"] in ("key", "unused")
+    batch = next(dataset.reader("train", global_batch_size=8).batches())
+    assert sorted(batch) == sorted([*INPUTS, "won"])
+
+
+@WAYS
+def test_columns_that_are_not_used_are_stored_and_read_by_name(
+    store: FeatureStore, way: Any
+) -> None:
+    dataset = store.create_training_dataset(way(store), "won", label="won")
+    reader = dataset.reader("train", global_batch_size=ROWS, columns=["match_id", "amount"])
+    batch = next(reader.batches())
+    assert sorted(batch["match_id"].tolist()) == list(range(ROWS))
+    assert "amount" in dataset.read("train").columns
+
+
+@WAYS
+def test_features_adds_inputs_and_exclude_takes_them_away(store: FeatureStore, way: Any) -> None:
+    dataset = store.create_training_dataset(
+        way(store),
+        "won",
+        label="won",
+        features=["amount", "division"],
+        exclude=["level", "match_id", "booked_at"],
+    )
+    wanted = ["amount", "division", "home_goals", "away_goals"]
+    assert sorted(dataset.roles.inputs) == sorted(wanted)
+    assert "level" in dataset.roles.unused
+
+
+def test_a_feature_asked_for_by_name_is_an_input_also_when_it_is_joined_on(
+    store: FeatureStore,
+) -> None:
+    frame = store.get_features(["matches.division", "divisions.level", "matches.won"])
+    dataset = store.create_training_dataset(frame, "won", label="won")
+    assert dataset.roles.inputs == ("division", "level")
+
+
+def test_a_selection_of_a_frame_keeps_the_roles(store: FeatureStore) -> None:
+    frame = by_name(store).select("amount", "home_goals", "won").filter("amount > 2")
+    roles = store.create_training_dataset(frame, "won", label="won").roles
+    assert (roles.inputs, roles.unused) == (("home_goals",), ("amount",))
+
+
+def test_the_columns_of_a_dataframe_are_inputs_but_key_time_label_and_weight(
+    store: FeatureStore,
+) -> None:
+    table = matches().drop(["booked_at"])
+    dataset = store.create_training_dataset(
+        table, "won", label="won", key="match_id", weight="amount"
+    )
+    roles = dataset.roles
+    assert roles.inputs == ("home", "away", "division")
+    assert (roles.key, roles.time, roles.weight) == (("match_id",), "played_at", "amount")
+    named = store.create_training_dataset(table, "won", label="won", features=["home", "away"])
+    assert named.roles.inputs == ("home", "away")
+    assert set(named.roles.unused) == {"match_id", "division", "amount"}
+
+
+def test_the_columns_of_a_whole_group_are_inputs_but_its_key_and_times(
+    store: FeatureStore,
+) -> None:
+    frame = store.get_featuregroup("matches")
+    roles = store.create_training_dataset(frame, "won", label="won").roles
+    assert roles.inputs == ("home", "away", "division", "amount")
+    assert (roles.key, roles.time, roles.unused) == (("match_id",), "played_at", ("booked_at",))
+
+
+def test_a_split_by_time_makes_its_column_the_time(store: FeatureStore) -> None:
+    middle = START + timedelta(hours=20)
+    splits = TimeSplit("booked_at", {"train": (None, middle), "test": (middle, None)})
+    dataset = store.create_training_dataset(
+        matches(), "won", label="won", key="match_id", splits=splits
+    )
+    assert (dataset.roles.time, dataset.roles.unused) == ("booked_at", ("played_at",))
+
+
+def test_the_roles_are_printed_once_with_what_to_type(
+    store: FeatureStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    frame = store.get_features(
+        "teams.goals",
+        labels=matches().drop(["booked_at", "away", "division"]),
+        join_key={"teams": {"home": "team"}},
+    )
+    dataset = store.create_training_dataset(frame, "won", label="won")
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[1:] == [
+        "inputs:   goals",
+        "label:    won",
+        "key:      home",
+        "time:     played_at",
+        "not used: match_id, amount; name them in features= to feed them",
+    ]
+    again = TrainingDataset.open(dataset.path)
+    assert capsys.readouterr().out == ""
+    assert repr(again.roles) in printed
+    assert "<td>not used</td><td>match_id, amount; name" in again.roles._repr_html_()
+
+
+def test_an_input_with_another_value_in_every_row_is_warned_about(store: FeatureStore) -> None:
+    with pytest.warns(UserWarning, match="another value in every row.*'match_id'") as told:
+        store.create_training_dataset(matches(), "won", label="won")
+    assert told[0].filename == __file__
+    dataset = store.create_training_dataset(matches(), "won", label="won", exclude="match_id")
+    assert "match_id" in dataset.roles.unused
+
+
+def customers() -> pa.Table:
+    born = [date(1980, 1, 1), date(1990, 1, 1)]
+    return pa.table({"customer": pa.array([1, 2], pa.int64()), "born": born, "bought": [0, 1]})
+
+
+def spending(store: FeatureStore) -> None:
+    table = pa.table(
+        {
+            "customer": pa.array([1, 2], pa.int64()),
+            "at": pa.array([START, START], pa.timestamp("us", "UTC")),
+            "spent": [5.0, 7.0],
+        }
+    )
+    store.create_featuregroup(table, "spending", primary_key="customer", event_time="at")
+
+
+def test_a_date_is_never_guessed_to_be_the_time(store: FeatureStore) -> None:
+    spending(store)
+    store.create_featuregroup(customers(), "customers", primary_key="customer")
+    for labels in ("customers", customers()):
+        with pytest.raises(LabelTimeRequired, match="cannot be told: one of 'born'"):
+            store.get_features("spending.spent", labels=labels)
+        frame = store.get_features("spending.spent", labels=labels, label_time=START)
+        dataset = store.create_training_dataset(frame, "buyers", label="bought")
+        assert dataset.roles.time is None
+        assert "born" not in dataset.manifest.key
+        assert dataset.roles["born"] == "unused"
+        assert sorted(dataset.read("train").to_pandas()["spent"]) == [5.0, 7.0]
+
+
+def test_a_lone_timestamp_of_a_group_that_declares_no_time_is_not_guessed(
+    store: FeatureStore,
+) -> None:
+    spending(store)
+    joined = customers().append_column(
+        "joined", pa.array([START, START], pa.timestamp("us", "UTC"))
+    )
+    store.create_featuregroup(joined, "customers", primary_key="customer")
+    with pytest.raises(LabelTimeRequired, match="'customers' declares no event time"):
+        store.get_features("spending.spent", labels="customers")
+    assert store.get_features("spending.spent", labels=joined).plan.time == "joined"
+
+
+def test_a_timestamp_is_no_time_where_no_group_needs_one(store: FeatureStore) -> None:
+    labels = matches().select(["division", "played_at", "won"])
+    frame = store.get_features("divisions.level", labels=labels)
+    assert frame.plan is not None
+    assert frame.plan.time is None
+    # ... and becomes it for a later retrieval that needs one.
+    later = store.get_features(
+        "teams.goals", labels=frame, join_key={"teams": {"division": "team"}}
+    )
+    assert later.plan.time == "played_at"
+
+
+def test_statistics_and_pictures_leave_out_what_is_no_input_or_label(store: FeatureStore) -> None:
+    dataset = store.create_training_dataset(with_dataframe(store), "won", label="won")
+    statistics = dataset.statistics("train")
+    assert {each.name: each.role for each in statistics.columns} == dict(dataset.roles)
+    assert set(statistics.pearson.columns) == {*INPUTS, "won"}
+    figure = store.visualize_training_dataset_distributions("won", plot=False)
+    assert sum(bool(axis.get_title()) for axis in figure.axes) == len([*INPUTS, "won"])
+    clusters = store.visualize_training_dataset_clusters("won", plot=False)
+    assert "match_id" not in str(
+        [text.get_text() for text in clusters.findobj() if hasattr(text, "get_text")]
+    )
+
+
+NAMES = ["a", "b", "c", "d"]
+SCHEMA = pa.schema([(name, pa.int64()) for name in NAMES])
+some = st.lists(st.sampled_from(NAMES), unique=True).map(tuple)
+
+
+@given(
+    asked=st.none() | some,
+    keys=some,
+    time=st.none() | st.sampled_from(NAMES),
+    labels=some,
+    features=some,
+    exclude=some,
+)
+def test_every_column_has_one_role_and_no_label_or_excluded_column_is_an_input(
+    **given_roles: Any,
+) -> None:
+    known = KnownRoles(**given_roles)
+    try:
+        roles = DatasetRoles(assign_roles(SCHEMA, known))
+    except InvalidArgument:
+        return
+    parts = [roles.inputs, roles.labels, roles.key, roles.unused, roles.named("time")]
+    assert sorted(itertools.chain(*parts)) == NAMES
+    assert set(roles.labels) == set(known.labels)
+    assert not set(roles.inputs) & {*known.labels, *known.exclude}
+    assert set(roles.inputs) >= set(known.features)
+    if known.asked is not None:
+        assert set(roles.inputs) <= {*known.asked, *known.features}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"features": ["won"]}, "features names 'won', which is the label"),
+        ({"exclude": "won"}, "exclude names 'won', which is the label"),
+        ({"weight": "won"}, "'won' is named in label= and in weight="),
+        ({"features": "amonut"}, "features names columns that the data does not have: 'amonut'"),
+        ({"exclude": ["id"]}, "exclude names columns that the data does not have: 'id'"),
+        ({"features": "home", "exclude": "home"}, "features and exclude both name 'home'"),
+        ({"weight": "played_at"}, "weights are numbers"),
+        ({"weight": ["home", "away"]}, "is not one column"),
+    ],
+)
+def test_roles_that_contradict_one_another_are_refused_before_anything_is_written(
+    store: FeatureStore, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        store.create_training_dataset(matches(), "won", label="won", **arguments)
+    assert store.get_training_datasets() == []

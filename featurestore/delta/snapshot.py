@@ -8,6 +8,7 @@ own commit holds.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -35,6 +36,7 @@ from featurestore.delta.replay import Replay
 from featurestore.delta.schema import UnknownTypeError, arrow_schema
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 
+_log = logging.getLogger("featurestore.delta")
 # Snapshots that are remembered, and how far behind one may be to be the base of another.
 _REMEMBERED = 64
 _NEAR = 1000
@@ -191,17 +193,37 @@ _MEMORY = _Memory()
 
 def _replayed(path: str, version: int) -> _Read:
     """Return a snapshot read from the last checkpoint up to a version and the commits after it."""
-    replay = Replay(path)
-    sources: list[FileState] = []
-    start, files = log.checkpoint_before(path, version)
-    if start < 0 and not log.has_commit(path, 0):
+    replay, start, sources = _from_checkpoint(path, version)
+    sources += replay.apply_commits(start + 1, version)
+    return _Read(_first_snapshot(replay, version), tuple(sources[-_LOOKED_AT:]))
+
+
+def _from_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
+    """Return the state at the last checkpoint that can be read, its version, and its files.
+
+    A power loss may leave a checkpoint half written: those of other writers, and of the libraries,
+    are not synced. What it says stands in the commits before it, too, as long as they are kept.
+    The version is -1 where the log is read from its beginning.
+    """
+    damaged: TableDamaged | None = None
+    before = version
+    while True:
+        start, files = log.checkpoint_before(path, before)
+        replay = Replay(path)
+        if start < 0:
+            break
+        try:
+            return replay, start, replay.apply_checkpoint(files)
+        except TableDamaged as error:
+            _log.warning("a checkpoint is passed over: %s", error.message)
+            damaged, before = damaged or error, start - 1
+    if not log.has_commit(path, 0):
+        if damaged is not None:
+            raise damaged
         listed = log.list_log(path)
         if version < listed.earliest:
             raise _no_version(path, version, listed.latest, earliest=listed.earliest)
-    if files:
-        sources += replay.apply_checkpoint(files)
-    sources += replay.apply_commits(start + 1, version)
-    return _Read(_first_snapshot(replay, version), tuple(sources[-_LOOKED_AT:]))
+    return replay, start, []
 
 
 def _no_version(path: str, version: int, latest: int, *, earliest: int = 0) -> VersionNotFound:

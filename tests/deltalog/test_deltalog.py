@@ -210,12 +210,22 @@ def test_a_missing_commit_is_named(tmp_path: Path) -> None:
         read_history(path)
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PAR1 half"])
+def test_a_damaged_checkpoint_is_passed_over_while_its_commits_are_there(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     path = table_at(tmp_path / "table", commits=4)
+    expected = read_snapshot(path)
     DeltaTable(path).create_checkpoint()
     (checkpoint,) = (tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet")
-    checkpoint.write_bytes(b"nonsense")
-    with pytest.raises(TableDamaged, match="checkpoint"):
+    checkpoint.write_bytes(content)
+    shutil.copytree(path, tmp_path / "copy")  # of which nothing is remembered
+    copy = str(tmp_path / "copy")
+    found = read_snapshot(copy)
+    assert [file.log_path for file in found.files] == [file.log_path for file in expected.files]
+    assert checkpoint.name in caplog.text
+    Path(commit_path(path, 0)).unlink()
+    with pytest.raises(TableDamaged, match=checkpoint.name):
         read_snapshot(path)
 
 

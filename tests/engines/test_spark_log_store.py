@@ -5,6 +5,7 @@ They are links, so none replaces that of another writer.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -26,6 +28,7 @@ from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine, tables
 from featurestore_connectors.spark_delta import session as sessions
+from featurestore_connectors.spark_delta.commits import CommitSession
 
 SCHEMA = pa.schema([("k", pa.int64()), ("by", pa.string())])
 
@@ -288,3 +291,49 @@ def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_pat
     rows = embedded.stream(embedded.read_table(path)).read_all()
     embedded.close()
     assert dict(Counter(rows["by"].to_pylist())) == landed
+
+
+@pytest.mark.parametrize("name", ["part-0.parquet", "by=a b/é-0.parquet"])
+def test_a_commit_appears_when_its_data_files_are_on_disk(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    """What cannot be synced shows that it is asked for, before the commit has its name."""
+    from py4j.protocol import Py4JJavaError
+
+    machine, configuration = spark._jvm, spark._jsc.hadoopConfiguration()
+    log = tmp_path / "_delta_log"
+    file = tmp_path / name
+    for folder in (log, file.parent):
+        folder.mkdir(exist_ok=True)
+    file.symlink_to("/dev/null")
+    rows = machine.java.util.ArrayList()
+    rows.add('{"commitInfo":{}}')
+    rows.add(json.dumps({"add": {"path": quote(name), "size": 1}}, separators=(",", ":")))
+    target = log / f"{1:020}.json"
+    at = machine.org.apache.hadoop.fs.Path(str(target))
+    with pytest.raises(Py4JJavaError, match="could not be brought to disk"):
+        machine.featurestore.delta.PosixLogStore(configuration).write(
+            at, rows.iterator(), False, configuration
+        )
+    assert os.listdir(log) == []
+    fast = machine.org.apache.hadoop.conf.Configuration(configuration)
+    fast.set("featurestore.durability", "fast")
+    machine.featurestore.delta.PosixLogStore(fast).write(at, rows.iterator(), False, fast)
+    assert os.listdir(log) == [target.name]
+    file.unlink()
+    file.write_bytes(b"x")
+    again = machine.org.apache.hadoop.fs.Path(str(log / f"{2:020}.json"))
+    machine.featurestore.delta.PosixLogStore(configuration).write(
+        again, rows.iterator(), False, configuration
+    )
+    assert len(os.listdir(log)) == 2
+
+
+@pytest.mark.parametrize("durability", ["full", "fast"])
+def test_the_durability_of_a_store_reaches_the_log_store(
+    spark: Any, path: str, durability: str
+) -> None:
+    engine = SparkEngine(spark, durability=durability)
+    with CommitSession(spark, path, {}, durable=engine._durable) as commit:
+        configuration = commit.session._jsparkSession.sessionState().newHadoopConf()
+        assert configuration.get("featurestore.durability") == durability

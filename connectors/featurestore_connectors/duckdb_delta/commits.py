@@ -39,7 +39,12 @@ from featurestore.errors import (
 )
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
-from featurestore.storage.publication import Publication, after_publication, make_directory
+from featurestore.storage.publication import (
+    Publication,
+    after_publication,
+    make_directory,
+    sync,
+)
 from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
@@ -112,7 +117,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
         version += 1
         if _put(state.path, version, actions, publication):
             with after_publication(f"Delta version {version} of {state.path}"):
-                _checkpoint(state, version)
+                _checkpoint(state, version, durable=publication.durable)
             return version
         _check_still_true(change, read_commit(commit_path(state.path, version)))
 
@@ -354,7 +359,7 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
         raise LostRaceError
 
 
-def _checkpoint(state: Snapshot, version: int) -> None:
+def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     """Write a checkpoint when one is due: the later the more it would list, so it stays cheap."""
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     listed = len(state.files) + len(state.transactions)
@@ -367,3 +372,6 @@ def _checkpoint(state: Snapshot, version: int) -> None:
 
         with suppress(DeltaError, OSError, ValueError):
             DeltaTable(state.path, version=version).create_checkpoint()
+            if durable:
+                _, written = log.checkpoint_before(state.path, version)
+                sync(written)

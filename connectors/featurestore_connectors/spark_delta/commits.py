@@ -32,6 +32,8 @@ from featurestore_connectors.spark_delta.session import check_log_store
 ATTEMPTS = 20
 _LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
+# Read by our log store: it syncs the data files of a commit before the commit has its name.
+_DURABILITY = "featurestore.durability"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -62,8 +64,11 @@ class CommitSession:
         UnsupportedTable: The table uses what the store does not read or write.
     """
 
-    def __init__(self, session: Any, path: str, note: Mapping[str, Any]) -> None:
+    def __init__(
+        self, session: Any, path: str, note: Mapping[str, Any], *, durable: bool = True
+    ) -> None:
         self._parent = session
+        self._durable = durable
         self._path = path
         # The id tells this commit from any other with the same note, should Spark fail after it
         # landed.
@@ -80,6 +85,7 @@ class CommitSession:
                 self.set(key, value)
         self.session.conf.unset(_LAST_VERSION)
         self.set(_NOTE, self.note)
+        self.set(_DURABILITY, "full" if self._durable else "fast")
         return self
 
     def __exit__(

@@ -48,15 +48,15 @@ class SparkEngine:
 
     Args:
         session: The session to use.
-        durability: Taken as every engine takes it. The log is synced with each commit; when data
-            files are on disk is up to the file system below Spark.
+        durability: "full": a commit is on disk, with all files that it names and this machine sees,
+            before the call returns; "fast" leaves when that is to the operating system.
     """
 
     name = "spark"
     dialect = "spark"
 
     def __init__(self, session: Any = None, *, durability: str = "full") -> None:
-        is_durable(durability)
+        self._durable = is_durable(durability)
         self._session: Any = None
         self._given = session
         self._owned = False
@@ -160,20 +160,25 @@ class SparkEngine:
         note: Mapping[str, Any],
     ) -> None:
         tables.create_table(
-            path, schema=schema, partition_by=partition_by, properties=properties, note=note
+            path,
+            schema=schema,
+            partition_by=partition_by,
+            properties=properties,
+            note=note,
+            durable=self._durable,
         )
 
     def write(self, path: str, relation: Relation, how: TableWrite) -> int | None:
-        return tables.write(self.session, path, relation, how)
+        return tables.write(self.session, path, relation, how, durable=self._durable)
 
     def delete(self, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
-        return rewrite.delete(self.session, path, predicate, note=note)
+        return rewrite.delete(self.session, path, predicate, note=note, durable=self._durable)
 
     def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        tables.set_properties(path, properties)
+        tables.set_properties(path, properties, durable=self._durable)
 
     def compact(self, path: str, *, below: int | None = None) -> int | None:
-        return rewrite.compact(self.session, path, below=below)
+        return rewrite.compact(self.session, path, below=below, durable=self._durable)
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
         return maintenance.vacuum(path, keep_versions=keep_versions, retain=retain)

@@ -33,7 +33,9 @@ def upsert(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grow
     merge.whenMatchedUpdate(set=columns).whenNotMatchedInsert(values=columns).execute()
 
 
-def delete(session: Any, path: str, predicate: str, *, note: Mapping[str, Any]) -> int | None:
+def delete(
+    session: Any, path: str, predicate: str, *, note: Mapping[str, Any], durable: bool = True
+) -> int | None:
     """Delete the rows for which the predicate is true.
 
     Return the Delta version, None when no row matched.
@@ -51,18 +53,20 @@ def delete(session: Any, path: str, predicate: str, *, note: Mapping[str, Any]) 
                 f"The predicate {predicate!r} cannot be used: {first_line(error)}"
             ) from error
 
-    with CommitSession(session, path, note) as commit:
+    with CommitSession(session, path, note, durable=durable) as commit:
         return commit.run(once)
 
 
-def compact(session: Any, path: str, *, below: int | None = None) -> int | None:
+def compact(
+    session: Any, path: str, *, below: int | None = None, durable: bool = True
+) -> int | None:
     """Rewrite files smaller than ``below`` bytes into large ones.
 
     Return the Delta version, None when nothing was to do.
     """
     from delta.tables import DeltaTable
 
-    with CommitSession(session, path, {"operation": "compact"}) as commit:
+    with CommitSession(session, path, {"operation": "compact"}, durable=durable) as commit:
         if below is not None:
             commit.set("spark.databricks.delta.optimize.minFileSize", str(below))
         return commit.run(

@@ -14,7 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.delta.log import commit_path, is_delta_table
+from featurestore.delta.protocol import check_writable
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
+from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.publication import Publication, make_directory
@@ -37,6 +40,7 @@ def create_table(
     partition_by: Sequence[str],
     properties: Mapping[str, str],
     note: Mapping[str, Any],
+    durable: bool = True,
 ) -> None:
     """Create an empty table (commit 0) with its properties.
 
@@ -48,22 +52,13 @@ def create_table(
         raise FileExistsError(path)
     commit = _commit_zero(schema, partition_by=partition_by, properties=properties, note=note)
     target = commit_path(path, 0)
-    folder = os.path.dirname(target)
-    temporary = os.path.join(folder, f".{uuid.uuid4().hex}.tmp")
-    with Publication() as publication:
-        try:
-            make_directory(folder)
-            try:
-                _write_through(temporary, commit)
-                created = publication.link(temporary, target)
-            finally:
-                with suppress(OSError):
-                    os.unlink(temporary)
-        except OSError as error:
-            raise StorageError(
-                f"The table {path} cannot be created: {error}",
-                hint="is the disk full or read-only?",
-            ) from error
+    try:
+        make_directory(os.path.dirname(target), durable=durable)
+        created = _put(target, commit, durable=durable)
+    except OSError as error:
+        raise StorageError(
+            f"The table {path} cannot be created: {error}", hint="is the disk full or read-only?"
+        ) from error
     if not created:
         raise FileExistsError(path)
     # Readers manage without; Spark is slower then.
@@ -71,29 +66,33 @@ def create_table(
         _write_through(target.removesuffix(".json") + ".crc", _summary_of_nothing(commit))
 
 
-def write(session: Any, path: str, given: Relation, how: TableWrite) -> int | None:
+def write(
+    session: Any, path: str, given: Relation, how: TableWrite, *, durable: bool = True
+) -> int | None:
     """Write one commit; return its Delta version, None when the transaction was a repeat."""
     if is_repeat(path, how.transaction):
         return None
-    with CommitSession(session, path, how.note) as commit:
+    with CommitSession(session, path, how.note, durable=durable) as commit:
         # A write of no rows is a commit, too.
         commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
         return commit.run(lambda: _write_once(commit, path, given, how))
 
 
-def set_properties(path: str, properties: Mapping[str, str]) -> None:
-    """Set table properties in a commit of their own."""
-    from deltalake import DeltaTable
-    from deltalake.exceptions import CommitFailedError, DeltaError
-
+def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
+    """Set table properties in a commit of their own, for which Spark is not needed."""
     for attempt in range(ATTEMPTS):
+        state = read_snapshot(path)
+        check_writable(path, state.protocol)
+        commit = _commit_of_properties(state, properties)
         try:
-            DeltaTable(path).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
-            return
-        except CommitFailedError:
-            wait(attempt)
-        except (DeltaError, OSError) as error:
-            raise StorageError(f"The properties of {path} cannot be set: {error}") from error
+            if _put(commit_path(path, state.version + 1), commit, durable=durable):
+                return
+        except OSError as error:
+            raise StorageError(
+                f"The properties of {path} cannot be set: {error}",
+                hint="is the disk full or read-only?",
+            ) from error
+        wait(attempt)
     raise kept_losing(path)
 
 
@@ -164,6 +163,44 @@ def _commit_zero(
             commit_properties=CommitProperties(custom_metadata={"userMetadata": text}),
         )
         return Path(commit_path(folder, 0)).read_bytes()
+
+
+def _commit_of_properties(state: Snapshot, properties: Mapping[str, str]) -> bytes:
+    """Return the commit that sets properties of a table and changes nothing else."""
+    now = to_micros(utc_now()) // 1000
+    info = {
+        "timestamp": now,
+        "operation": "SET TBLPROPERTIES",
+        "operationParameters": {"properties": json.dumps(dict(properties))},
+        "readVersion": state.version,
+        "isolationLevel": "Serializable",
+        "isBlindAppend": True,
+        "engineInfo": "featurestore",
+    }
+    metadata = {
+        "id": state.table_id,
+        "name": state.metadata.get("name"),
+        "description": state.metadata.get("description"),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": state.metadata["schemaString"],
+        "partitionColumns": list(state.partition_by),
+        "createdTime": state.metadata.get("createdTime"),
+        "configuration": {**state.properties, **properties},
+    }
+    lines = [json.dumps({"commitInfo": info}), json.dumps({"metaData": metadata})]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _put(target: str, commit: bytes, *, durable: bool) -> bool:
+    """Link a commit under its name; False when the name is taken."""
+    temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
+    try:
+        _write_through(temporary, commit)
+        with Publication(durable=durable) as publication:
+            return publication.link(temporary, target)
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
 
 
 def _summary_of_nothing(commit: bytes) -> bytes:

@@ -1,9 +1,12 @@
 package featurestore.delta;
 
+import com.fasterxml.jackson.databind.ObjectMapper;
 import io.delta.storage.HadoopFileSystemLogStore;
 import java.io.File;
 import java.io.IOException;
 import java.io.UncheckedIOException;
+import java.net.URI;
+import java.net.URISyntaxException;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
@@ -13,8 +16,17 @@ import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
+import java.util.Collection;
 import java.util.Iterator;
+import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
 import java.util.UUID;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import org.apache.hadoop.conf.Configuration;
 
 /**
@@ -23,9 +35,19 @@ import org.apache.hadoop.conf.Configuration;
  * <p>Delta's own log stores look whether a commit is there and then rename theirs into place, and a rename replaces
  * what another writer committed in between. Here the kernel (or the file server) decides who was first.
  *
+ * <p>The data files that a commit adds are brought to disk before the commit has its name, so that no power loss
+ * leaves a commit without its rows. {@code featurestore.durability=fast} in the session leaves that to the system.
+ *
  * <p>Configured with {@code spark.delta.logStore.file.impl=featurestore.delta.PosixLogStore}.
  */
 public class PosixLogStore extends HadoopFileSystemLogStore {
+  /** The setting of a session that says whether commits are on disk when they are acknowledged. */
+  private static final String DURABILITY = "featurestore.durability";
+
+  private static final String ADD = "{\"add\":";
+  // Disks take several requests at a time; more than this many gain nothing.
+  private static final int SYNC_THREADS = 8;
+  private static final ObjectMapper JSON = new ObjectMapper();
 
   /** Delta makes log stores by this constructor. */
   public PosixLogStore(Configuration configuration) {
@@ -51,8 +73,12 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
     }
     // Not a name of the log's: nobody who lists the folder takes it for a commit.
     Path temporary = folder.resolve("." + UUID.randomUUID() + ".tmp");
+    Collection<Path> added = new ArrayList<>();
     try {
-      writeThrough(temporary, actions);
+      writeThrough(temporary, actions, folder.getParent(), added);
+      if (!"fast".equals(configuration.get(DURABILITY))) {
+        sync(added);
+      }
       if (overwrite) {
         // Hadoop checks files against a sum beside them; that of the replaced content must not stay.
         Files.deleteIfExists(folder.resolve("." + target.getFileName() + ".crc"));
@@ -83,12 +109,18 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
     return new File(path.toUri().getPath()).toPath();
   }
 
-  private static void writeThrough(Path path, Iterator<String> actions) throws IOException {
+  /** Writes the actions, and collects the data files of the table that they add. */
+  private static void writeThrough(
+      Path path, Iterator<String> actions, Path table, Collection<Path> added) throws IOException {
     try (FileChannel channel =
         FileChannel.open(path, StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE)) {
       StringBuilder lines = new StringBuilder();
       while (actions.hasNext()) {
-        lines.append(actions.next()).append('\n');
+        String action = actions.next();
+        lines.append(action).append('\n');
+        if (action.startsWith(ADD)) {
+          addDataFile(added, table, action);
+        }
         if (lines.length() > 1 << 20) {
           writeAll(channel, lines);
         }
@@ -100,6 +132,65 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
       throw new java.io.FileNotFoundException("No such file or directory: " + path.getParent());
     } catch (UncheckedIOException error) {
       throw error.getCause();
+    }
+  }
+
+  private static void addDataFile(Collection<Path> added, Path table, String action)
+      throws IOException {
+    String text = JSON.readTree(action).path("add").path("path").asText();
+    try {
+      Path file = table.resolve(new URI(text).getPath());
+      // One that this machine does not see is on the disks of others, who sync it or not.
+      if (Files.exists(file)) {
+        added.add(file);
+      }
+      // Hadoop's sum of the file: where half of it is lost, Spark takes the file for damaged.
+      Path sum = file.resolveSibling("." + file.getFileName() + ".crc");
+      if (Files.exists(sum)) {
+        added.add(sum);
+      }
+    } catch (URISyntaxException | NullPointerException ignored) {
+      // No name that Delta's readers find a file by.
+    }
+  }
+
+  /** Brings files to disk, several at a time, and then their names in their folders. */
+  private static void sync(Collection<Path> files) throws IOException {
+    Set<Path> folders = new TreeSet<>();
+    for (Path file : files) {
+      folders.add(file.getParent());
+    }
+    if (files.isEmpty()) {
+      return;
+    }
+    ExecutorService pool = Executors.newFixedThreadPool(Math.min(SYNC_THREADS, files.size()));
+    try {
+      List<Future<?>> syncing = new ArrayList<>();
+      for (Path file : files) {
+        syncing.add(
+            pool.submit(
+                () -> {
+                  force(file);
+                  return null;
+                }));
+      }
+      for (Future<?> each : syncing) {
+        each.get();
+      }
+    } catch (ExecutionException error) {
+      throw new IOException("A data file could not be brought to disk.", error.getCause());
+    } catch (InterruptedException error) {
+      Thread.currentThread().interrupt();
+      throw new IOException("Interrupted while data files were brought to disk.", error);
+    } finally {
+      pool.shutdownNow();
+    }
+    folders.forEach(PosixLogStore::syncQuietly);
+  }
+
+  private static void force(Path file) throws IOException {
+    try (FileChannel channel = FileChannel.open(file, StandardOpenOption.READ)) {
+      channel.force(true);
     }
   }
 
@@ -135,8 +226,8 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
   }
 
   private static void syncQuietly(Path folder) {
-    try (FileChannel channel = FileChannel.open(folder, StandardOpenOption.READ)) {
-      channel.force(true);
+    try {
+      force(folder);
     } catch (IOException ignored) {
       // Some network file systems cannot sync a directory: its names are safe with their server.
     }

@@ -12,6 +12,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports
 from featurestore.session import Session
+from featurestore.storage.publication import after_publication
 from featurestore.usersql import fix_clock, predicate
 
 
@@ -63,8 +64,9 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
         with in_flight(session, kind="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
                 groups.forget(connection, name, version)
-            groups.remove_files(session.paths, name, version)
-            run.registered = True
+            with after_publication(f"The deletion of feature group {name!r} version {version}"):
+                groups.remove_files(session.paths, name, version)
+                run.registered = True
         looking.registered = True
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import DatasetDamaged, TrainingDatasetExists
+from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import StorePaths, check_version, version_of
 from featurestore.recovery.owners import versions_in_flight
@@ -14,6 +16,7 @@ from featurestore.storage import files, publication
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 EXPORT, REMOVE = "export", "remove"
+_log = logging.getLogger("featurestore.recovery")
 
 
 def read(directory: str, name: str, version: int) -> Manifest:
@@ -100,15 +103,23 @@ def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
 
 
 def remove_abandoned(connection: Connection, location: str, name: str) -> list[str]:
-    """Remove directories without a manifest that no living export writes; return them."""
+    """Remove directories without a manifest that no living export writes; return them.
+
+    One that the system refuses to remove is logged, and its number stays taken.
+    """
     paths = StorePaths(location)
     removed = []
     for version in versions_on_disk(paths, name):
         directory = paths.training_dataset(name, version)
         if is_finished(directory):
             continue
-        if version not in versions_in_flight(connection, location, EXPORT, name):
+        if version in versions_in_flight(connection, location, EXPORT, name):
+            continue
+        try:
             files.remove(directory, below=location)
+        except StorageError as error:
+            _log.warning("what an ended export left stays: %s", error.message)
+        else:
             removed.append(directory)
     return removed
 

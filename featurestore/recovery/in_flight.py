@@ -128,8 +128,6 @@ def _finish(store: Store, write: InFlight, *, unregistered: bool) -> None:
     _unsettled.add(left)
     try:
         files.remove(write.staging, below=store.location)
-        if files.exists(write.staging):
-            return  # the disk refused: recovery tries again
         if write.registered:
             with store.registry.transaction() as connection:
                 intents.end(connection, write.intent)

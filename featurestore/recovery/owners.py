@@ -132,7 +132,10 @@ def forget_dead(connection: Connection, location: str) -> None:
         match = _NAME.fullmatch(name)
         # Only the machine of an owner knows whether its lock is held.
         if match is not None and match[1] == here and not is_alive(connection, location, name):
-            files.remove(_lock_file(location, name), below=location)
+            try:
+                files.remove(_lock_file(location, name), below=location)
+            except StorageError as error:  # it stays free, and says nothing
+                _log.debug("the lock file of a dead owner stays: %s", error)
     for name in owners.every(connection):
         if not is_alive(connection, location, name):
             owners.forget(connection, name)

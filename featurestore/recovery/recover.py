@@ -6,7 +6,7 @@ import logging
 import os
 import re
 
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.recovery import owners
 from featurestore.recovery.owners import Store
@@ -55,14 +55,26 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
     """Remove staged rows that no write in flight claims; return their directories.
 
     A write records its intent before it stages rows, so these are of a registry that was lost.
+
+    Raises:
+        StorageError: The system refused to remove one; the others are gone.
     """
+    refused: StorageError | None = None
     staging = StorePaths(store.location).staging
     names = [name for name in files.list_directory(staging) if _INTENT.fullmatch(name)]
     removed = []
     for name in names:
         with store.registry.reading() as connection:
             claimed = intents.find(connection, name) is not None
-        if not claimed:
-            removed.append(os.path.join(staging, name))
-            files.remove(removed[-1], below=store.location)
+        if claimed:
+            continue
+        path = os.path.join(staging, name)
+        try:
+            files.remove(path, below=store.location)
+        except StorageError as error:
+            refused = refused or error
+        else:
+            removed.append(path)
+    if refused is not None:
+        raise refused
     return removed

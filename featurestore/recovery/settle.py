@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import InvalidArgument, InvalidName
+from featurestore.errors import InvalidArgument, InvalidName, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.recovery import datasets, groups
 from featurestore.registry import intents
@@ -27,9 +27,11 @@ def settle(connection: Connection, location: str, intent: intents.Intent) -> str
         # No write of this store: whoever wrote the row decides nothing about files.
         intents.end(connection, intent.run_id)
         return f"an intent was dropped: {error.message}"
-    files.remove(stage, below=location)
-    if not files.exists(stage):  # else the disk refused: the next connect tries again
-        intents.end(connection, intent.run_id)
+    try:
+        files.remove(stage, below=location)
+    except StorageError as error:  # what was published is registered all the same
+        return f"{what}: {done}; tried again at the next connect: {error.message}"
+    intents.end(connection, intent.run_id)
     return f"{what}: {done}"
 
 

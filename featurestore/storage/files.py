@@ -204,7 +204,8 @@ def remove(path: str, *, below: str) -> bool:
         below: The store's location, or another directory that belongs to the caller.
 
     Raises:
-        StorageError: The path does not lie below that directory, or the system refuses.
+        StorageError: The path does not lie below that directory, or the system refuses: of a
+            directory what can go is gone then.
     """
     names = _names_below(path, below)
     with ExitStack() as opened:
@@ -214,17 +215,31 @@ def remove(path: str, *, below: str) -> bool:
                 parent = _open_directory(name, parent, opened)
             found = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
             if stat.S_ISDIR(found.st_mode):
-                shutil.rmtree(names[-1], ignore_errors=True, dir_fd=parent)
+                _remove_tree(names[-1], parent)
             else:
                 os.unlink(names[-1], dir_fd=parent)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise StorageError(
-                f"Cannot remove {path!r}: {error.strerror or error}.",
+                f"Cannot remove {path!r}: {_refusal(error)}.",
                 hint="directories of a store are no symbolic links; check permissions",
             ) from error
     return True
+
+
+def _remove_tree(name: str, parent: int) -> None:
+    """Remove a directory and all in it, as far as the system lets; OSError for what stays."""
+    shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+    with suppress(FileNotFoundError):  # nothing stays, or another process removes it, too
+        shutil.rmtree(name, dir_fd=parent)
+
+
+def _refusal(error: OSError) -> str:
+    """Return what the system says, with the name of the file that it says it of."""
+    if error.filename is None:
+        return error.strerror or str(error)
+    return f"{error.strerror} ({error.filename})"
 
 
 def _names_below(path: str, below: str) -> list[str]:
@@ -315,8 +330,9 @@ def temporary_directory() -> str:
 
 
 def remove_temporary(directory: str) -> None:
-    """Remove a directory that ``temporary_directory`` made."""
-    remove(directory, below=os.path.dirname(directory))
+    """Remove a directory that ``temporary_directory`` made; what cannot go is the system's."""
+    with suppress(StorageError):
+        remove(directory, below=os.path.dirname(directory))
 
 
 def copy_together(paths: Iterable[str], directory: str) -> None:

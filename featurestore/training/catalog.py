@@ -12,6 +12,7 @@ from featurestore.registry import training_datasets
 from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.storage.publication import after_publication
 from featurestore.training.dataset import TrainingDataset
 
 
@@ -61,8 +62,9 @@ def remove(session: Session, name: str, version: int) -> None:
     with in_flight(session, kind="remove", name=name, version=version) as run:
         with session.registry.transaction() as connection:
             datasets.forget(connection, name, version)
-        datasets.remove_files(session.paths, name, version)
-        run.registered = True
+        with after_publication(f"The deletion of training dataset {name!r} version {version}"):
+            datasets.remove_files(session.paths, name, version)
+            run.registered = True
 
 
 def clean_all(session: Session) -> list[str]:

@@ -1,0 +1,118 @@
+"""What the system refuses to remove is said, breaks nothing, and is tried again at the next connect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import PublicationWarning, StorageError
+from featurestore.registry import intents
+from featurestore.storage import files
+from featurestore.store import FeatureStore
+
+TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
+
+
+@contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch, *, ending: str) -> Iterator[None]:
+    """Let the system refuse to remove files of a kind, as it does in a folder of another user."""
+    unlink = os.unlink
+
+    def refuse(path: Any, *, dir_fd: int | None = None) -> None:
+        if str(path).endswith(ending):
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        yield
+
+
+def left_over(store: FeatureStore) -> list[str]:
+    with store.session.registry.reading() as connection:
+        return [each.kind for each in intents.every(connection)]
+
+
+def test_a_file_that_stays_is_named_and_all_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    for name in ("one.txt", "two.keep", "three.txt"):
+        (folder / name).touch()
+    with (
+        refusing(monkeypatch, ending=".keep"),
+        pytest.raises(StorageError, match=r"Cannot remove .*/a': .*not permitted .*two\.keep"),
+    ):
+        files.remove(str(tmp_path / "a"), below=str(tmp_path))
+    assert os.listdir(folder) == ["two.keep"]
+
+
+def test_a_deletion_of_a_dataset_that_leaves_files_is_a_warning(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = duckdb_store
+    made = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
+    with (
+        refusing(monkeypatch, ending=".parquet"),
+        pytest.warns(PublicationWarning, match="deletion of training dataset 'd' version 1"),
+    ):
+        store.delete_training_dataset("d", version=1)
+    assert store.get_training_datasets() == []
+    assert Path(made.path).exists()
+    assert left_over(store) == ["remove"]
+    store.create_featuregroup(TABLE, "g")  # the next write of the process tries again
+    assert not Path(made.path).exists()
+    assert left_over(store) == []
+
+
+def test_a_deletion_of_a_group_that_leaves_files_is_a_warning(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup(TABLE, "g")
+    with (
+        refusing(monkeypatch, ending=".parquet"),
+        pytest.warns(PublicationWarning, match="deletion of feature group 'g' version 1"),
+    ):
+        store.delete_featuregroup("g", version=1)
+    assert store.get_featuregroups() == []
+    assert Path(group.path).exists()
+    again = featurestore.connect(store.location)
+    assert left_over(again) == ["delete"], "this process lives, and does it itself"
+    store.create_featuregroup(TABLE, "h")
+    assert not Path(group.path).exists()
+
+
+def test_staged_rows_that_stay_are_remembered_and_the_write_landed(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = duckdb_store
+    with refusing(monkeypatch, ending=".parquet"):
+        store.create_featuregroup(TABLE, "g", primary_key="x")
+    assert store.get_featuregroup("g").count() == 2
+    assert os.listdir(store.session.paths.staging)
+    assert left_over(store) == ["create"]
+    store.insert_into_featuregroup(TABLE, "g", mode="upsert")
+    assert not os.listdir(store.session.paths.staging)
+    assert left_over(store) == []
+
+
+def test_what_an_ended_export_left_and_cannot_go_keeps_its_number_taken(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = duckdb_store
+    left = Path(store.location, "trainingdatasets", "d", "v1", "train")
+    left.mkdir(parents=True)
+    (left / "shard.left").touch()
+    with refusing(monkeypatch, ending=".left"):
+        made = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
+    assert made.version == 2
+    assert "shard.left" in caplog.text

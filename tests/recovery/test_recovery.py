@@ -175,6 +175,52 @@ def test_another_process_keeps_what_it_writes_until_it_dies(duckdb_store: Featur
     assert os.listdir(Path(store.location, "_owners")) == [owners.this_process(store.location)]
 
 
+def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subprocess.Popen[bytes]:
+    """Start a program with process ids, a host name and, with ``boot_id``, a kernel of its own."""
+    steps = ["hostname elsewhere"]
+    if boot_id is not None:
+        steps.append(f"mount --bind {boot_id} /proc/sys/kernel/random/boot_id")
+    steps.append('exec "$@"')
+    own = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts"]
+    probe = subprocess.run([*own, "true"], capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no namespaces of one's own here: {probe.stderr.decode().strip()}")
+    script = ["sh", "-ec", " && ".join(steps), "sh"]
+    command = [*own, *script, sys.executable, "-c", program, location]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("same_kernel", [True, False])
+def test_a_container_that_is_killed_keeps_its_names_no_longer_than_it_must(
+    duckdb_store: FeatureStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    same_kernel: bool,
+) -> None:
+    """In its own count the process that creates is number 1, as the one after it will be."""
+    store = duckdb_store
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("0f0f0f0f-0000-4000-8000-000000000000\n")
+    container = in_a_container(CREATOR, store.location, boot_id=None if same_kernel else boot_id)
+    with container:
+        assert container.stdout is not None
+        assert container.stdout.readline() == b"begun\n"
+        featurestore.connect(store.location)
+        assert len(left_over(store)) == 2
+        with pytest.raises(FeatureGroupExists, match="is being created by another process"):
+            store.create_featuregroup(TABLE, "g", version=1)
+        container.kill()
+    if not same_kernel:
+        featurestore.connect(store.location)
+        assert len(left_over(store)) == 2, "nobody here can tell, so the heartbeat decides"
+        now = times.utc_now()
+        monkeypatch.setattr(times, "clock", lambda: now + dt.timedelta(seconds=61))
+    again = featurestore.connect(store.location)
+    assert left_over(again) == []
+    assert again.create_featuregroup(TABLE, "g", version=1).version == 1
+    assert again.create_training_dataset(TABLE, "d", version=1).version == 1
+
+
 def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

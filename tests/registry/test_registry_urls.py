@@ -88,6 +88,7 @@ def test_a_location_may_have_any_name(tmp_path: Path, name: str) -> None:
 def test_a_location_with_a_backslash_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedLocation, match="backslash"):
         featurestore.connect(tmp_path / "back\\slash")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 Inserts with full and with fast durability, in turns.
 
-python benchmarks/durability.py [--quick]
+python benchmarks/durability.py [--quick] [--engine spark]
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def seconds_of(group: FeatureGroup, table: pa.Table) -> float:
     return time.perf_counter() - start
 
 
-def measure(folder: Path, name: str) -> None:
+def measure(folder: Path, name: str, engine: str) -> None:
     """Print the median of both and their ratio."""
     number, partitions, trials = CASES[name]
     table = rows(number, partitions)
     groups = {}
     for durability in ("full", "fast"):
-        store = featurestore.connect(folder / durability, durability=durability)
+        store = featurestore.connect(folder / durability, engine=engine, durability=durability)
         groups[durability] = store.create_featuregroup(
             table.slice(0, partitions),
             f"g{number}",
@@ -70,11 +70,12 @@ def measure(folder: Path, name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the first case only")
-    quick = parser.parse_args().quick
+    parser.add_argument("--engine", default="duckdb", help="duckdb or spark")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        for name in list(CASES)[: 1 if quick else None]:
-            measure(Path(folder), name)
+        for name in list(CASES)[: 1 if given.quick else None]:
+            measure(Path(folder), name, given.engine)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from featurestore.model.types import is_nested
 from featurestore.storage import files as storage
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta import sqltext
+from featurestore_connectors.duckdb_delta.interrupts import interruptible
 from featurestore_connectors.duckdb_delta.session import Database
 
 # A folder of this name in a table holds what a writer has not committed yet.
@@ -95,7 +96,9 @@ def write(
         options.append(f"FILE_SIZE_BYTES '{_FILE_BYTES}'")
     with database.cursor() as cursor:
         target = sqltext.text(folder)
-        written = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})").fetchall()
+        with interruptible(cursor):
+            copied = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})")
+            written = copied.fetchall()
     found = []
     for row in written:
         if row[1]:

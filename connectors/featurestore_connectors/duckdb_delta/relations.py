@@ -19,6 +19,7 @@ from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta import sqltext, streams
+from featurestore_connectors.duckdb_delta.interrupts import reads_from
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 ENGINE = "duckdb"
@@ -65,6 +66,8 @@ class _ForeignRelation:
         self.schema = frame.limit(0).to_arrow_table().schema
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        # There is no public way from a relation to its connection.
+        reads_from(getattr(self._frame, "_con", None))
         reader = self._frame.to_arrow_reader()
         return streams.source(self.schema, iter(reader)).__arrow_c_stream__()
 

@@ -17,6 +17,7 @@ import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore_connectors.duckdb_delta.failures import translated
+from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
 _BUILDING = threading.RLock()
 _SETTINGS = {
@@ -152,7 +153,7 @@ class Database:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Run a statement and return all its rows; for small results."""
-        with self.cursor() as cursor:
+        with self.cursor() as cursor, interruptible(cursor):
             return list(cursor.execute(query).fetchall())
 
 

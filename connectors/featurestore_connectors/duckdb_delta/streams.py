@@ -19,6 +19,7 @@ from featurestore.model.arrow_rows import without_offsets
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated
+from featurestore_connectors.duckdb_delta.interrupts import interruptible
 from featurestore_connectors.duckdb_delta.session import Database, query_of
 
 if TYPE_CHECKING:
@@ -155,18 +156,22 @@ def _batches(
             native = native.limit(limit)
         if _unbounded(relation.schema) and rows > _VECTOR_ROWS:
             # Put together from small ones, until a batch is large enough.
-            batches = _joined(_read(native.to_arrow_reader(_VECTOR_ROWS)), rows)
+            batches = _joined(_read(cursor, native, _VECTOR_ROWS), rows)
         else:
-            batches = _read(native.to_arrow_reader(rows))
+            batches = _read(cursor, native, rows)
         for batch in batches:
             for start in range(0, batch.num_rows, rows):
                 yield cast_batch(batch.slice(start, rows), relation.schema)
 
 
-def _read(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def _read(
+    cursor: duckdb.DuckDBPyConnection, native: duckdb.DuckDBPyRelation, rows: int
+) -> Iterator[pa.RecordBatch]:
+    with interruptible(cursor):
+        reader = native.to_arrow_reader(rows)
     while True:
         try:
-            with translated():
+            with translated(), interruptible(cursor):
                 batch = reader.read_next_batch()
         except StopIteration:
             return

@@ -17,6 +17,7 @@ from featurestore.errors import InvalidSql, listing
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import relations, streams
 from featurestore_connectors.duckdb_delta.failures import translated
+from featurestore_connectors.duckdb_delta.interrupts import reads_from
 from featurestore_connectors.duckdb_delta.session import Database, building
 
 # In this order: the last one locks all of them.
@@ -85,6 +86,7 @@ class UserSql:
         with translated(), self._open().cursor() as cursor:
             for name, table in tables.items():
                 cursor.register(name, _Table(self._database, table))
+            reads_from(cursor)
             yield from cursor.sql(query, params=parameters or None).to_arrow_reader()
 
     def _open(self) -> duckdb.DuckDBPyConnection:

@@ -1,0 +1,79 @@
+"""Ctrl-C ends a query that would run for hours, whatever DuckDB waits for, and the store goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+import duckdb
+import pyarrow as pa
+import featurestore
+from featurestore_connectors.duckdb_delta import interrupts, relations
+
+ENDLESS = {
+    "one long task": "select sum(a.range * b.range % 7) s from range(1000000) a, range(1000000) b",
+    "rows that never come": "select a.range r from range(100000000) a, range(100000) b where a.range * b.range = -1",
+}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+store = featurestore.connect(sys.argv[1])
+group = store.create_featuregroup(pa.table({"x": [1, 2]}), "g")
+engine = store.session.engine
+
+def own(query):
+    native = engine.database.connection.sql(query)
+    return relations.relation(native, pa.schema([(native.columns[0], pa.int64())]))
+
+CALLS = {
+    "count": lambda query: engine.count(own(query)),
+    "stream": lambda query: engine.stream(own(query)).read_all(),
+    "stage": lambda query: engine.stage(own(query), os.path.join(sys.argv[1], "staged")),
+    "insert": lambda query: group.insert(duckdb.sql(query).project("1 as x")),
+    "create": lambda query: store.create_featuregroup(duckdb.sql(query), "h"),
+    "export": lambda query: store.create_training_dataset(duckdb.sql(query), "d"),
+}
+
+def interrupt():
+    while not any(watch._running for watch in interrupts._WATCHES.values()):
+        time.sleep(0.001)
+    time.sleep(0.1)  # let DuckDB begin
+    os.kill(os.getpid(), signal.SIGINT)
+
+for name, call in CALLS.items():
+    for kind, query in ENDLESS.items():
+        other = threading.Thread(target=interrupt)
+        other.start()
+        try:
+            call(query)
+        except KeyboardInterrupt:
+            print(name, kind, "ended", flush=True)
+        other.join()
+assert signal.set_wakeup_fd(-1) == -1, "it is as it was"
+assert store.get_featuregroup("g").count() == 2
+assert [each.name for each in store.get_featuregroups()] == ["g"]
+assert store.get_training_datasets() == []
+group.insert(pa.table({"x": [3]}))
+print("goes on", flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_query_whatever_duckdb_waits_for(tmp_path: Path) -> None:
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "store")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"a query went on: {error.stdout!r}")
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines()[-1] == "goes on"
+    assert len(ended.stdout.splitlines()) == 13

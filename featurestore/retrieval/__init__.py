@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from featurestore.retrieval.conversions import check_dataframe_type, convert
+    from featurestore.retrieval.coverage import CoverageReport, GroupCoverage
+    from featurestore.retrieval.empty_groups import CoverageWarning
     from featurestore.retrieval.execution import run
     from featurestore.retrieval.explain import ExplainedRow, Explanation, explain_value
     from featurestore.retrieval.features import explain_features, get_feature, get_features
@@ -21,13 +23,15 @@ if TYPE_CHECKING:
 __all__ = [
     "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert",
     "check_dataframe_type", "explain_value", "Explanation", "ExplainedRow", "check_leakage",
-    "LeakReport", "Leak", "query_frame",
+    "LeakReport", "Leak", "query_frame", "CoverageReport", "CoverageWarning", "GroupCoverage",
 ]  # fmt: skip
 
 _HOMES = {
     "FeatureFrame": "frame",
+    "CoverageWarning": "empty_groups",
     "run": "execution",
     "query_frame": "query",
+    **dict.fromkeys(("CoverageReport", "GroupCoverage"), "coverage"),
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
     **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),

@@ -24,6 +24,7 @@ from featurestore.retrieval.planner import (
     plan_without_labels,
 )
 from featurestore.retrieval.resolve import resolve
+from featurestore.retrieval.unique_columns import check_unique
 from featurestore.session import Session
 
 
@@ -61,6 +62,7 @@ def get_features(
     plan, relation = _plan(
         session, features, labels=labels, versions=versions, as_of=as_of, options=options
     )
+    check_unique(session, plan)
     return FeatureFrame.planned(session, plan, labels=relation)
 
 

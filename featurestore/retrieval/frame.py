@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,9 @@ from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
+from featurestore.retrieval.coverage import CoverageReport, coverage
 from featurestore.retrieval.dropped_rows import announced, dropped_rows, drops
+from featurestore.retrieval.empty_groups import warn_of_export, watched
 from featurestore.retrieval.execution import Labels, run, sampled
 from featurestore.retrieval.rendering import as_html, as_text
 from featurestore.session import Session
@@ -341,6 +343,33 @@ class FeatureFrame:
             return None
         return dropped_rows(self._session, self._plan, labels=self._labels, rows=rows)
 
+    def coverage(self, *, sample: int = 10_000, seed: int = 0) -> CoverageReport:
+        """Return for how many labels each group gives a value, and why the others get null.
+
+        Per group: found, no such key, before its first row, not known yet, older than ttl, null in
+        the row; and the argument that would change it. Filters of the frame are left out.
+
+        >>> labels = [{"origin": "jfk", "at": hour(8)}, {"origin": "LGA", "at": hour(5)}]
+        >>> frame = store.get_features(["weather.temp"], labels=labels)
+        >>> print(frame.coverage())
+        weather@v1: 0 of 2 labels have a value; 1 no such key, 1 before its first row
+          no such key: 'jfk' in the labels is 'JFK' in the group; write them alike ...
+          before its first row: these labels lie in 2013-01-01 05:00:00 to 2013-01-01 05:00:00, ...
+
+        Args:
+            sample: At most so many labels are looked at; those of larger label sides are drawn.
+            seed: Which ones.
+
+        Raises:
+            InvalidArgument: The frame joins nothing.
+        """
+        return coverage(self._session, self._plan, labels=self._labels, sample=sample, seed=seed)
+
+    def warn_of_nulls(self, rows: int, nulls: Mapping[str, int]) -> None:
+        """Warn of groups that gave no values to the rows of an export, from its counts of nulls."""
+        if self._plan is not None:
+            warn_of_export(self._session, self._plan, labels=self._labels, rows=rows, nulls=nulls)
+
     def _repr_html_(self) -> str:
         table = self._first(_HTML_ROWS + 1)
         rows = f"{table.num_rows} rows"
@@ -409,4 +438,5 @@ class FeatureFrame:
 
     def _stream(self, *, batch_rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
         reader = self._session.engine.stream(self.relation, batch_rows=batch_rows)
-        return announced(self._session, self._plan, reader, labels=self._labels)
+        reader = announced(self._session, self._plan, reader, labels=self._labels)
+        return watched(self._session, self._plan, reader, labels=self._labels)

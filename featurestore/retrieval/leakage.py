@@ -13,7 +13,7 @@ and gives the group's rows as they come out when its inputs end there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -24,12 +24,20 @@ import pyarrow.types as pat
 from featurestore import ingest
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
-from featurestore.model.plan import ROW, FeaturePlan, Join
-from featurestore.model.times import from_micros, to_micros
+from featurestore.model.plan import FeaturePlan, Join
+from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.execution import Labels, run_query
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.rendering import cell
+from featurestore.retrieval.sampled_labels import (
+    NEVER,
+    joins_something,
+    label_times,
+    micros_of,
+    over_labels,
+    run_over,
+    sampled_labels,
+)
 from featurestore.session import Session
 from featurestore.usersql import quote
 
@@ -37,7 +45,6 @@ Recompute = Mapping[str, Callable[[datetime], object]]
 _EXAMPLES = 3
 # Computing a group anew may take long: at most this many times in the sample are tried.
 _TIMES_TRIED = 20
-_NEVER = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def check_leakage(
         InvalidArgument: The frame does not come from ``get_features``.
     """
     plan = getattr(frame, "plan", None)
-    if not isinstance(frame, FeatureFrame) or plan is None or not _joins_something(plan):
+    if not isinstance(frame, FeatureFrame) or plan is None or not joins_something(plan):
         raise InvalidArgument(
             "check_leakage needs a frame that get_features returned, with features joined to "
             "labels.",
@@ -113,7 +120,7 @@ def check_leakage(
     if sample < 1:
         raise InvalidArgument(f"sample={sample} rows cannot be checked.", hint="sample=1000")
     session = frame.session
-    labels = _sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
+    labels = sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
     checked = _Check(session, dict(recompute or {}))
     checked.plan(plan, labels)
     strange = [name for name in checked.recompute if name not in checked.groups]
@@ -150,12 +157,8 @@ class _Check:
         """
         if plan.left_plan is not None:
             labels = self.plan(plan.left_plan, labels)
-        whole = _over_labels(plan, labels.schema)
-        numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
-        engine = self.session.engine
-        relation = engine.retrieve(whole, labels=engine.from_arrow(numbered.to_reader()))
-        given = engine.stream(relation).read_all()
-        times = _label_times(plan, labels)
+        given = run_over(self.session, over_labels(plan, labels.schema), labels)
+        times = label_times(plan, labels)
         for join in plan.joins:
             self._join(join, labels, given, times)
         return given.select(list(plan.columns))
@@ -186,7 +189,7 @@ class _Check:
         times: np.ndarray[Any, Any],
     ) -> None:
         schema = join.source.spec.schema
-        for time in _spread(np.unique(times[times != _NEVER])):
+        for time in _spread(np.unique(times[times != NEVER])):
             made = self.recompute[join.source.spec.name](from_micros(int(time)))
             relation = ingest.to_relation(made, engine=self.session.engine, like=schema)
             rows = self.session.engine.stream(relation).read_all()
@@ -235,21 +238,21 @@ class _Rows:
         for name in (join.event_time, join.created_time):
             if name is not None:
                 times.append(name)
-                ranks.append(_micros(rows.column(name)))
+                ranks.append(micros_of(rows.column(name)))
         ties = np.zeros(0, np.uint64)
         if rows.num_rows:
             ties = tie_hash(rows)
         order = np.lexsort((ties, *reversed(ranks)))
         self._table = rows.take(pa.array(order))
-        cuts = [_micros(rows.column(name))[order] for name in (times or _time_columns(join))]
-        self._until = np.full(len(order), _NEVER + 1)
+        cuts = [micros_of(rows.column(name))[order] for name in (times or _time_columns(join))]
+        self._until = np.full(len(order), NEVER + 1)
         self._known = np.ones(len(order), bool)
         if cuts:
             self._until = np.max(cuts, axis=0)
         if times:
             # A row without a declared time was never known; other time columns say nothing where
             # they are null.
-            self._known = np.min(cuts, axis=0) != _NEVER
+            self._known = np.min(cuts, axis=0) != NEVER
         self._event: np.ndarray[Any, Any] | None = None
         if times:
             self._event = ranks[0][order]
@@ -277,7 +280,7 @@ class _Rows:
 
     def _search(self, key: tuple[Any, ...], time: int) -> int | None:
         positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
-        if time == _NEVER:  # a label without time meets only rows that need none
+        if time == NEVER:  # a label without time meets only rows that need none
             if self._event is not None:
                 positions = positions[:0]
         else:
@@ -298,81 +301,6 @@ def _spread(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return times
     count = min(_TIMES_TRIED, len(times))
     return times[np.linspace(0, len(times) - 1, count).astype(int)]
-
-
-def _joins_something(plan: FeaturePlan) -> bool:
-    return bool(plan.joins) or (plan.left_plan is not None and _joins_something(plan.left_plan))
-
-
-def _over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
-    """Return the plan over labels in memory: every output, no filter, one row for each label."""
-    fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
-    for join in plan.joins:
-        given = join.source.spec.schema
-        for output in join.outputs:
-            fields.append(given.field(output.column).with_name(output.name))
-    schema = pa.schema(fields)
-    return replace(
-        plan,
-        left_source=None,
-        left_plan=None,
-        left_query=None,
-        left_schema=labels,
-        how="left",
-        filters=(),
-        samples=(),
-        keep_order=True,
-        columns=tuple(schema.names),
-        schema=schema,
-    )
-
-
-def _sampled_labels(
-    session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
-) -> pa.Table:
-    """Return a sample of the left side that the whole chain of plans begins with.
-
-    Only its columns are read.
-    """
-    first = plan
-    while first.left_plan is not None:
-        first = first.left_plan
-    engine = session.engine
-    if first.left_source is not None:
-        source = first.left_source
-        relation = engine.read_table(
-            source.path, version=source.delta_version, schema=source.spec.schema
-        )
-    elif first.left_query is not None:
-        relation = run_query(session, first.left_query)
-    elif labels is not None:
-        relation = labels()
-    else:
-        raise InvalidArgument("The frame has no labels any more.")
-    return _reservoir(session, relation, sample=sample, seed=seed)
-
-
-def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
-    """Return the rows with the smallest of seeded random numbers, in their order."""
-    random = np.random.default_rng(seed)
-    kept: pa.Table | None = None
-    marks = np.zeros(0)
-    for batch in session.engine.stream(relation):
-        drawn = random.random(batch.num_rows)
-        table = pa.Table.from_batches([batch])
-        if kept is None:
-            kept = table
-        else:
-            kept = pa.concat_tables([kept, table])
-        marks = np.concatenate([marks, drawn])
-        if len(marks) > sample:
-            best = np.sort(np.argpartition(marks, sample)[:sample])
-            kept, marks = kept.take(pa.array(best)), marks[best]
-    if kept is None:
-        kept = pa.Table.from_batches([], relation.schema)
-    if ROW in kept.column_names:
-        return kept.drop([ROW])
-    return kept
 
 
 def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
@@ -396,22 +324,6 @@ def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
         parameters={},
     )
     return engine.stream(Relation(engine.name, found.native, schema)).read_all()
-
-
-def _label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
-    if plan.fixed_time is not None:
-        return np.full(labels.num_rows, to_micros(plan.fixed_time))
-    if plan.left_time is None:
-        return np.full(labels.num_rows, _NEVER)
-    return _micros(labels.column(plan.left_time))
-
-
-def _micros(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Return times as microseconds since 1970; the least integer for null."""
-    if pat.is_date(column.type):
-        column = column.cast(pa.timestamp("us", tz="UTC"))
-    whole = column.cast(pa.int64()).combine_chunks()
-    return np.asarray(whole.fill_null(_NEVER))
 
 
 def _time_columns(join: Join) -> list[str]:
@@ -448,6 +360,6 @@ def _name(join: Join) -> str:
 
 
 def _shown(time: Any) -> str:
-    if int(time) == _NEVER:
+    if int(time) == NEVER:
         return "no time"
     return cell(from_micros(int(time)))

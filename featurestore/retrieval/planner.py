@@ -386,7 +386,7 @@ def _notes(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
             notes.append(
                 f"{name}: values are used before they were known (created_time_filter=False)"
             )
-        if not spec.primary_key:
+        if not spec.primary_key and join.event_time is not None:
             notes.append(f"{name} has no primary key: of several rows the latest is taken")
     if options.how == "inner":
         notes.append(

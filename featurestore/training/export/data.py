@@ -35,7 +35,7 @@ class ExportData:
     """Rows on demand, the plan behind them, and what the plan says of keys and times.
 
     ``dropped_rows`` tells from the number of rows how many label rows the inner joins left out;
-    None without such a join.
+    None without such a join. ``warn_of_nulls`` is told the rows and the nulls of each column.
     """
 
     relation: Callable[[], Relation]
@@ -45,6 +45,7 @@ class ExportData:
     key: tuple[str, ...] = ()
     roles: KnownRoles = field(default_factory=KnownRoles)
     dropped_rows: Callable[[int], int | None] | None = None
+    warn_of_nulls: Callable[[int, Mapping[str, int]], None] | None = None
 
     @property
     def sources(self) -> list[Source]:
@@ -85,6 +86,7 @@ def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
         key=key,
         roles=_known_roles(plan, time),
         dropped_rows=frame.dropped if frame.drops else None,
+        warn_of_nulls=frame.warn_of_nulls,
     )
 
 

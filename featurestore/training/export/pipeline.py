@@ -98,6 +98,8 @@ def export(
         provenance=data.provenance,
         dropped_rows=dropped,
     )
+    if data.warn_of_nulls is not None:
+        data.warn_of_nulls(sum(plan.rows), _nulls(manifest))
     if audited.quarantined is not None:
         write_quarantined(engine, audited.quarantined, directory=target.directory)
         reason = f"failing rows were put aside in {QUARANTINE}/"
@@ -114,6 +116,15 @@ def export(
         noted = write_statistics(target.directory, manifest, states)
         manifest = replace(manifest, statistics=noted)
     return publish(manifest, request, target), audited.report
+
+
+def _nulls(manifest: Manifest) -> dict[str, int]:
+    """Return how many nulls each column has in all splits."""
+    nulls: dict[str, int] = {}
+    for split in manifest.splits:
+        for name, count in split.nulls.items():
+            nulls[name] = nulls.get(name, 0) + count
+    return nulls
 
 
 def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) -> Manifest:

@@ -1,0 +1,255 @@
+"""Coverage: for how many labels each group gives a value, and why the others get null.
+
+The rule (``retrieval/point_in_time.py``) is loosened one condition at a time: the ttl, the created
+time, the event time. The first condition without which a label finds a row is the reason why it has
+none. What is left has no row of its key. The engine runs each loosened join, so its reasons are
+those of its own answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.plan import FeaturePlan, Join, Output
+from featurestore.retrieval.coverage_advice import Unanswered, advice
+from featurestore.retrieval.execution import Labels
+from featurestore.retrieval.sampled_labels import (
+    joins_something,
+    over_labels,
+    run_over,
+    sampled_labels,
+)
+from featurestore.session import Session
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+# A time after all rows.
+_LAST = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class GroupCoverage:
+    """What one joined group gives to the labels; the counts add up to ``labels``.
+
+    ``found``: a row with a value. ``null``: a row answers, and holds no value in any of the columns
+    asked for. The others say why no row answers. ``nulls`` counts the nulls of each feature in the
+    rows that answer; ``advice`` names what would change the answer.
+    """
+
+    group: str
+    labels: int
+    found: int = 0
+    no_such_key: int = 0
+    before_first_row: int = 0
+    not_known_yet: int = 0
+    older_than_ttl: int = 0
+    null: int = 0
+    nulls: Mapping[str, int] | None = None
+    advice: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        reasons = []
+        for name in REASONS:
+            count = getattr(self, name)
+            if count:
+                reasons.append(f"{count:,} {REASONS[name]}")
+        lines = [f"{self.group}: {self.found:,} of {self.labels:,} labels have a value"]
+        if reasons:
+            lines[0] += f"; {', '.join(reasons)}"
+        for each in self.advice:
+            lines.append(f"  {each}")
+        return "\n".join(lines)
+
+
+REASONS = {
+    "no_such_key": "no such key",
+    "before_first_row": "before its first row",
+    "not_known_yet": "not known yet",
+    "older_than_ttl": "older than ttl",
+    "null": "null in the row",
+}
+
+
+@dataclass(frozen=True)
+class CoverageReport:
+    """The coverage of each group that a frame joins, in the order of the joins.
+
+    ``sampled``: the counts are those of a sample of the labels.
+
+    >>> report = store.get_features(["weather.temp"], labels="questions").coverage()
+    >>> report["weather"].found
+    4
+    """
+
+    groups: tuple[GroupCoverage, ...]
+    labels: int
+    sampled: bool
+
+    def __iter__(self) -> Iterator[GroupCoverage]:
+        return iter(self.groups)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __getitem__(self, name: str) -> GroupCoverage:
+        for each in self.groups:
+            if name in (each.group, each.group.partition("@")[0]):
+                return each
+        known = ", ".join(each.group for each in self.groups)
+        raise InvalidArgument(f"The frame joins no group {name!r}; it joins {known}.")
+
+    def __str__(self) -> str:
+        lines = list(map(str, self.groups))
+        if self.sampled:
+            lines.append(f"counted on a sample of {self.labels:,} labels")
+        return "\n".join(lines) + "\n"
+
+
+def coverage(
+    session: Session,
+    plan: FeaturePlan | None,
+    *,
+    labels: Labels | None,
+    sample: int,
+    seed: int = 0,
+) -> CoverageReport:
+    """Return how many labels of a plan get values of each group, and why the others get none.
+
+    Filters and inner joins of the plan are left out: all labels are looked at.
+
+    Raises:
+        InvalidArgument: The plan joins nothing.
+    """
+    if plan is None or not joins_something(plan):
+        raise InvalidArgument(
+            "coverage() needs a frame that get_features returned, with features joined to labels.",
+            hint="get_features([...], labels=...).coverage()",
+        )
+    if sample < 1:
+        raise InvalidArgument(f"sample={sample} rows cannot be looked at.", hint="sample=10_000")
+    rows = sampled_labels(session, plan, labels, sample=sample, seed=seed)
+    groups: list[GroupCoverage] = []
+    _cover(session, plan, rows, groups)
+    return CoverageReport(tuple(groups), rows.num_rows, _is_sample(plan, rows.num_rows, sample))
+
+
+def _is_sample(plan: FeaturePlan, rows: int, sample: int) -> bool:
+    """Tell whether the labels looked at may be fewer than there are."""
+    while plan.left_plan is not None:
+        plan = plan.left_plan
+    if plan.left_rows is None:
+        return rows >= sample
+    return rows < plan.left_rows
+
+
+def _cover(
+    session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
+) -> pa.Table:
+    """Add the coverage of every join of a plan and of those that feed it; return its rows."""
+    if plan.left_plan is not None:
+        labels = _cover(session, plan.left_plan, labels, groups)
+    whole = replace(over_labels(plan, labels.schema), left_rows=labels.num_rows)
+    given = run_over(session, _marked(whole), labels)
+    for number, join in enumerate(plan.joins):
+        answered = _is_valid(given.column(_mark(number)))
+        groups.append(_group(session, whole, join, labels, given, answered))
+    return given.select(list(plan.columns))
+
+
+def _group(
+    session: Session,
+    plan: FeaturePlan,
+    join: Join,
+    labels: pa.Table,
+    given: pa.Table,
+    answered: Mask,
+) -> GroupCoverage:
+    has_value = np.zeros(len(answered), bool)
+    nulls = {}
+    for output in join.outputs:
+        valid = _is_valid(given.column(output.name))
+        has_value |= valid
+        nulls[output.name] = int((answered & ~valid).sum())
+    without = np.flatnonzero(~answered)
+    missing = _reasons(session, plan, join, labels.take(pa.array(without)))
+    counts = {name: int(mask.sum()) for name, mask in missing.masks.items()}
+    return GroupCoverage(
+        group=f"{join.source.spec.name}@v{join.source.spec.version}",
+        labels=len(answered),
+        found=int((answered & has_value).sum()),
+        null=int((answered & ~has_value).sum()),
+        nulls=nulls,
+        advice=tuple(advice(session, plan, join, labels, missing)),
+        **counts,
+    )
+
+
+def _reasons(session: Session, plan: FeaturePlan, join: Join, labels: pa.Table) -> Unanswered:
+    """Return which condition keeps each of the labels that have no row from having one."""
+    open_labels = np.ones(labels.num_rows, bool)
+    masks = {}
+    events = None
+    for name, loosened in _loosened(plan, join):
+        found = np.zeros(labels.num_rows, bool)
+        if open_labels.any():
+            given = run_over(session, _marked(loosened), labels)
+            found = _is_valid(given.column(_mark(0))) & open_labels
+            if name == "older_than_ttl":
+                events = given.column(_EVENT)
+        masks[name] = found
+        open_labels &= ~found
+    masks["no_such_key"] = open_labels
+    return Unanswered(labels, masks, events)
+
+
+def _loosened(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, FeaturePlan]]:
+    """Yield plans of one join with ever fewer conditions, each with the reason it stands for.
+
+    Any of several rows will do, so nothing is done about ties.
+    """
+    if join.event_time is None:
+        return
+    alone = replace(plan, joins=(replace(join, source=replace(join.source, unique=True)),))
+    join = replace(alone.joins[0], outputs=(Output(join.event_time, _EVENT),))
+    if join.ttl is not None:
+        join = replace(join, ttl=None)
+        yield "older_than_ttl", replace(alone, joins=(join,))
+    if join.created_time is not None and plan.created_time_filter:
+        join = replace(join, created_time=None)
+        yield "not_known_yet", replace(alone, joins=(join,))
+    join = replace(join, created_time=None)
+    yield "before_first_row", replace(alone, joins=(join,), left_time=None, fixed_time=_LAST)
+
+
+_EVENT = "__fs_event"
+
+
+def _mark(number: int) -> str:
+    return f"__fs_answered_{number}"
+
+
+def _marked(plan: FeaturePlan) -> FeaturePlan:
+    """Return a plan whose joins also return a key column, which is never null in a row found."""
+    joins, fields = [], [plan.left_schema.field(plan.left_column(n)) for n in plan.left_columns]
+    fields = [field.with_name(name) for field, name in zip(fields, plan.left_columns, strict=True)]
+    for number, join in enumerate(plan.joins):
+        key = join.on[0][1]
+        outputs = (*join.outputs, Output(key, _mark(number)))
+        joins.append(replace(join, outputs=outputs))
+        for output in outputs:
+            field = join.source.spec.schema.field(output.column)
+            fields.append(field.with_name(output.name))
+    schema = pa.schema(fields)
+    return replace(plan, joins=tuple(joins), columns=tuple(schema.names), schema=schema)
+
+
+def _is_valid(column: pa.ChunkedArray) -> Mask:
+    valid: Mask = pc.is_valid(column).to_numpy().astype(bool)
+    return valid

@@ -1,0 +1,124 @@
+"""A sample of the labels of a retrieval, in memory, and its plan over them.
+
+For checks that look at single labels: leaks, coverage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.plan import ROW, FeaturePlan
+from featurestore.model.times import to_micros
+from featurestore.plugins.engine import Relation
+from featurestore.retrieval.execution import Labels, run_query
+from featurestore.session import Session
+
+# Stands for no time among microseconds since 1970.
+NEVER = np.iinfo(np.int64).min
+
+
+def joins_something(plan: FeaturePlan) -> bool:
+    """Tell whether a plan, or one that feeds it, joins groups to labels."""
+    return bool(plan.joins) or (plan.left_plan is not None and joins_something(plan.left_plan))
+
+
+def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
+    """Return the plan over labels in memory: every output, no filter, one row for each label."""
+    fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
+    for join in plan.joins:
+        given = join.source.spec.schema
+        for output in join.outputs:
+            fields.append(given.field(output.column).with_name(output.name))
+    schema = pa.schema(fields)
+    return replace(
+        plan,
+        left_source=None,
+        left_plan=None,
+        left_query=None,
+        left_schema=labels,
+        how="left",
+        filters=(),
+        samples=(),
+        keep_order=True,
+        columns=tuple(schema.names),
+        schema=schema,
+    )
+
+
+def sampled_labels(
+    session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
+) -> pa.Table:
+    """Return a sample of the left side that the whole chain of plans begins with.
+
+    Only its columns are read.
+    """
+    first = plan
+    while first.left_plan is not None:
+        first = first.left_plan
+    engine = session.engine
+    if first.left_source is not None:
+        source = first.left_source
+        relation = engine.read_table(
+            source.path, version=source.delta_version, schema=source.spec.schema
+        )
+    elif first.left_query is not None:
+        relation = run_query(session, first.left_query)
+    elif labels is not None:
+        relation = labels()
+    else:
+        raise InvalidArgument("The frame has no labels any more.")
+    return _reservoir(session, relation, sample=sample, seed=seed)
+
+
+def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
+    """Return the rows with the smallest of seeded random numbers, in their order."""
+    random = np.random.default_rng(seed)
+    kept: pa.Table | None = None
+    marks = np.zeros(0)
+    for batch in session.engine.stream(relation):
+        drawn = random.random(batch.num_rows)
+        table = pa.Table.from_batches([batch])
+        if kept is None:
+            kept = table
+        else:
+            kept = pa.concat_tables([kept, table])
+        marks = np.concatenate([marks, drawn])
+        if len(marks) > sample:
+            best = np.sort(np.argpartition(marks, sample)[:sample])
+            kept, marks = kept.take(pa.array(best)), marks[best]
+    if kept is None:
+        kept = pa.Table.from_batches([], relation.schema)
+    if ROW in kept.column_names:
+        return kept.drop([ROW])
+    return kept
+
+
+def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
+    """Return the time of each label as microseconds since 1970, NEVER where it has none."""
+    if plan.fixed_time is not None:
+        return np.full(labels.num_rows, to_micros(plan.fixed_time))
+    if plan.left_time is None:
+        return np.full(labels.num_rows, NEVER)
+    return micros_of(labels.column(plan.left_time))
+
+
+def micros_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Return times as microseconds since 1970; the least integer for null."""
+    if pat.is_date(column.type):
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    whole = column.cast(pa.int64()).combine_chunks()
+    return np.asarray(whole.fill_null(NEVER))
+
+
+def run_over(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
+    """Return the rows that a plan over labels in memory gives, one for each label in its order."""
+    numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
+    engine = session.engine
+    relation = engine.retrieve(plan, labels=engine.from_arrow(numbered.to_reader()))
+    return engine.stream(relation).read_all()

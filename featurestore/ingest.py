@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,12 +32,15 @@ from featurestore.model.arrays import (
     column_of_cells,
     first_of_other_shape,
     from_tensors,
+    one_array,
 )
 from featurestore.model.arrow_cast import cast_array
 from featurestore.model.callers import warn_caller
+from featurestore.model.fitting import may_fit
+from featurestore.model.found_shapes import FindShapes, is_list_of_numbers, with_found_shape
 from featurestore.model.names import check_feature_names
 from featurestore.model.python_columns import table_of_array, table_of_columns, table_of_rows
-from featurestore.model.shapes import is_tensor, shape_of
+from featurestore.model.shapes import is_tensor, shape_of, shaped_type
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema, is_nested, widens
 
@@ -68,7 +72,7 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         UnsupportedType: Lists every column that cannot be stored.
         InvalidName: Lists every column whose name is no feature name.
     """
-    adopted = _adopted(df, engine)
+    adopted = _adopted(df, engine, like)
     if adopted is not None:
         return adopted
     return engine.from_arrow(to_reader(df, like=like))
@@ -83,7 +87,7 @@ def handed_over(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
     What the engine parks of a stream is removed at the end, so nothing that is read later may be
     made of it.
     """
-    adopted = _adopted(df, engine)
+    adopted = _adopted(df, engine, like)
     if adopted is not None:
         yield adopted
         return
@@ -99,21 +103,44 @@ def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> p
 
     Arguments as in ``to_relation``.
     """
-    adopted = _adopted(df, engine)
+    adopted = _adopted(df, engine, like)
     if adopted is not None:
         return adopted.schema
     return to_reader(df, like=like).schema
 
 
-def _adopted(df: object, engine: Engine) -> Relation | None:
-    """Return a frame that is the engine's own as a relation, None for any other."""
+def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | None:
+    """Return a frame that is the engine's own as a relation, None for any other.
+
+    Spark's types do not say how long arrays are: without ``like`` a job looks at their lengths.
+    """
     lazy: Relation | None = getattr(df, "relation", None)
     if lazy is not None and getattr(lazy, "engine", None) == engine.name:
         return lazy
     adopted = engine.adopt(df)
     if adopted is not None:
         _check_names(adopted.schema)
+        if like is None and library_of(df) == "pyspark":
+            return _with_found_shapes(adopted, engine)
     return adopted
+
+
+def _with_found_shapes(relation: Relation, engine: Engine) -> Relation:
+    """Return a relation whose lists of numbers have a shape where all rows have the same."""
+    lists = [field.name for field in relation.schema if is_list_of_numbers(field.type)]
+    if not lists:
+        return relation
+    shapes = engine.aggregate(
+        engine.select(relation, dict(zip(lists, lists, strict=True))), FindShapes()
+    )
+    fields = []
+    for field in relation.schema:
+        kind = field.type
+        shape = shapes.get(field.name, ())
+        for _ in shape:
+            kind = kind.value_type
+        fields.append(field.with_type(shaped_type(kind, shape)))
+    return replace(relation, schema=pa.schema(fields))
 
 
 def _check_names(schema: pa.Schema) -> None:
@@ -129,7 +156,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
 
     Arguments as in ``to_relation``.
     """
-    reader = open_stream(df)
+    reader = open_stream(_untyped_where_empty(df, like))
     _check_names(reader.schema)
     target = _target(reader.schema, like)
     naive = _naive_columns(reader.schema)
@@ -141,6 +168,32 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     return pa.RecordBatchReader.from_batches(target, _converted(reader, target))
 
 
+def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
+    """Return a pandas frame whose columns without any value have no type.
+
+    pandas gives them that of floats, whatever the group has.
+    """
+    if like is None or library_of(df) != "pandas" or not hasattr(df, "columns"):
+        return df
+    blank: dict[str, None] = {}
+    for field in like:
+        if field.name not in df.columns or may_fit(pa.float64(), field.type):
+            continue
+        column = df[field.name]
+        if str(column.dtype) == "float64" and column.isna().all():
+            blank[field.name] = None
+    return df.assign(**blank) if blank else df
+
+
+def library_of(df: object) -> str:
+    """Return the package that a dataframe comes from.
+
+    >>> library_of([{"a": 1}])
+    'builtins'
+    """
+    return type(df).__module__.split(".")[0]
+
+
 def open_stream(df: object) -> pa.RecordBatchReader:
     """Return a dataframe argument as an Arrow stream with the types that it was given with."""
     if isinstance(df, pa.RecordBatchReader):
@@ -149,7 +202,7 @@ def open_stream(df: object) -> pa.RecordBatchReader:
         return _reader(pa.Table.from_batches([df]))
     if isinstance(df, pa.Table):
         return _reader(df)
-    module = type(df).__module__.split(".")[0]
+    module = library_of(df)
     opener = {
         "pandas": _from_pandas,
         "polars": _from_polars,
@@ -261,7 +314,12 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
         raise UnsupportedDataframe(
             f"A {type(df).__name__} of pyspark is not a dataframe.", hint="df.toDF(...)"
         )
-    return _reader(df.toArrow())
+    table = df.toArrow()
+    for index, name in enumerate(table.column_names):
+        shaped = with_found_shape(one_array(table.column(index)))
+        if shaped is not None:
+            table = table.set_column(index, name, shaped)
+    return _reader(table)
 
 
 def _from_capsule(df: Any) -> pa.RecordBatchReader:

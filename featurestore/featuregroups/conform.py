@@ -1,4 +1,7 @@
-"""Conforming: how the columns of a batch become those of a group, by name and without loss."""
+"""Conforming: how the columns of a batch become those of a group, by name and without loss.
+
+Types that do not hold all values of the group's are fitted value by value (``model.fitting``).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
+from featurestore.model.arrays import UNEQUAL
 from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.cast_lines import cast_line
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.fitting import Misfit, fitted, may_fit
+from featurestore.model.shapes import describe, shape_of
 from featurestore.model.types import widens
 from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+_NEXT_VERSION = "make the next version of the group with create_featuregroup(...)"
 
 
 @dataclass(frozen=True)
@@ -24,22 +33,63 @@ class Conformed:
     relation: Relation
     spec: FeatureGroupSpec
     added: tuple[pa.Field, ...] = ()
+    unchecked: bool = False
+    """Whether values decide if the rows can be written: reading them may raise."""
 
 
 @dataclass(frozen=True)
-class Cast:
-    """Casts record batches to a schema; runs where the rows are."""
+class Fit:
+    """Gives record batches the types of a group; runs where the rows are.
+
+    ``group`` and ``library`` are what messages name: the group, the package of the dataframe.
+    """
 
     schema: pa.Schema
+    group: str
+    library: str
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return cast_batch(batch, self.schema)
+        """Return the batch with the types of ``schema``.
+
+        Raises:
+            SchemaMismatch: A value does not fit; names the first of its column.
+        """
+        columns = []
+        for field in self.schema:
+            columns.append(self._fitted(batch.column(field.name), field))
+        return cast_batch(pa.RecordBatch.from_arrays(columns, self.schema.names), self.schema)
+
+    def _fitted(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        if widens(column.type, field.type):
+            return column  # cast with the batch
+        try:
+            return fitted(column, field.type)
+        except Misfit as misfit:
+            raise SchemaMismatch(
+                f"The rows do not fit {self.group}: {field.name!r} is {describe(column.type)} "
+                f"where the group has {describe(field.type)}, and {misfit}.",
+                hint=self._way_out(column.type, field, misfit),
+            ) from misfit
+
+    def _way_out(self, given: pa.DataType, field: pa.Field, misfit: Misfit) -> str:
+        if misfit.value is None:
+            return UNEQUAL
+        is_fraction = misfit.value % 1 != 0
+        line = cast_line(self.library, field.name, given, field.type, rounds=is_fraction)
+        return f"{line or 'cast the column'}, or {_NEXT_VERSION}"
 
 
 def conform(
-    relation: Relation, spec: FeatureGroupSpec, *, engine: Engine, schema_change: str | None
+    relation: Relation,
+    spec: FeatureGroupSpec,
+    *,
+    engine: Engine,
+    schema_change: str | None,
+    library: str = "pandas",
 ) -> Conformed:
     """Return the rows with the columns of the group, in its order and types.
+
+    ``library`` is the package of the dataframe that the rows come from, whose words hints use.
 
     Raises:
         SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
@@ -48,17 +98,23 @@ def conform(
         raise InvalidArgument(
             f"schema_change={schema_change!r} is not known.", hint="schema_change='add', or None"
         )
-    added = check_columns(relation.schema, spec, schema_change=schema_change)
+    added = check_columns(relation.schema, spec, schema_change=schema_change, library=library)
     wider = spec.with_columns(added)
     if relation.schema.names != wider.schema.names:
         relation = engine.select(relation, {name: name for name in wider.schema.names})
+    unchecked = not all(map(widens, relation.schema.types, wider.schema.types))
     if not _equal(relation.schema, wider.schema):
-        relation = engine.map_batches(relation, Cast(wider.schema), schema=wider.schema)
-    return Conformed(relation, wider, tuple(added))
+        fit = Fit(wider.schema, _title(spec), library)
+        relation = engine.map_batches(relation, fit, schema=wider.schema)
+    return Conformed(relation, wider, tuple(added), unchecked)
 
 
 def check_columns(
-    given: pa.Schema, spec: FeatureGroupSpec, *, schema_change: str | None
+    given: pa.Schema,
+    spec: FeatureGroupSpec,
+    *,
+    schema_change: str | None,
+    library: str = "pandas",
 ) -> list[pa.Field]:
     """Return the columns that are new, which ``schema_change="add"`` allows.
 
@@ -78,9 +134,8 @@ def check_columns(
     if problems:
         only_new = refused and len(problems) == 1
         raise SchemaMismatch(
-            f"The rows do not fit feature group {spec.name!r} version {spec.version}: "
-            f"{'; '.join(problems)}.",
-            hint=_way_out(problems, only_new=only_new),
+            f"The rows do not fit {_title(spec)}: {'; '.join(problems)}.",
+            hint=_way_out(problems, _casts(given, held, library), only_new=only_new),
         )
     return [field.with_nullable(True) for field in new]
 
@@ -93,19 +148,39 @@ def _unfitting(given: pa.Schema, held: Mapping[str, pa.DataType]) -> list[str]:
         kind = types.get(name)
         if kind is None:
             absent.append(name)
-        elif not widens(kind, wanted):
-            problems.append(f"{name!r} is {kind} where the group has {wanted}")
+        elif not may_fit(kind, wanted):
+            problems.append(f"{name!r} is {describe(kind)} where the group has {describe(wanted)}")
     if absent:
         problems.append(f"missing: {listing(absent)}")
     return problems
 
 
-def _way_out(problems: Sequence[str], *, only_new: bool) -> str:
+def _casts(given: pa.Schema, held: Mapping[str, pa.DataType], library: str) -> list[str]:
+    """Return the lines that cast the columns whose types do not fit."""
+    lines = []
+    for field in given:
+        wanted = held.get(field.name)
+        if wanted is None or may_fit(field.type, wanted):
+            continue
+        if shape_of(wanted):
+            lines.append(UNEQUAL)
+            continue
+        line = cast_line(library, field.name, field.type, wanted)
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def _title(spec: FeatureGroupSpec) -> str:
+    return f"feature group {spec.name!r} version {spec.version}"
+
+
+def _way_out(problems: Sequence[str], casts: Sequence[str], *, only_new: bool) -> str:
     if only_new:
         return "schema_change='add' lets new nullable columns in"
     if all(problem.startswith("missing") for problem in problems):
         return "columns match by name; give a column of nulls where values are unknown"
-    return "cast the columns, or make a new version of the group with create_featuregroup(...)"
+    return f"{'; '.join(casts) or 'cast the columns'}, or {_NEXT_VERSION}"
 
 
 def _twins(new: Sequence[pa.Field], names: Sequence[str]) -> list[str]:

@@ -36,7 +36,7 @@ from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.times import warn_of_early_times
-from featurestore.ingest import handed_over
+from featurestore.ingest import handed_over, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import TableWrite, TimeRange
@@ -94,7 +94,11 @@ def insert(
         handed_over(df, engine=session.engine, like=group.spec.schema) as rows,
     ):
         conformed = conform(
-            rows, group.spec, engine=session.engine, schema_change=write.schema_change
+            rows,
+            group.spec,
+            engine=session.engine,
+            schema_change=write.schema_change,
+            library=library_of(df),
         )
         try:
             return commit(session, conformed, group, write, run)
@@ -141,12 +145,13 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     validation = write.validation or spec.validation
     has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
     checked = validation != "off" and has_rules
-    if not checked and write.mode != "upsert" and write.on_duplicates != "last":
+    is_plain = not checked and write.mode != "upsert" and write.on_duplicates != "last"
+    if is_plain and not conformed.unchecked:
         return AuditedRows(partitions.refuse_empty(relation, spec, engine=engine))
     if write.on_duplicates == "last":
         # Before the rows are staged: files come back in another order on a cluster.
         relation = engine.last_per_key(relation, spec.upsert_key)
-    if not write.staged or write.on_duplicates == "last":
+    if not write.staged or conformed.unchecked or write.on_duplicates == "last":
         relation = engine.stage(relation, run.staging)
     partitions.check_staged(relation, spec, engine=engine)
     if checked:

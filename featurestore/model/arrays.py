@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
-from featurestore.model.arrow_cast import cast_array
-from featurestore.model.shapes import is_number, items_of, shape_of, shaped_type
+from featurestore.model.found_shapes import with_found_shape
+from featurestore.model.shapes import items_of, shape_of, shaped_type
 from featurestore.model.types import is_nested
 
 UNEQUAL = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG, .npy)"
@@ -108,29 +108,6 @@ def column_of_cells(cells: Sequence[Any], *, name: str) -> pa.Array | None:
         values[row] = array
         valid[row] = True
     return from_numpy(values, valid=valid)
-
-
-def with_found_shape(column: pa.Array) -> pa.Array | None:
-    """Return lists of numbers that all have one length, at each depth, as lists of fixed size.
-
-    None where lengths differ, where items are missing, and where lists hold no numbers.
-
-    >>> str(with_found_shape(pa.array([[[1, 2], [3, 4]], None])).type)
-    'fixed_size_list<item: fixed_size_list<item: int64>[2]>[2]'
-    """
-    shape: list[int] = []
-    inside = column
-    while pat.is_list(inside.type) or pat.is_large_list(inside.type):
-        if shape and inside.null_count:
-            return None
-        sizes = pc.unique(pc.drop_null(pc.list_value_length(inside)))
-        if len(sizes) != 1 or sizes[0].as_py() == 0:
-            return None
-        shape.append(sizes[0].as_py())
-        inside = inside.flatten()
-    if not shape or inside.null_count or not is_number(inside.type):
-        return None
-    return cast_array(column, shaped_type(inside.type, shape))
 
 
 def first_of_other_shape(column: pa.Array, kind: pa.DataType) -> tuple[int, tuple[int, ...]] | None:

@@ -82,6 +82,8 @@ def describe(kind: pa.DataType) -> str:
     ('uint8 of shape (8, 6)', 'int64')
     """
     shape = shape_of(kind)
+    if pat.is_list(kind):
+        return f"list of {describe(kind.value_type)}"
     if not shape:
         return str(kind)
     return f"{items_of(kind)} of shape {shape}"

@@ -170,21 +170,29 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
         return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
     if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
         return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
-    if _is_any_list(narrow) and pat.is_list(wide):
+    is_list = is_any_list(narrow) or pat.is_fixed_size_list(narrow)
+    if is_list and pat.is_list(wide):
         return widens(narrow.value_type, wide.value_type)
     if pat.is_struct(narrow) and pat.is_struct(wide):
         return _widens_struct(narrow, wide)
     return False
 
 
+def exact_in_float(kind: pa.DataType) -> int:
+    """Return the number up to which a float type holds every whole number.
+
+    >>> exact_in_float(pa.float32()) == 2**24
+    True
+    """
+    return _EXACT_IN_FLOAT64 if pat.is_float64(kind) else _EXACT_IN_FLOAT32
+
+
 def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    least, greatest = _integer_range(narrow)
+    least, greatest = integer_range(narrow)
     if pat.is_integer(wide):
-        wide_least, wide_greatest = _integer_range(wide)
+        wide_least, wide_greatest = integer_range(wide)
         return wide_least <= least and greatest <= wide_greatest
-    if pat.is_float64(wide):
-        return greatest <= _EXACT_IN_FLOAT64
-    return bool(pat.is_floating(wide)) and greatest <= _EXACT_IN_FLOAT32
+    return bool(pat.is_floating(wide)) and greatest <= exact_in_float(wide)
 
 
 def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
@@ -199,7 +207,12 @@ def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
     return True
 
 
-def _integer_range(kind: pa.DataType) -> tuple[int, int]:
+def integer_range(kind: pa.DataType) -> tuple[int, int]:
+    """Return the least and the greatest value of an integer type.
+
+    >>> integer_range(pa.int8())
+    (-128, 127)
+    """
     bits = kind.bit_width
     if pat.is_unsigned_integer(kind):
         return 0, 2**bits - 1
@@ -209,7 +222,7 @@ def _integer_range(kind: pa.DataType) -> tuple[int, int]:
 def _nested(given: pa.DataType) -> pa.DataType | None:
     if pat.is_struct(given):
         return _struct(given)
-    if not (_is_any_list(given) or pat.is_fixed_size_list(given)):
+    if not (is_any_list(given) or pat.is_fixed_size_list(given)):
         return None
     value = feature_type(given.value_type)
     if value is None:
@@ -240,7 +253,12 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
     return list(map(struct.field, range(struct.num_fields)))
 
 
-def _is_any_list(kind: pa.DataType) -> bool:
+def is_any_list(kind: pa.DataType) -> bool:
+    """Tell whether a type is one of lists of any length.
+
+    >>> is_any_list(pa.large_list(pa.int8())), is_any_list(pa.list_(pa.int8(), 3))
+    (True, False)
+    """
     return bool(
         pat.is_list(kind)
         or pat.is_large_list(kind)
@@ -273,7 +291,7 @@ def _way_out(kind: pa.DataType) -> str:
             "a struct needs at least one field, names that differ in more than case, "
             "and fields that can be stored"
         )
-    if _is_any_list(kind) or pat.is_fixed_size_list(kind):
+    if is_any_list(kind) or pat.is_fixed_size_list(kind):
         return "its values cannot be stored"
     if pat.is_decimal(kind):
         return "use decimal128 of at most 38 digits and scale >= 0"

@@ -154,11 +154,12 @@ def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(
     store = duckdb_store
     table = pa.table({"id": [1], "n": pa.array([1], pa.int32()), "text": ["a"]})
     store.create_featuregroup(table, "g", primary_key="id")
-    wrong = pa.table({"id": [2], "n": pa.array([1], pa.int64()), "text": [1.5]})
+    wrong = pa.table({"id": [2], "n": ["1"], "text": [1.5]})
     with pytest.raises(SchemaMismatch) as error:
         store.insert_into_featuregroup(wrong, "g")
-    assert "'n' is int64 where the group has int32" in error.value.message
+    assert "'n' is string where the group has int32" in error.value.message
     assert "'text' is double where the group has string" in error.value.message
+    assert 'pd.to_numeric(df["n"], errors="coerce").astype("Int32")' in str(error.value.hint)
     assert "create_featuregroup" in str(error.value.hint)
     with pytest.raises(SchemaMismatch, match="missing: 'text'"):
         store.insert_into_featuregroup(table.drop(["text"]), "g")

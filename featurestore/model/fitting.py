@@ -1,0 +1,132 @@
+"""When values of one type may go into a column of another: when nothing is lost.
+
+pandas knows no other integers than 64 bits unless asked, and one missing value makes them floats;
+a file read in chunks has another type in each. So a column may be written into one of another
+numeric type, or of a shape, if every value has its equal there. The rule is asked twice: of the
+types (``may_fit``), and of the values, where the rows are (``fitted``).
+
+==================  ===========================================================
+given, wanted       a value fits when
+==================  ===========================================================
+integer, integer    it lies within the range
+integer, float      it is at most 2**53 (float64) or 2**24 (float32), either sign
+float, integer      it is whole and lies within the range; no NaN, no infinity
+float64, float32    float32 has the same value; NaN and infinities do
+list, fixed size    it has that many items, and each of them fits
+fixed size, list    each of its items fits
+==================  ===========================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.model.arrays import first_of_other_shape
+from featurestore.model.arrow_cast import cast_array
+from featurestore.model.types import (
+    exact_in_float,
+    integer_range,
+    is_any_list,
+    is_nested,
+    numpy_type,
+    widens,
+)
+
+
+class Misfit(ValueError):
+    """A value has no equal in the type that it should get; ``value`` is None for arrays."""
+
+    def __init__(self, text: str, value: float | None = None) -> None:
+        super().__init__(text)
+        self.value = value
+
+
+def may_fit(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Tell whether values of one type can have equals in another; which of them do is not known.
+
+    >>> may_fit(pa.int64(), pa.float64()), may_fit(pa.int64(), pa.string())
+    (True, False)
+    """
+    if widens(given, wanted):
+        return True
+    if _is_numeric(given) and _is_numeric(wanted):
+        return True
+    if not (_is_list(given) and _is_list(wanted)):
+        return False
+    are_fixed = pat.is_fixed_size_list(given) and pat.is_fixed_size_list(wanted)
+    if are_fixed and given.list_size != wanted.list_size:
+        return False
+    return may_fit(given.value_type, wanted.value_type)
+
+
+def fitted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return an array as another type that ``may_fit`` allows.
+
+    >>> fitted(pa.array([1.0, None, 3.0]), pa.int64()).to_pylist()
+    [1, None, 3]
+
+    Raises:
+        Misfit: A value has no equal there; the text names the first.
+    """
+    if not widens(array.type, wanted):
+        other = first_of_other_shape(array, wanted)
+        if other is not None:
+            raise Misfit(f"an array of shape {other[1]} does not fit")
+        value = first_misfit(array, wanted)
+        if value is not None:
+            raise Misfit(f"{value!r} does not fit", value)
+    return cast_array(array, wanted)
+
+
+def first_misfit(array: pa.Array, wanted: pa.DataType) -> Any:
+    """Return the first number, inside of lists too, that has no equal in a type; None: all have.
+
+    >>> first_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64())
+    2.5
+    """
+    while is_nested(array.type):
+        if array.null_count == len(array):
+            return None
+        array, wanted = array.flatten(), wanted.value_type
+    values = pc.drop_null(array).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(_misfits(values, wanted))
+    if not len(wrong):
+        return None
+    return values[wrong[0]].item()
+
+
+def _misfits(values: Any, wanted: pa.DataType) -> Any:
+    """Return which values have no equal in a type, as booleans."""
+    if values.dtype.kind != "f":
+        low, high = _whole_bounds(wanted)
+        held = np.iinfo(values.dtype)
+        return (values < max(low, held.min)) | (values > min(high, held.max))
+    if pat.is_integer(wanted):
+        low, high = integer_range(wanted)
+        # Powers of two, so that they are floats themselves.
+        inside = (values >= float(low)) & (values < float(high + 1))
+        return ~(inside & (np.trunc(values) == values))
+    with np.errstate(over="ignore"):
+        there_and_back = values.astype(numpy_type(wanted)).astype(values.dtype)
+    return (there_and_back != values) & ~np.isnan(values)
+
+
+def _whole_bounds(wanted: pa.DataType) -> tuple[int, int]:
+    """Return the least and the greatest whole number that a type holds with all between them."""
+    if pat.is_integer(wanted):
+        return integer_range(wanted)
+    exact = exact_in_float(wanted)
+    return -exact, exact
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return is_any_list(kind) or bool(pat.is_fixed_size_list(kind))

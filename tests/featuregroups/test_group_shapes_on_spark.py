@@ -1,0 +1,54 @@
+"""Arrays of Spark get their shape, and numbers fit, by the same rule where Spark's rows are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import SchemaMismatch
+from featurestore.model.shapes import shape_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
+    spark: Any, tmp_path: Path
+) -> None:
+    store = featurestore.connect(tmp_path / "store", engine="spark")
+    frame = spark.range(6, numPartitions=3).selectExpr(
+        "id",
+        "array(array(float(id), float(1)), if(id < 9, array(float(2), float(3)), null)) AS image",
+        "if(id = 3, null, array(id, id)) AS pair",
+        "sequence(0L, id) AS tokens",
+        "int(id) AS small",
+    )
+    group = store.create_featuregroup(frame, "images", primary_key="id")
+    shapes = {field.name: shape_of(field.type) for field in group.schema}
+    assert shapes == {"id": (), "image": (2, 2), "pair": (2,), "tokens": (), "small": ()}
+    found = group.read().to_pandas().sort_values("id")
+    assert found["image"].iloc[4].tolist() == [[4, 1], [2, 3]]
+    assert found["pair"].iloc[3] is None
+
+    more = frame.selectExpr("id + 10 AS id", "image", "pair", "tokens", "double(small) AS small")
+    assert group.insert(more).rows == 12
+    assert group.read().schema.field("small").type == pa.int32()
+    with pytest.raises(SchemaMismatch, match=r"'small' is double .* int32, and 0\.5 does") as error:
+        group.insert(
+            more.selectExpr("id + 10 AS id", "image", "pair", "tokens", "small + 0.5 AS small")
+        )
+    assert 'F.expr("try_cast(round(small) AS int)")' in str(error.value.hint)
+    with pytest.raises(SchemaMismatch, match=r"shape \(3,\) does not fit"):
+        group.insert(more.selectExpr("id", "image", "array(id, id, id) AS pair", "tokens", "small"))
+    assert group.delta_version == 2
+
+    other = featurestore.connect(tmp_path / "other")
+    there = other.create_featuregroup(frame, "images")
+    assert there.schema == group.schema
+    pair = there.read().select("image").to_numpy()
+    assert pair.shape == (6, 2, 2)
+    assert np.isin(pair[:, 0, 0], range(6)).all()

@@ -1,0 +1,177 @@
+"""A value goes into a column of another type exactly if it has its equal there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from featurestore.ingest import to_reader
+from featurestore.model.cast_lines import cast_line
+from featurestore.model.fitting import Misfit, fitted, may_fit
+from featurestore.model.shapes import shaped_type
+from featurestore.model.types import TIMESTAMP, integer_range, numpy_type
+
+INTEGERS = [
+    pa.int8(),
+    pa.int16(),
+    pa.int32(),
+    pa.int64(),
+    pa.uint8(),
+    pa.uint16(),
+    pa.uint32(),
+    pa.uint64(),
+]
+FLOATS = [pa.float32(), pa.float64()]
+EDGES = [
+    0,
+    -1,
+    1.5,
+    -0.0,
+    2**24,
+    2**24 + 1,
+    2**31 - 1,
+    2**31,
+    -(2**31) - 1,
+    2**53,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    2**64 - 1,
+    0.1,
+    1e300,
+    math.inf,
+    math.nan,
+]
+
+
+def fits(value: Any, wanted: pa.DataType) -> bool:
+    """The rule in exact arithmetic, value by value."""
+    if wanted in FLOATS:
+        if isinstance(value, int):
+            return abs(value) <= (2**53 if wanted == pa.float64() else 2**24)
+        with np.errstate(over="ignore"):
+            return math.isnan(value) or float(numpy_type(wanted).type(value)) == value
+    low, high = integer_range(wanted)
+    is_whole = math.isfinite(value) and value == int(value)
+    return is_whole and low <= int(value) <= high
+
+
+@st.composite
+def columns(draw: Any) -> pa.Array:
+    kind = draw(st.sampled_from(INTEGERS + FLOATS))
+    if kind in FLOATS:
+        values = st.floats(width=kind.bit_width) | st.integers(-(2**24), 2**24).map(float)
+        edges = [float(edge) for edge in EDGES if kind == pa.float64() or fits(float(edge), kind)]
+    else:
+        low, high = integer_range(kind)
+        values = st.integers(low, high)
+        edges = [edge for edge in EDGES if isinstance(edge, int) and low <= edge <= high]
+    items = draw(st.lists(st.none() | values | st.sampled_from(edges), max_size=6))
+    return pa.array(items, kind, from_pandas=False)
+
+
+@given(columns(), st.sampled_from(INTEGERS + FLOATS), st.integers(0, 2))
+@example(pa.array([None, float("nan")], pa.float64()), pa.int64(), 1)
+def test_a_column_fits_exactly_if_every_value_has_its_equal(
+    column: pa.Array, wanted: pa.DataType, start: int
+) -> None:
+    column = column.slice(start)
+    assert may_fit(column.type, wanted)
+    values = column.to_pylist()
+    wrong = [value for value in values if value is not None and not fits(value, wanted)]
+    if wrong:
+        with pytest.raises(Misfit) as raised:
+            fitted(column, wanted)
+        assert repr(raised.value.value) == repr(wrong[0])
+        return
+    found = fitted(column, wanted)
+    found.validate(full=True)
+    assert found.type == wanted
+    for before, after in zip(values, found.to_pylist(), strict=True):
+        assert before == after or (math.isnan(before) and math.isnan(after))
+
+
+def test_items_of_arrays_fit_as_numbers_do() -> None:
+    pixels = pa.array([[[1.0, 2.0]], None, [[3.0, 4.0]]], shaped_type(pa.float64(), (1, 2)))
+    assert fitted(pixels, shaped_type(pa.uint8(), (1, 2))).to_pylist() == pixels.to_pylist()
+    with pytest.raises(Misfit, match=r"300\.0 does not fit"):
+        fitted(pa.array([[[1.0, 300.0]]], pixels.type), shaped_type(pa.uint8(), (1, 2)))
+
+
+def test_lists_fit_a_shape_if_all_have_it() -> None:
+    wanted = pa.list_(pa.float32(), 2)
+    lists = pa.array([[1, 2], None, [3, 4]])
+    assert fitted(lists, wanted).to_pylist() == lists.to_pylist()
+    assert fitted(fitted(lists, wanted), pa.list_(pa.int64())).to_pylist() == lists.to_pylist()
+    with pytest.raises(Misfit, match=r"shape \(3,\)"):
+        fitted(pa.array([[1, 2], [1, 2, 3]]), wanted)
+    assert not may_fit(pa.list_(pa.float32(), 3), wanted)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "wanted"),
+    [
+        (pa.string(), pa.int64()),
+        (pa.int64(), pa.string()),
+        (pa.int64(), TIMESTAMP),
+        (pa.bool_(), pa.int64()),
+        (pa.float64(), pa.bool_()),
+        (pa.list_(pa.string()), pa.list_(pa.int64(), 2)),
+    ],
+)
+def test_types_of_another_kind_never_fit(narrow: pa.DataType, wanted: pa.DataType) -> None:
+    assert not may_fit(narrow, wanted)
+
+
+def frame_of(library: str, values: pa.Array) -> Any:
+    table = pa.table({"n": values})
+    if library == "polars":
+        return pl.from_arrow(table)
+    if library == "duckdb":
+        return duckdb.connect().from_arrow(table)
+    return table.to_pandas()
+
+
+def pasted(library: str, values: pa.Array, line: str) -> pa.Array:
+    """Return the column after a user has run the line."""
+    frame = frame_of(library, values)
+    names = {"df": frame, "rows": frame, "pd": pd, "pl": pl, "np": np}
+    exec(line, names)
+    column = to_reader(names["rows" if library == "duckdb" else "df"]).read_all()["n"]
+    return pa.concat_arrays(column.chunks)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted", "expected"),
+    [
+        (pa.array([1.0, 2.6]), pa.int64(), [1, 3]),
+        (pa.array([1, 2**40]), pa.int32(), [1, None]),
+        (pa.array([0.1]), pa.float32(), [np.float32(0.1).item()]),
+        (pa.array(["1.5", "x"]), pa.float64(), [1.5, None]),
+        (pa.array([1, 2]), pa.string(), ["1", "2"]),
+    ],
+    ids=["rounds", "out of range", "shorter floats", "texts", "to text"],
+)
+@pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
+def test_the_line_to_paste_makes_values_that_fit(
+    library: str, values: pa.Array, wanted: pa.DataType, expected: list[Any]
+) -> None:
+    line = cast_line(library, "n", values.type, wanted, rounds=values.type == pa.float64())
+    assert line is not None
+    assert fitted(pasted(library, values, line), wanted).to_pylist() == expected
+
+
+def test_the_line_for_arrays_casts_each_cell() -> None:
+    line = cast_line("pandas", "n", pa.list_(pa.float64(), 2), pa.list_(pa.float32(), 2))
+    found = pasted("pandas", pa.array([[0.1, 0.2]]), str(line))
+    assert found.type == pa.list_(pa.float32(), 2)

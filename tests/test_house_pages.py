@@ -5,6 +5,7 @@ Each public call is on its reference page.
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,12 @@ def test_every_public_call_is_on_the_reference_page() -> None:
         if f"::: featurestore.store.FeatureStore.{name}\n" not in page + "\n":
             missing.append(name)
     assert missing == []
+
+
+def test_examples_in_docstrings_are_code_on_the_reference_pages() -> None:
+    pytest.importorskip("griffe")
+    fenced = runpy.run_path(str(PAGE.parents[1] / "scripts" / "doctest_fences.py"))["fenced"]
+    one = "```pycon\n>>> 1 + 1\n2\n```"
+    assert fenced("Add.\n\n>>> 1 + 1\n2") == f"Add.\n\n{one}"
+    assert fenced(f"Add.\n\n{one[9:-4]}\n\nMore.") == f"Add.\n\n{one}\n\nMore."
+    assert fenced("Nothing to run.") == "Nothing to run."

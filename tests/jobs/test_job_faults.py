@@ -26,7 +26,6 @@ from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows,
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
-TRIALS = 40
 
 PLACES = {
     "commit": ("featurestore_connectors.duckdb_delta.commits:commit",),
@@ -89,18 +88,18 @@ def test_a_killed_run_is_settled_by_the_next(
     assert not os.listdir(Path(city.location, "_staging"))
 
 
-@pytest.mark.slow
-def test_after_forty_kills_at_random_each_window_is_there_once(
-    city: FeatureStore, define: Define, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kills", "count"), [(6, 2), pytest.param(40, 8, marks=pytest.mark.soak)])
+def test_after_kills_at_random_each_window_is_there_once(
+    city: FeatureStore, define: Define, kills: int, count: int
 ) -> None:
-    names = [f"demand{number}" for number in range(8)]
+    names = [f"demand{number}" for number in range(count)]
     sources = [
         sql_job(name, rules='mode="append"' if number % 2 else "")
         for number, name in enumerate(names)
     ]
     city.register_jobs(define(*sources))
     chance = random.Random(9)
-    for trial in range(TRIALS):
+    for trial in range(kills):
         name = names[trial % len(names)]
         _kill_after(chance.uniform(0, 0.8), Path(city.location), name)
         _check(city, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -43,17 +44,14 @@ def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 
         page=page,
     )
     rows = [overview(group) for group in found.items]
-    columns = [
-        "name",
-        "version",
-        "delta_version",
-        "rows",
-        "features",
-        "primary_key",
-        "event_time",
-        "description",
-    ]
-    show_rows(context, rows, columns=columns, empty="no feature groups yet", next_page=found.next)
+    show_rows(
+        context,
+        rows,
+        columns=["name", "version", "rows", "features", "primary_key", "event_time"],
+        wide=["delta_version", "description"],
+        empty="no feature groups yet",
+        next_page=found.next,
+    )
 
 
 @app.command(epilog="Example: featurestore fg show weather --version 2")
@@ -100,32 +98,26 @@ def history(
     commits = store(context).get_featuregroup_history(
         name, version=version, limit=limit, before=before
     )
-    columns = [
-        "delta_version",
-        "timestamp",
-        "operation",
-        "rows",
-        "rows_in",
-        "rows_out",
-        "validation",
-        "run_id",
-    ]
-    show_rows(context, [vars(each) for each in commits], columns=columns)
+    columns = ["delta_version", "timestamp", "operation", "rows", "rows_in", "rows_out"]
+    rows = [vars(each) for each in commits]
+    show_rows(context, rows, columns=columns, wide=["validation", "run_id"])
 
 
 @app.command(epilog="Example: featurestore fg stats weather")
 def stats(context: typer.Context, name: Name, version: Version = None, as_of: AsOf = None) -> None:
     """Show the statistics of a group's columns."""
-    from featurestore.featuregroups.overview import statistics_rows
+    from featurestore.model.statistics_text import describe, records_of, title_of
 
     wanted: Any = version_or_time(as_of)
     found = store(context).featuregroup(name, version=version).statistics(delta_version=wanted)
     if settings(context).output is Output.JSON:
         show_json(found.to_json())
-        return
-    sys.stdout.write(f"{found.rows:,} rows\n")
-    columns = ["name", "type", "count", "nulls", "distinct", "mean", "std", "minimum", "maximum"]
-    show_rows(context, statistics_rows(found), columns=columns)
+    elif settings(context).wide:
+        sys.stdout.write(f"{title_of(found)}\n")
+        rows = records_of(found)
+        show_rows(context, rows, columns=list(rows[0]))
+    else:
+        sys.stdout.write(describe(found, lines=len(found.columns)) + "\n")
 
 
 @app.command(epilog="Example: featurestore fg validate weather")
@@ -137,6 +129,7 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
     rows = [
         {
             "expectation": each.expectation["type"],
+            "column": _columns_of(each.expectation),
             "arguments": dict(each.expectation.get("kwargs", {})),
             "success": each.success,
             "rows": each.rows,
@@ -152,7 +145,9 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
         show_rows(
             context,
             rows,
-            columns=["expectation", "arguments", "success", "rows", "unexpected", "message"],
+            columns=["expectation", "column", "success"],
+            where_given=["message"],
+            wide=["rows", "unexpected", "arguments"],
         )
     if not report.success:
         raise typer.Exit(1)
@@ -238,3 +233,12 @@ def _key(pairs: list[str], schema: Any) -> dict[str, Any]:
         except pa.ArrowInvalid as error:
             raise InvalidArgument(f"--key {pair!r}: {value!r} is no {kind}.") from error
     return result
+
+
+def _columns_of(expectation: Mapping[str, Any]) -> object:
+    """Return the columns that an expectation looks at."""
+    arguments = expectation.get("kwargs", {})
+    for name in ("column", "columns", "column_list", "column_set"):
+        if arguments.get(name):
+            return arguments[name]
+    return None

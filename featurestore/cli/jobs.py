@@ -23,7 +23,8 @@ Time = Annotated[
     str | None,
     typer.Option(help="Time, such as 2013-01-31 or 2013-01-31T12:00Z.", show_default=False),
 ]
-_RUN_COLUMNS = ["state", "start", "end", "windows", "rows", "version", "seconds", "error"]
+_RUN_COLUMNS = ["state", "start", "end", "windows", "rows", "seconds"]
+_MORE_RUN_COLUMNS = ["version", "hint", "log"]
 
 
 @app.command(epilog="Example: featurestore job register examples/flights/late_flights/jobs.py")
@@ -36,7 +37,8 @@ def register(
     """Register the jobs of a module, file or folder, or new versions of them."""
     found = store(context).register_jobs(place)
     rows = [_job(each) for each in found]
-    show_rows(context, rows, columns=["name", "version", "kind", "target", "schedule", "inputs"])
+    columns = ["name", "version", "state", "schedule", "target"]
+    show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
 
 
 @app.command("list", epilog="Example: featurestore job list --output json")
@@ -53,18 +55,15 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     for status in found.items:
         counts = {"due": status.due, "failed": status.failed}
         rows.append({**_job(status.job), **counts, **_last(status.last)})
-    columns = [
-        "name",
-        "schedule",
-        "target",
-        "paused",
-        "watermark",
-        "due",
-        "failed",
-        "last_state",
-        "last_error",
-    ]
-    show_rows(context, rows, columns=columns, empty="no jobs yet", next_page=found.next)
+    show_rows(
+        context,
+        rows,
+        columns=["name", "state", "schedule", "watermark", "due", "failed", "last_state"],
+        where_given=["last_error"],
+        wide=["target", "inputs", "last_ended", "last_hint"],
+        empty="no jobs yet",
+        next_page=found.next,
+    )
 
 
 @app.command(
@@ -82,6 +81,7 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
     found = store(context).plan_job(name, window=window)
     data = {
         "job": found.job,
+        "paused": found.paused,
         "windows": [{"start": each.start, "end": each.end} for each in found.windows],
         "rows": found.rows,
         "bytes": found.bytes,
@@ -107,9 +107,15 @@ def run(
 
     Exit 1 when some failed.
     """
+    from featurestore.jobs.service import get_job
+
     asked = None if window is None else _time(window, "--window")
-    found = store(context).run_job(name, window=asked, due=due, stale=stale)
-    show_rows(context, map(_run, found), columns=_RUN_COLUMNS, empty="nothing to do")
+    connected = store(context)
+    found = connected.run_job(name, window=asked, due=due, stale=stale)
+    empty = "nothing to do"
+    if not found and get_job(connected.session, name).paused:
+        empty = f"{name} is paused: featurestore job unpause {name}, or --window to run one"
+    _show_runs(context, found, empty=empty)
 
 
 @app.command(
@@ -130,9 +136,7 @@ def backfill(
         found = connected.backfill_job(
             name, _time(start, "--start"), _time(end, "--end"), resume=not anew, progress=progress
         )
-    show_rows(
-        context, map(_run, found), columns=_RUN_COLUMNS, empty="every window was computed already"
-    )
+    _show_runs(context, found, empty="every window was computed already")
 
 
 @app.command(epilog="Example: featurestore job history origin_traffic --last 5 --output json")
@@ -143,9 +147,7 @@ def history(
 ) -> None:
     """Show the last runs of a job, with errors, hints and log files."""
     found = store(context).get_runs(name)[-last:]
-    show_rows(
-        context, map(_run, found), columns=[*_RUN_COLUMNS, "hint", "log"], empty="no runs yet"
-    )
+    _show_runs(context, found, empty="no runs yet")
 
 
 @app.command(epilog="Example: featurestore job pause origin_traffic")
@@ -174,6 +176,7 @@ def _job(job: Any) -> Mapping[str, Any]:
         "inputs": dict(spec.inputs),
         "origin": job.origin,
         "paused": job.paused,
+        "state": job.state,
         "watermark": job.watermark,
     }
 
@@ -208,6 +211,17 @@ def _run(run: Any) -> Mapping[str, Any]:
         "hint": run.hint,
         "log": run.log,
     }
+
+
+def _show_runs(context: typer.Context, found: list[Any], *, empty: str) -> None:
+    show_rows(
+        context,
+        map(_run, found),
+        columns=_RUN_COLUMNS,
+        where_given=["error"],
+        wide=_MORE_RUN_COLUMNS,
+        empty=empty,
+    )
 
 
 def _time(text: str, option: str) -> datetime:

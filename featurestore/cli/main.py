@@ -18,6 +18,7 @@ from featurestore.errors import FeatureStoreError
 
 # Options that mean the same for every command and may stand anywhere on the line.
 _GLOBAL = ("--location", "--engine", "--registry", "--output")
+_GLOBAL_FLAGS = ("--wide",)
 
 
 class _OptionsAnywhere(TyperGroup):
@@ -85,6 +86,9 @@ def options(
     output: Annotated[
         Output, typer.Option(help="Tables for people or JSON for programs.")
     ] = Output.TEXT,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Tables with all columns, wider than 80 characters.")
+    ] = False,
     _version: Annotated[
         bool,
         typer.Option(
@@ -93,7 +97,7 @@ def options(
     ] = False,
 ) -> None:
     """Compute, version and retrieve features for deep learning."""
-    context.obj = Settings(location, engine, registry, output)
+    context.obj = Settings(location, engine, registry, output, wide)
 
 
 def _global_first(args: list[str]) -> list[str]:
@@ -103,6 +107,8 @@ def _global_first(args: list[str]) -> list[str]:
     for word in words:
         if word == "--":
             rest += [word, *words]
+        elif word in _GLOBAL_FLAGS:
+            first.append(word)
         elif word.split("=")[0] in _GLOBAL:
             first.append(word)
             if "=" not in word:

@@ -63,11 +63,20 @@ def show_rows(
     rows: Iterable[Mapping[str, Any]],
     *,
     columns: Sequence[str],
+    wide: Sequence[str] = (),
+    where_given: Sequence[str] = (),
     empty: str = "nothing there",
     next_page: int | None = None,
 ) -> None:
-    """Print records: all their keys as a JSON list, or ``columns`` as a table."""
+    """Print records: all their keys as a JSON list, or as a table of 80 characters.
+
+    ``columns`` are those that fit, ``wide`` the further ones of ``--wide``; ``where_given`` are
+    shown where any record has them.
+    """
     found = list(rows)
+    columns = [*columns, *_given(found, where_given)]
+    if settings(context).wide:
+        columns += [name for name in wide if name not in columns]
     if settings(context).output is Output.JSON:
         show_json(found)
     elif not found:
@@ -131,12 +140,21 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def _given(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
+    """Return the columns that some record has a value of."""
+    given = []
+    for column in columns:
+        if any(row.get(column) not in (None, "") for row in rows):
+            given.append(column)
+    return given
+
+
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         title, values = column.replace("_", " "), [row.get(column) for row in rows]
         if all(isinstance(value, int | float | None) for value in values):
@@ -152,4 +170,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     console = Console(
         file=sys.stdout, markup=False, highlight=False, color_system=None, width=width
     )
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().strip("\n").split("\n"):
+        sys.stdout.write(f"{line.rstrip()}\n")

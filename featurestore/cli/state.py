@@ -27,6 +27,7 @@ class Settings:
     engine: str | None = None
     registry: str | None = None
     output: Output = Output.TEXT
+    wide: bool = False
 
 
 def settings(context: typer.Context) -> Settings:

@@ -37,9 +37,13 @@ def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber 
         page=page,
     )
     rows = [dataset._summary() for dataset in found.items]
-    columns = ["name", "version", "data_format", "rows", "splits", "reproducible", "created"]
     show_rows(
-        context, rows, columns=columns, empty="no training datasets yet", next_page=found.next
+        context,
+        rows,
+        columns=["name", "version", "rows", "splits"],
+        wide=["data_format", "reproducible", "created", "description"],
+        empty="no training datasets yet",
+        next_page=found.next,
     )
 
 

@@ -8,7 +8,6 @@ from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.statistics import Statistics
 
 
 def overview(group: FeatureGroup) -> dict[str, Any]:
@@ -65,21 +64,3 @@ def _columns(spec: FeatureGroupSpec) -> list[dict[str, str]]:
             role = "time"
         columns.append({"name": field.name, "type": str(field.type), "role": role})
     return columns
-
-
-def statistics_rows(statistics: Statistics) -> list[dict[str, Any]]:
-    """Return one record a column."""
-    return [
-        {
-            "name": each.name,
-            "type": each.type,
-            "count": each.count,
-            "nulls": each.nulls,
-            "distinct": each.distinct,
-            "mean": each.mean,
-            "std": each.std,
-            "minimum": each.minimum,
-            "maximum": each.maximum,
-        }
-        for each in statistics.columns
-    ]

@@ -44,6 +44,7 @@ class JobPlan:
     windows: tuple[Window, ...]
     inputs: tuple[PlannedInput, ...]
     seconds: float | None
+    paused: bool = False
 
     @property
     def rows(self) -> int:
@@ -59,15 +60,18 @@ class JobPlan:
         return html.preformatted(str(self))
 
     def __str__(self) -> str:
+        name = self.job
+        if self.paused:
+            name += " (paused: no scheduler runs it)"
         if not self.windows:
-            return f"{self.job}: nothing to do"
+            return f"{name}: nothing to do"
         if self.seconds is None:
             lasts = "no run to estimate the time from"
         else:
             lasts = f"about {self.seconds:.1f} s"
         first, last = self.windows[0], self.windows[-1]
         lines = [
-            f"{self.job}: {len(self.windows)} windows from {first.start.isoformat()} to "
+            f"{name}: {len(self.windows)} windows from {first.start.isoformat()} to "
             f"{last.end.isoformat()}",
             f"reads about {self.rows:,} rows, {self.bytes:,} bytes; {lasts}",
         ]
@@ -94,7 +98,7 @@ def plan_job(
     inputs = tuple(_planned(each, windows, job.spec) for each in pin(session, job.spec))
     with session.registry.reading() as connection:
         known = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
-    return JobPlan(name, tuple(windows), inputs, _seconds(known, len(windows)))
+    return JobPlan(name, tuple(windows), inputs, _seconds(known, len(windows)), job.paused)
 
 
 def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[datetime, datetime]:

@@ -14,15 +14,15 @@ _HEAD = ("name", "kind", "missing", "distinct", "min", "mean", "max")
 _WIDTHS = (_NAME, 7, 8, 10, _VALUE, _VALUE, _VALUE)
 
 
-def describe(statistics: Statistics) -> str:
-    """Return statistics as a table of at most 80 columns and 23 lines."""
-    lines = [title_of(statistics), _line(_HEAD)]
-    for column in statistics.columns[:_MOST_LINES]:
-        lines.append(_column_line(column, statistics.rows))
-    left = len(statistics.columns) - _MOST_LINES
+def describe(statistics: Statistics, *, lines: int = _MOST_LINES) -> str:
+    """Return statistics as a table of at most 80 columns, one line for each of the first ones."""
+    found = [title_of(statistics), _line(_HEAD)]
+    for column in statistics.columns[:lines]:
+        found.append(_column_line(column, statistics.rows))
+    left = len(statistics.columns) - lines
     if left > 0:
-        lines.append(f"... and {left:,} more; .column(name) is one of them")
-    return "\n".join(lines)
+        found.append(f"... and {left:,} more; .column(name) is one of them")
+    return "\n".join(found)
 
 
 def records_of(statistics: Statistics) -> list[dict[str, object]]:

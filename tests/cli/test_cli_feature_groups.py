@@ -220,3 +220,41 @@ def test_lists_come_by_pages(location: str, run: Run) -> None:
     assert "there are more" in run("features", "search", "group", "--limit", "3")
     newest = run("fg", "history", "weather", "--limit", "1", as_json=True)
     assert [each["delta_version"] for each in newest] == [2]
+
+
+def test_tables_fit_80_columns_and_wide_ones_hold_more(location: str, run: Run) -> None:
+    with featurestore.connect(location) as store:
+        for name in ("destination_weather", "origin_demand"):
+            days = [DAY + dt.timedelta(hours=each) for each in range(1_200)]
+            table = pa.table(
+                {
+                    "destination_airport": ["JFK"] * 1_200,
+                    "observed_at": days,
+                    "wind_speed_in_knots": [each * 0.37 for each in range(1_200)],
+                    "kind": [f"kind {each}" for each in range(1_200)],
+                }
+            )
+            store.create_featuregroup(
+                table,
+                name,
+                primary_key="destination_airport",
+                event_time="observed_at",
+                description="Hourly weather of the airports that flights of the year go to",
+            )
+        store.create_training_dataset(
+            store.get_featuregroup("origin_demand"), "late_flights_by_origin",
+            data_format="parquet", splits={"train": 0.8, "validate": 0.1, "test": 0.1},
+        )  # fmt: skip
+    listings = (
+        ["fg", "list"],
+        ["fg", "history", "origin_demand"],
+        ["fg", "stats", "origin_demand"],
+        ["fg", "validate", "origin_demand"],
+        ["td", "list"],
+    )
+    for words in listings:
+        lines = run(*words).splitlines()
+        assert max(map(len, lines)) <= 80, words
+        wide = run(*words, "--wide").splitlines()
+        assert max(map(len, wide)) > 80, words
+        assert len(wide) >= len(lines) - 1

@@ -49,6 +49,33 @@ def test_the_life_of_a_job_on_the_command_line(city: FeatureStore, define: Defin
     assert len(call(city, "job", "history", "demand", "-n", "2")) == 2
 
 
+def text(store: FeatureStore, *words: str) -> str:
+    result = CliRunner().invoke(app, [*words, "--location", store.location])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_paused_job_says_so_wherever_it_is_asked_for(city: FeatureStore, define: Define) -> None:
+    text(city, "job", "register", str(define(sql_job())))
+    assert "active" in text(city, "job", "list")
+    assert "paused" not in text(city, "job", "plan", "demand")
+    text(city, "job", "pause", "demand")
+    assert "paused" in text(city, "job", "list")
+    assert "paused" in text(city, "job", "plan", "demand")
+    said = text(city, "job", "run", "demand", "--due")
+    assert said.startswith("demand is paused: featurestore job unpause demand")
+    assert "done" in text(city, "job", "run", "demand", "--window", "2024-01-01T05:00")
+
+
+def test_tables_of_jobs_fit_80_columns(city: FeatureStore, define: Define) -> None:
+    text(city, "job", "register", str(define(sql_job())))
+    text(city, "job", "run", "demand", "--window", "2024-01-01T05:00")
+    for words in (["job", "list"], ["job", "history", "demand"]):
+        assert max(map(len, text(city, *words).splitlines())) <= 80
+        wide = text(city, *words, "--wide").splitlines()
+        assert max(map(len, wide)) > 80
+
+
 def test_the_error_of_the_last_run_is_in_the_list(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(python_job(body="raise ValueError('no fares')"))))
     with pytest.raises(JobFailed):

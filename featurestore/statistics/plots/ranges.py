@@ -104,7 +104,8 @@ def _without_tails(quantiles: Floats) -> tuple[float, float]:
 
 
 def _union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return min(each[0] for each in ranges), max(each[1] for each in ranges)
+    lows, highs = zip(*ranges, strict=True)
+    return min(lows), max(highs)
 
 
 def _extended(whole: tuple[float, float], part: tuple[float, float]) -> tuple[float, float]:

@@ -55,7 +55,8 @@ def arrow_schema(text: str) -> pa.Schema:
     fields = []
     try:
         for each in json.loads(text)["fields"]:
-            fields.append(_field(each, each["name"]))
+            field = _field(each, each["name"])
+            fields.append(field.with_metadata(_texts(each.get("metadata") or {})))
         return pa.schema(fields)
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
@@ -107,6 +108,18 @@ def _warn_of_naive_times(path: str, stored: pa.Schema, wanted: pa.Schema) -> Non
 
 def _field(given: Mapping[str, Any], column: str) -> pa.Field:
     return pa.field(given["name"], _type(given["type"], column), bool(given.get("nullable", True)))
+
+
+def _texts(metadata: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return what a column's metadata says in texts (a comment, a shape), None where that is nothing.
+
+    It is written again with each new schema of the table.
+    """
+    texts = {}
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            texts[key] = value
+    return texts or None
 
 
 def _type(given: Any, column: str) -> pa.DataType:

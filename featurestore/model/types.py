@@ -7,9 +7,9 @@ Three forms of one column:
 * *storage type*: what the Delta table holds (``storage_type``), since Delta has no unsigned
   integers and no fixed-size lists.
 
-=====================  ======================  =====================
+=====================  ======================  ========================================
 given                  feature type            storage type
-=====================  ======================  =====================
+=====================  ======================  ========================================
 bool, int8..int64      the same                the same
 uint8 / 16 / 32        the same                int16 / 32 / 64
 uint64                 the same                decimal(20, 0)
@@ -22,15 +22,16 @@ dictionary             its value type          of its value type
 date32, date64         date32                  date32
 timestamp(any)         timestamp[us, UTC]      timestamp[us, UTC]
 list kinds             list of feature type    list of storage type
-fixed-size list        the same size           list
+fixed-size list        the same size           list, its shape in the column's metadata
 struct                 fields alike            fields alike
-=====================  ======================  =====================
+=====================  ======================  ========================================
 
 Everything else (null, time of day, durations, intervals, maps, unions, decimal256) is refused.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,9 +40,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType
-from featurestore.model.shapes import is_tensor, tensor_type
+from featurestore.model.shapes import is_tensor, shape_of, tensor_type
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+# The key of Delta's column metadata that holds the shape of arrays.
+SHAPE = "featurestore.shape"
 
 # Whole numbers up to here are exact.
 _EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
@@ -129,8 +133,20 @@ def feature_schema(given: pa.Schema) -> pa.Schema:
 
 
 def storage_schema(features: pa.Schema) -> pa.Schema:
-    """Return the schema that the Delta table has for a schema of feature types."""
-    return pa.schema(_storage_fields(features))
+    """Return the schema that the Delta table has for a schema of feature types.
+
+    Delta's arrays have no size: the shape of a column is in its metadata, as JSON.
+
+    >>> storage_schema(pa.schema([("pixels", pa.list_(pa.uint8(), 64))])).field("pixels").metadata
+    {b'featurestore.shape': b'[64]'}
+    """
+    fields = []
+    for field, given in zip(_storage_fields(features), features, strict=True):
+        shape = shape_of(given.type)
+        if shape:
+            field = field.with_metadata({SHAPE: json.dumps(shape)})
+        fields.append(field)
+    return pa.schema(fields)
 
 
 def _storage_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from featurestore.errors import UnsupportedType
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import TIMESTAMP
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from featurestore.store import FeatureStore
 
 NOON = dt.datetime(2024, 1, 1, 12, 0, 0, 1, tzinfo=dt.UTC)
@@ -143,3 +147,23 @@ def test_a_column_of_nulls_takes_the_type_of_the_group(duckdb_store: FeatureStor
     found = duckdb_store.get_featuregroup("types").filter("id = 9").to_arrow()
     assert found.schema.equals(TABLE.schema)
     assert found.to_pylist() == nothing.to_pylist()
+
+
+def test_shapes_are_in_the_columns_metadata_of_delta_and_stay_there(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    images = np.arange(2 * 8 * 6, dtype=np.uint8).reshape(2, 8, 6)
+    group = duckdb_store.create_featuregroup({"id": [1, 2], "image": images}, "images")
+    group.insert({"id": [3], "image": images[:1], "more": [[1.0, 2.0]]}, schema_change="add")
+    from featurestore_connectors.spark_delta.tables import create_table
+
+    other = str(tmp_path / "other")
+    create_table(other, schema=group.schema, partition_by=(), properties={}, note={})
+    for path in (group.path, other):
+        fields = json.loads(DeltaTable(path).schema().to_json())["fields"]
+        shapes = {field["name"]: field["metadata"].get("featurestore.shape") for field in fields}
+        assert shapes == {"id": None, "image": "[8, 6]", "more": "[2]"}
+    group.insert({"id": [4], "image": images[:1], "more": [[1.0, 2.0]]})
+    found = group.read().to_pandas().sort_values("id")
+    assert [cell.shape for cell in found["image"]] == [(8, 6)] * 4
+    np.testing.assert_array_equal(found["image"].iloc[1], images[1])

@@ -36,6 +36,7 @@ from featurestore.model.arrays import (
 )
 from featurestore.model.arrow_cast import cast_array
 from featurestore.model.callers import warn_caller
+from featurestore.model.codecs import binary_columns, refuse_encoded_arrays
 from featurestore.model.fitting import may_fit
 from featurestore.model.found_shapes import FindShapes, is_list_of_numbers, with_found_shape
 from featurestore.model.names import check_feature_names
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
 _BATCH_ROWS = 65_536
+_LOOKED_AT = 20
+# Libraries whose types are the user's word: lists of any length, bytes.
+_TYPED = ("pyarrow", "polars", "duckdb", "_duckdb")
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
     "__arrow_c_stream__, "
@@ -121,8 +125,17 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
     if adopted is not None:
         _check_names(adopted.schema)
         if like is None and library_of(df) == "pyspark":
+            _refuse_encoded_bytes(adopted, engine)
             return _with_found_shapes(adopted, engine)
     return adopted
+
+
+def _refuse_encoded_bytes(relation: Relation, engine: Engine) -> None:
+    names = binary_columns(relation.schema)
+    if names:
+        cells = engine.select(relation, dict(zip(names, names, strict=True)))
+        for batch in engine.stream(cells, limit=_LOOKED_AT):
+            refuse_encoded_arrays(batch, library="pyspark")
 
 
 def _with_found_shapes(relation: Relation, engine: Engine) -> Relation:
@@ -158,6 +171,8 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     """
     reader = open_stream(_untyped_where_empty(df, like))
     _check_names(reader.schema)
+    if like is None and library_of(df) not in _TYPED:
+        reader = _without_encoded_arrays(reader, library=library_of(df))
     target = _target(reader.schema, like)
     naive = _naive_columns(reader.schema)
     if naive:
@@ -166,6 +181,17 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     if target.equals(reader.schema, check_metadata=True):
         return reader
     return pa.RecordBatchReader.from_batches(target, _converted(reader, target))
+
+
+def _without_encoded_arrays(reader: pa.RecordBatchReader, *, library: str) -> pa.RecordBatchReader:
+    """Return a stream of the same rows, the first of which hold no encoded arrays."""
+    if not binary_columns(reader.schema):
+        return reader
+    first = next(iter(reader), None)
+    if first is None:
+        return reader
+    refuse_encoded_arrays(first, library=library)
+    return pa.RecordBatchReader.from_batches(reader.schema, itertools.chain([first], reader))
 
 
 def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
@@ -160,3 +161,29 @@ def test_arrays_come_back_as_they_were(values: Any, data: Any) -> None:
             assert cell.dtype == values.dtype
         else:
             assert cell is None
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_arrays_encoded_as_bytes_are_recognised_and_decoded_by_the_line_to_paste() -> None:
+    df = pd.DataFrame({"id": [1, 2, 3], "image": [None, *map(npy, IMAGES[:2])]})
+    with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
+        read(df)
+    line, _ = str(error.value.hint).split("; if bytes are meant")
+    exec(line, {"df": df, "np": np, "io": io})
+    found = read(df).column("image")
+    assert shape_of(found.type) == (4, 3, 1)
+    assert found.to_pylist() == [None, *IMAGES[:2].tolist()]
+
+
+def test_bytes_that_are_declared_stay_bytes() -> None:
+    cells = [npy(IMAGES[0]), b"\x89PNG"]
+    typed = pa.table({"image": pa.array(cells, pa.binary())})
+    assert read(typed).column("image").to_pylist() == cells
+    frame = typed.to_pandas()
+    assert read(frame, like=typed.schema).column("image").to_pylist() == cells
+    assert read(frame.iloc[::-1]).column("image").to_pylist() == cells[::-1]

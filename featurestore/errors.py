@@ -30,6 +30,10 @@ class InvalidArgument(FeatureStoreError, ValueError):
     """An argument has a value that the call cannot take."""
 
 
+class UnknownArgument(FeatureStoreError, TypeError):
+    """A call was given an argument that it does not take, or lacks one that it needs."""
+
+
 class InvalidReference(FeatureStoreError, ValueError):
     """A feature reference cannot be parsed."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import SchemaMismatch, listing
+from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 
@@ -99,10 +99,9 @@ def _warn_of_naive_times(path: str, stored: pa.Schema, wanted: pa.Schema) -> Non
             naive.append(field.name)
     if naive:
         noun = "Columns" if len(naive) > 1 else "Column"
-        warnings.warn(
+        warn_caller(
             f"{noun} {listing(naive)} of {path} have no time zone and are taken as UTC",
             NaiveTimeWarning,
-            stacklevel=5,
         )
 
 

@@ -15,6 +15,7 @@ from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model import html
+from featurestore.model.arguments import answers_calls
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.registry import featuregroups
@@ -23,6 +24,7 @@ from featurestore.retrieval import Explanation, FeatureFrame, explain_value
 from featurestore.session import Session
 
 
+@answers_calls
 class FeatureGroup:
     """One version of a feature group.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs import specs
+from featurestore.model.arguments import answering
+from featurestore.model.callers import calling_globals
 from featurestore.model.job import Closed, JobMode, JobSpec, OnError
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
 
@@ -37,6 +38,7 @@ class JobDefinition:
         return self.function(*args, **kwargs)
 
 
+@answering
 def job(
     *,
     featuregroup: str,
@@ -122,6 +124,7 @@ def job(
     return decorate
 
 
+@answering
 def sql_job(
     name: str,
     *,
@@ -175,9 +178,10 @@ def sql_job(
     del given["sql"]
     asked = FeatureJobRequest(**{**given, "featuregroup": featuregroup or name})
     spec = specs.feature_job(asked, kind="sql", code=textwrap.dedent(sql).strip())
-    return _made(JobDefinition(spec), sys._getframe(1).f_globals)
+    return _made(JobDefinition(spec), calling_globals())
 
 
+@answering
 def training_job(
     *,
     training_dataset: str,

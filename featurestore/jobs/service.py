@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +25,7 @@ from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.target import target
 from featurestore.model import html, times
+from featurestore.model.callers import warn_caller
 from featurestore.model.cores import usable_cores
 from featurestore.model.html import Listing
 from featurestore.model.job import JobSpec
@@ -97,7 +97,7 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
         try:
             statuses.append(_status(session, job))
         except InvalidJob as error:  # a registry from elsewhere may hold any schedule
-            warnings.warn(f"The job {job.spec.name!r} is left out: {error.message}", stacklevel=3)
+            warn_caller(f"The job {job.spec.name!r} is left out: {error.message}")
     return Listing(statuses)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
+_WRAPPER = "featurestore.model.arguments"
 _OWN = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
 
 
@@ -17,3 +19,12 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
         if name != "featurestore" and not name.startswith(_OWN):
             break
     warnings.warn(message, category, stacklevel=depth)
+
+
+def calling_globals() -> dict[str, Any]:
+    """Return the globals of the module that called the function which asks."""
+    frame = sys._getframe(2)
+    # Public calls are wrapped (``model.arguments``), which is no caller.
+    while frame.f_globals.get("__name__") == _WRAPPER and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from featurestore.errors import InvalidReference
@@ -93,6 +95,29 @@ def parse_group_reference(text: str) -> tuple[str, int | None]:
             f"{text!r} is not a feature group.", hint="write 'group' or 'group@v2'"
         )
     return match[1], _version(match[2])
+
+
+def meant_group(name: str, known: Iterable[str], *, feature: str | None = None) -> str | None:
+    """Return the question whether another group is meant; None where none is near.
+
+    A name that ends in its version, ``teams_1``, means ``teams@v1``.
+
+    >>> meant_group("teams_1", ["teams"], feature="budget")
+    "did you mean 'teams@v1.budget'?"
+    >>> meant_group("wether", ["weather", "planes"])
+    "did you mean 'weather'?"
+    """
+    names = list(known)
+    suffix = ""
+    if feature is not None:
+        suffix = f".{feature}"
+    ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
+    if ended is not None and ended[1] in names:
+        return f"did you mean {f'{ended[1]}@v{ended[2]}{suffix}'!r}?"
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if not close:
+        return None
+    return f"did you mean {' or '.join(repr(each + suffix) for each in close)}?"
 
 
 def _version(text: str | None) -> int | None:

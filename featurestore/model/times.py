@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.callers import warn_caller
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,10 +45,8 @@ def parse_moment(
         )
     if value.tzinfo is None:
         if warn:
-            warnings.warn(
-                f"{argument}={value} has no time zone and is taken as UTC",
-                NaiveTimeWarning,
-                stacklevel=3,
+            warn_caller(
+                f"{argument}={value} has no time zone and is taken as UTC", NaiveTimeWarning
             )
         return value.replace(tzinfo=UTC)
     return value.astimezone(UTC)

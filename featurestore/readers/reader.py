@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ManifestMismatch, ReaderConfigError
+from featurestore.model.arguments import answers_calls
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
@@ -48,6 +49,7 @@ _AHEAD = 3
 _THREADS = 2
 
 
+@answers_calls
 @dataclass(frozen=True)
 class Reader:
     """Reads a split in steps that all workers share.

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection, Row
 
 from featurestore.errors import FeatureGroupExists, FeatureGroupNotFound, listing
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.references import meant_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features
 from featurestore.registry.rows import readable
@@ -110,9 +111,10 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
             f"it has {', '.join(map(str, known))}.",
             hint="leave version=None for the latest",
         )
+    groups = names(connection)
     raise FeatureGroupNotFound(
-        f"There is no feature group {name!r}; there are {listing(names(connection))}.",
-        hint="featurestore.create_featuregroup(df, name) makes one",
+        f"There is no feature group {name!r}; there are {listing(groups)}.",
+        hint=meant_group(name, groups) or "featurestore.create_featuregroup(df, name) makes one",
     )
 
 
@@ -143,8 +145,8 @@ def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
 
 
 def latest_version(connection: Connection, name: str) -> int:
-    """Return the greatest version of a group; FeatureGroupNotFound when there is none."""
-    return get(connection, name).version
+    """Return the greatest version of a group, 0 when there is none."""
+    return max(versions(connection, name), default=0)
 
 
 def every(

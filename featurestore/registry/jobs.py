@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,6 +11,7 @@ from sqlalchemy.engine import Connection, Row
 
 from featurestore.errors import JobNotFound, RegistryError, listing
 from featurestore.model import html, times
+from featurestore.model.callers import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.registry.rows import readable, to_column, to_time
@@ -124,7 +124,7 @@ def every(
         try:
             found.append(get(connection, name))
         except RegistryError as error:
-            warnings.warn(f"The job {name!r} is left out: {error.message}", stacklevel=2)
+            warn_caller(f"The job {name!r} is left out: {error.message}")
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
@@ -90,11 +92,22 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
             hint="leave version=None for the latest",
         )
     column = training_datasets.c.name
-    names = connection.execute(sa.select(column).distinct().order_by(column)).scalars()
+    names = connection.execute(sa.select(column).distinct().order_by(column)).scalars().all()
     raise TrainingDatasetNotFound(
         f"There is no training dataset {name!r}; there are {listing(names)}.",
-        hint="featurestore.create_training_dataset(data, name) makes one",
+        hint=_meant(name, names),
     )
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """Return the call that a name with its version in it stands for, or the nearest name."""
+    ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
+    if ended is not None and ended[1] in known:
+        return f"get_training_dataset({ended[1]!r}, version={ended[2]})"
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return "featurestore.create_training_dataset(data, name) makes one"
 
 
 def versions(connection: Connection, name: str) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
+from featurestore.model.arguments import answers_calls
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
@@ -19,6 +20,7 @@ from featurestore.retrieval.coverage import CoverageReport, coverage
 from featurestore.retrieval.dropped_rows import announced, dropped_rows, drops
 from featurestore.retrieval.empty_groups import warn_of_export, watched
 from featurestore.retrieval.execution import Labels, run, sampled
+from featurestore.retrieval.other_methods import way_to
 from featurestore.retrieval.rendering import as_html, as_text
 from featurestore.session import Session
 from featurestore.usersql import fix_clock, predicate
@@ -27,6 +29,7 @@ _HTML_ROWS = 10
 _BATCH_ROWS = 65_536
 
 
+@answers_calls
 class FeatureFrame:
     """A lazy table: nothing is read until rows are asked for, and then anew at each call.
 
@@ -133,6 +136,17 @@ class FeatureFrame:
         columns = [f"{field.name}: {field.type}" for field in self.schema]
         return f"FeatureFrame[{', '.join(columns)}]"
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        way = way_to(name)
+        hint = f"it has {', '.join(each for each in dir(self) if not each.startswith('_'))}"
+        if way is not None:
+            hint = way
+        elif name in self.columns:
+            hint = f"frame[{name!r}] is the frame of that column"
+        raise AttributeError(f"A FeatureFrame has no {name!r}.\nHint: {hint}")
+
     # -- cutting --------------------------------------------------------------------------
 
     def select(self, *columns: str) -> FeatureFrame:
@@ -160,6 +174,24 @@ class FeatureFrame:
             lambda: self._session.engine.select(self.relation, renames),
             schema=schema,
         )
+
+    def __getitem__(self, columns: str | Sequence[str]) -> FeatureFrame:
+        """Return a frame of one column, or of several: ``frame["x"]``, ``frame[["x", "y"]]``.
+
+        >>> store.get_featuregroup("weather")["temp"].columns
+        ['temp']
+        """
+        if isinstance(columns, str):
+            return self.select(columns)
+        if isinstance(columns, list | tuple) and all(isinstance(each, str) for each in columns):
+            return self.select(*columns)
+        raise InvalidArgument(
+            f"frame[{columns!r}] is no column.",
+            hint="frame['x'] selects a column, frame.filter('x > 1') rows, frame.head(5) the first",
+        )
+
+    # Rows are read by to_batches(); without this Python would try frame[0], frame[1], ...
+    __iter__ = None
 
     def filter(self, sql: str) -> FeatureFrame:
         """Return a frame of the rows for which a predicate (DuckDB's SQL, on any engine) is true.
@@ -268,8 +300,10 @@ class FeatureFrame:
 
     # -- looking --------------------------------------------------------------------------
 
-    def show(self, n: int = 20, *, width: int = 20) -> None:
+    def show(self, n: int = 20, truncate: bool | int = True, *, width: int = 20) -> None:
         """Write the first ``n`` rows to standard output, as Spark draws them.
+
+        Cells longer than ``width`` are cut, unless ``truncate`` is False; a number is the width.
 
         >>> store.get_featuregroup("planes").show()
         +-------+-----+
@@ -280,6 +314,10 @@ class FeatureFrame:
         +-------+-----+
         """
         table = self._first(n + 1)
+        if truncate is False:
+            width = sys.maxsize
+        elif truncate is not True:
+            width = truncate
         sys.stdout.write(as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n))
 
     def head(self, n: int = 5) -> pa.Table:

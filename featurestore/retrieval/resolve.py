@@ -15,7 +15,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.references import FeatureReference, parse_reference
+from featurestore.model.references import FeatureReference, meant_group, parse_reference
 
 # name -> version -> definition, for every group of the store
 Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
@@ -79,12 +79,17 @@ def resolve(
     return tuple(found)
 
 
-def find_spec(name: str, *, version: int | None, specs: Specs) -> FeatureGroupSpec:
-    """Return a group's definition; the latest version when none is given."""
+def find_spec(
+    name: str, *, version: int | None, specs: Specs, feature: str | None = None
+) -> FeatureGroupSpec:
+    """Return a group's definition; the latest version when none is given.
+
+    ``feature`` is the one that is looked for, where there is one: the hint names it.
+    """
     if name not in specs:
         raise FeatureGroupNotFound(
             f"No feature group {name!r}; there are {listing(sorted(specs))}.",
-            hint=_near(name, specs),
+            hint=meant_group(name, specs, feature=feature),
         )
     found = specs[name]
     wanted = version
@@ -110,7 +115,7 @@ def _find_in_group(
     version = reference.version
     if version is None:
         version = pinned.get(group)
-    spec = find_spec(group, version=version, specs=specs)
+    spec = find_spec(group, version=version, specs=specs, feature=reference.feature)
     if reference.is_star:
         if not spec.features:
             raise FeatureNotFound(

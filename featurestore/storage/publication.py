@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, PublicationWarning, listing
+from featurestore.model.callers import warn_caller
 from featurestore.storage.failures import writing
 
 if TYPE_CHECKING:
@@ -120,14 +120,13 @@ def after_publication(what: str) -> Iterator[None]:
         warn_published(what, error)
 
 
-def warn_published(what: str, error: BaseException, *, stacklevel: int = 4) -> None:
+def warn_published(what: str, error: BaseException) -> None:
     """Warn that ``what`` landed, and that something after it went wrong."""
     text = str(error).splitlines()
     reason = text[0] if text else type(error).__name__
-    warnings.warn(
+    warn_caller(
         f"{what} landed, and then: {reason} Recovery does what is left; do not repeat the write.",
         PublicationWarning,
-        stacklevel=stacklevel,
     )
 
 

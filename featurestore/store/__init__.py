@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 from featurestore import config
+from featurestore.model.arguments import answering
 from featurestore.plugins.engine import find_engine
 from featurestore.session import Session
 from featurestore.storage import files
@@ -38,6 +39,7 @@ class FeatureStore(FeatureGroupCalls, FeatureCalls, TrainingDatasetCalls, Insigh
         return f"FeatureStore(location={self.location!r}, engine={self.engine!r})"
 
 
+@answering
 def connect(
     location: str | os.PathLike[str] | None = None,
     *,

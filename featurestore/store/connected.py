@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from featurestore.model.arguments import answers_calls
+
 if TYPE_CHECKING:
     from featurestore.session import Session
 
@@ -12,6 +14,9 @@ __all__ = ["Connected"]
 
 class Connected:
     """A connection to one store."""
+
+    def __init_subclass__(cls) -> None:
+        answers_calls(cls)
 
     def __init__(self, session: Session) -> None:
         self._session = session

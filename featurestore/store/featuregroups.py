@@ -268,7 +268,7 @@ class FeatureGroupCalls(Connected):
         return Listing(groups)
 
     def get_latest_featuregroup_version(self, name: str) -> int:
-        """Return the greatest version of a feature group.
+        """Return the greatest version of a feature group, 0 when there is none of this name.
 
         >>> store.get_latest_featuregroup_version("weather")
         1

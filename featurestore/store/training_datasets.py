@@ -159,12 +159,18 @@ class TrainingDatasetCalls(Connected):
         return every(self._session, limit=limit, offset=offset)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
-        """Return the highest version of a training dataset.
+        """Return the highest version of a training dataset, 0 when there is none of this name.
+
+        ``create_training_dataset`` takes the next version by itself.
 
         >>> store.get_latest_training_dataset_version("late_flights")
         1
+        >>> store.get_latest_training_dataset_version("early_flights")
+        0
         """
-        return self.get_training_dataset(name).version
+        from featurestore.training.catalog import last_version
+
+        return last_version(self._session, name)
 
     def get_training_dataset_tf_record_schema(
         self, name: str, *, version: int | None = None

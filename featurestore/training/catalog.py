@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-
 from featurestore.errors import FeatureStoreError
+from featurestore.model.callers import warn_caller
 from featurestore.model.html import Listing
 from featurestore.recovery import datasets, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
@@ -38,10 +37,9 @@ def every(session: Session, *, limit: int | None = None, offset: int = 0) -> lis
         try:
             opened.append(_open(session, each))
         except FeatureStoreError as error:
-            warnings.warn(
+            warn_caller(
                 f"The training dataset {each.name} version {each.version} is left out: "
-                f"{error.message}",
-                stacklevel=2,
+                f"{error.message}"
             )
     return Listing(opened)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, StatisticsNotFound
 from featurestore.model import html
+from featurestore.model.arguments import answers_calls
 from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from featurestore.training.verification.problems import VerifyReport
 
 
+@answers_calls
 @dataclass(frozen=True)
 class TrainingDataset:
     """One version of a training dataset: immutable files and their manifest.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, SchemaMismatch, StorageError, listing
 from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation, TimeRange
@@ -107,10 +107,9 @@ def _warn_of_naive_times(given: pa.Schema) -> None:
         if pat.is_timestamp(field.type) and field.type.tz is None:
             naive.append(field.name)
     if naive:
-        warnings.warn(
+        warn_caller(
             f"the times of {listing(naive)} have no time zone and are taken as UTC",
             NaiveTimeWarning,
-            stacklevel=5,
         )
 
 

@@ -8,7 +8,6 @@ lists. ``to_features`` and ``to_storage`` run where the rows are.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedType, listing
 from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.callers import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.model.types import (
     TIMESTAMP,
@@ -49,10 +49,9 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
     schema = feature_schema(given)
     naive = [field.name for field in given if _has_naive(field.type)]
     if naive:
-        warnings.warn(
+        warn_caller(
             f"the times of {listing(naive)} have no time zone and are taken as UTC",
             NaiveTimeWarning,
-            stacklevel=5,
         )
         zoned = []
         for field in spark_schema(schema).fields:

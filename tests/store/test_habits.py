@@ -1,0 +1,191 @@
+"""Calls as other feature stores write them: each is answered with what to write here."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    FeatureGroupNotFound,
+    InvalidArgument,
+    TrainingDatasetNotFound,
+    UnknownArgument,
+)
+from featurestore.model.arguments import INSTEAD, OTHER_WORDS
+from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.other_methods import PANDAS, SPARK, way_to
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+    from featurestore.training import TrainingDataset
+
+NOW = datetime(2024, 1, 1, tzinfo=UTC)
+# (call, the word of others, what has to be in the answer)
+WORDS = [
+    ("get_featuregroup", "featuregroup_version", "version="),
+    ("get_training_dataset", "training_dataset_version", "version="),
+    ("get_features", "featuregroups_version_dict", "versions="),
+    ("get_featuregroup", "featuregroup", "name="),
+    ("insert_into_featuregroup", "featuregroup_name", "name="),
+    ("get_training_dataset", "training_dataset", "name="),
+    ("create_featuregroup", "descriptive_statistics", "statistics="),
+    ("create_featuregroup", "feature_correlation", "statistics="),
+    ("create_training_dataset", "feature_histograms", "statistics="),
+    ("create_featuregroup", "cluster_analysis", "statistics="),
+    ("create_featuregroup", "stat_columns", "statistics="),
+    ("visualize_featuregroup_correlations", "corr_method", "method="),
+    ("get_features", "entity_df", "labels="),
+    ("create_featuregroup", "primary_keys", "primary_key="),
+    ("create_featuregroup", "join_keys", "primary_key="),
+    ("get_features", "join_keys", "join_key="),
+    ("get_features", "timestamp_lookup_key", "label_time="),
+    ("create_featuregroup", "timeseries_columns", "event_time="),
+    ("create_featuregroup", "created_timestamp_column", "created_time="),
+    ("create_featuregroup", "online", "label_time=datetime.now"),
+    ("get_features", "featurestore", "featurestore.connect(location)"),
+    ("create_training_dataset", "petastorm_args", "dataset.petastorm_reader"),
+    ("create_featuregroup", "primarykey", "did you mean primary_key=?"),
+    ("get_featuregroups", "nothing", "it takes 'limit', 'offset'"),
+]
+
+
+def test_words_of_others_are_answered_with_ours(duckdb_store: FeatureStore) -> None:
+    for owner in (featurestore, duckdb_store):
+        for call, word, says in WORDS:
+            with pytest.raises(UnknownArgument) as refused:
+                getattr(owner, call)(**{word: 1})
+            assert says in str(refused.value), (call, word)
+            assert f"{call}() takes no {word!r}" in str(refused.value)
+            assert "Calls" not in str(refused.value)
+            assert isinstance(refused.value, TypeError)
+
+
+@pytest.fixture
+def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
+    rows = [{"id": n, "x": float(n)} for n in range(8)]
+    return duckdb_store.create_training_dataset(rows, "d", progress=False)
+
+
+def test_readers_and_handles_answer_words_of_others(
+    duckdb_store: FeatureStore, dataset: TrainingDataset
+) -> None:
+    reader = dataset.reader("train", global_batch_size=2)
+    group = duckdb_store.create_featuregroup([{"id": 1}], "g", primary_key="id")
+    answers = [
+        (dataset.reader, {"batch_size": 8}, "batch_size is global_batch_size= here"),
+        (reader.batches, {"cur_shard": 0, "shard_count": 2}, "cur_shard is worker= here; shard_c"),
+        (reader.tf_dataset, {"num_epochs": 2}, "num_epochs is epochs= here"),
+        (dataset.open, {"pth": "x"}, "did you mean path=?"),
+        (group.insert, {"write_mode": "append"}, "write_mode is mode= here"),
+        (group.read().sample, {"frac": 0.1}, "frac"),
+        (featurestore.connect, {"engin": "spark"}, "did you mean engine=?"),
+        (featurestore.sql_job, {"featuregroup_name": "g"}, "featuregroup_name"),
+        (featurestore.compare_statistics, {"left": 1}, "compare_statistics() takes no 'left'"),
+    ]  # fmt: skip
+    for call, given, says in answers:
+        with pytest.raises(UnknownArgument) as refused:
+            call(**given)  # type: ignore[operator]
+        assert says in str(refused.value)
+
+
+def test_arguments_without_a_name_and_missing_ones_are_answered(
+    duckdb_store: FeatureStore,
+) -> None:
+    with pytest.raises(
+        UnknownArgument, match=r"takes 'df', 'name' without a name.*\n.*primary_key=.."
+    ):
+        duckdb_store.create_featuregroup([{"id": 1}], "g", ["id"])  # type: ignore[misc]
+    with pytest.raises(UnknownArgument, match=r"get_featuregroup\(\) needs 'name'"):
+        duckdb_store.get_featuregroup()  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgument, match="given an argument twice"):
+        duckdb_store.get_featuregroup("g", name="g")  # type: ignore[misc]
+
+
+def test_errors_of_what_a_call_runs_stay_as_they_are(duckdb_store: FeatureStore) -> None:
+    def rows() -> Any:
+        raise TypeError("of the caller's own code")
+        yield
+
+    with pytest.raises(TypeError, match="of the caller's own code"):
+        duckdb_store.create_featuregroup(rows(), "g")
+
+
+def test_every_word_of_others_means_an_argument_that_exists() -> None:
+    calls: list[Any] = [getattr(featurestore, name) for name in featurestore._FUNCTIONS]
+    for owner in (featurestore.TrainingDataset, featurestore.FeatureGroup, FeatureFrame):
+        calls += [each for _, each in inspect.getmembers(owner, inspect.isfunction)]
+    from featurestore.readers.reader import Reader
+
+    calls += [each for _, each in inspect.getmembers(Reader, inspect.isfunction)]
+    known = set()
+    for call in calls:
+        known |= set(inspect.signature(call).parameters)
+    planned = {"exclude", "rank", "world_size"}
+    for word, meant in OTHER_WORDS.items():
+        assert set(meant) & (known | planned), word
+        assert word not in INSTEAD
+
+
+def test_group_names_with_their_version_are_answered(duckdb_store: FeatureStore) -> None:
+    rows = [{"team_id": 1, "team_budget": 2.0}]
+    duckdb_store.create_featuregroup(rows, "teams_features", primary_key="team_id")
+    with pytest.raises(FeatureGroupNotFound, match=r"'teams_features@v1\.team_budget'"):
+        duckdb_store.get_features(["teams_features_1.team_budget"])
+    with pytest.raises(FeatureGroupNotFound, match=r"'teams_features@v1'"):
+        duckdb_store.get_featuregroup("teams_features_1")
+    for call in (duckdb_store.get_featuregroup, duckdb_store.get_featuregroup_statistics):
+        with pytest.raises(FeatureGroupNotFound, match="did you mean 'teams_features'"):
+            call("team_features")
+    with pytest.raises(FeatureGroupNotFound, match=r"'teams_features\.team_budget'"):
+        duckdb_store.get_features("team_features.team_budget")
+
+
+def test_names_of_training_datasets_are_answered(
+    duckdb_store: FeatureStore, dataset: TrainingDataset
+) -> None:
+    assert duckdb_store.get_latest_training_dataset_version("d") == 1
+    assert duckdb_store.get_latest_training_dataset_version("new") == 0
+    assert duckdb_store.get_latest_featuregroup_version("new") == 0
+    with pytest.raises(TrainingDatasetNotFound, match=r"get_training_dataset\('d', version=1\)"):
+        duckdb_store.get_training_dataset("d_1")
+
+
+def test_methods_of_other_dataframes_say_what_to_put_in_front(frame: FeatureFrame) -> None:
+    for name in sorted(SPARK | PANDAS):
+        with pytest.raises(AttributeError) as refused:
+            getattr(frame, name)
+        hint = str(refused.value).partition("Hint: ")[2]
+        assert hint == way_to(name)
+        assert f"frame.to_spark().{name}" in hint or f"frame.to_pandas().{name}" in hint
+        assert not hasattr(frame, name)
+
+
+@pytest.fixture
+def frame(duckdb_store: FeatureStore) -> FeatureFrame:
+    rows = [{"id": 1, "word": "a long word of more than twenty letters"}]
+    duckdb_store.create_featuregroup(rows, "g", primary_key="id")
+    found: FeatureFrame = duckdb_store.get_featuregroup("g")
+    return found
+
+
+def test_a_frame_selects_by_brackets_and_shows_as_spark_does(
+    frame: FeatureFrame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert frame["word"].columns == ["word"]
+    assert frame[["word", "id"]].columns == ["word", "id"]
+    with pytest.raises(InvalidArgument, match=r"frame.filter"):
+        frame[0]  # type: ignore[index]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(frame)  # type: ignore[call-overload]
+    frame.show(5, False)
+    assert "more than twenty letters" in capsys.readouterr().out
+    frame.show(5, 6)
+    assert "a l..." in capsys.readouterr().out
+    frame.show()
+    assert "a long word of mo..." in capsys.readouterr().out
+    with pytest.raises(AttributeError, match=r"frame\['word'\] is the frame of that column"):
+        frame.word  # noqa: B018

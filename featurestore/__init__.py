@@ -59,6 +59,7 @@ _FUNCTIONS = (
     "delete_training_dataset",
     "validate_featuregroup",
     "get_validation_history",
+    "get_featuregroup_quarantine",
     "get_featuregroup_statistics",
     "update_featuregroup_statistics",
     "visualize_featuregroup_correlations",

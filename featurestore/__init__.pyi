@@ -391,6 +391,34 @@ def validate_featuregroup(
     name: str, *, version: int | None = None, expectations: object = None
 ) -> ValidationReport: ...
 def get_validation_history(name: str, *, version: int | None = None) -> list[ValidationReport]: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: None = None
+) -> FeatureFrame: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: Literal["pandas"]
+) -> pd.DataFrame: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: Literal["polars"]
+) -> pl.DataFrame: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: Literal["arrow"]
+) -> pa.Table: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: Literal["numpy"]
+) -> np.ndarray[Any, Any]: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: Literal["python"]
+) -> list[dict[str, Any]]: ...
+@overload
+def get_featuregroup_quarantine(
+    name: str, *, version: int | None = None, dataframe_type: Literal["spark"]
+) -> SparkDataFrame: ...
 def get_featuregroup_statistics(
     name: str, *, version: int | None = None, delta_version: TableVersion | None = None
 ) -> Statistics: ...

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
-from featurestore.featuregroups.read import history, read
+from featurestore.featuregroups.read import history, quarantined, read
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
@@ -134,6 +134,16 @@ class FeatureGroup:
         [{'tailnum': 'N10', 'seats': 100}, {'tailnum': 'N20', 'seats': 200}]
         """
         return read(self._session, self._name, version=self._version, as_of=as_of)
+
+    def quarantine(self) -> FeatureFrame:
+        """Return the rows that writes put aside, each with its ``reasons``.
+
+        See ``get_featuregroup_quarantine``.
+
+        >>> store.featuregroup("weather").quarantine().count()
+        0
+        """
+        return quarantined(self._session, self._name, version=self._version)
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
         """Return commits, newest first: at most ``limit``, before a Delta version.

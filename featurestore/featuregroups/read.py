@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from featurestore.delta import commits
+from featurestore.delta.log import is_delta_table
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
 from featurestore.model.featuregroup import Commit
@@ -10,6 +14,7 @@ from featurestore.model.html import Listing
 from featurestore.model.plan import Source, plan_of_group
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
+from featurestore.validation import quarantine_schema
 
 
 def read(
@@ -35,6 +40,31 @@ def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
         lambda: engine.read_table(path, version=delta_version, schema=schema),
         schema=schema,
         plan=plan_of_group(pinned(group)),
+    )
+
+
+def quarantined(session: Session, name: str, *, version: int | None = None) -> FeatureFrame:
+    """Return the rows that a group's writes put aside, each with its ``reasons``.
+
+    The rows of a quarantine keep the columns that the group had when they were put aside.
+    """
+    name, version = resolve(session, name, version)
+    spec = open_group(session, name, version).spec
+    engine, path = session.engine, session.quarantine_path(name, version)
+    schema = quarantine_schema(spec.schema)
+    if not is_delta_table(path):
+        empty = schema.empty_table()
+        return FeatureFrame(session, lambda: engine.from_arrow(empty.to_reader()), schema=schema)
+    snapshot = read_snapshot(path)
+    stored = set(snapshot.schema.names)
+    fields = [field for field in schema if field.name in stored]
+    schema = pa.schema(fields)
+    return FeatureFrame(
+        session,
+        lambda: engine.read_table(
+            path, version=snapshot.version, schema=schema, columns=schema.names
+        ),
+        schema=schema,
     )
 
 

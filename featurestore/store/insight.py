@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featurestore.store.connected import Connected
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from featurestore.featuregroups.table import TableVersion
     from featurestore.model.statistics import Statistics
     from featurestore.model.validation import ValidationReport
+    from featurestore.retrieval.conversions import DataframeType
 
 __all__ = ["InsightCalls"]
 
@@ -53,6 +54,32 @@ class InsightCalls(Connected):
         from featurestore.featuregroups.audit import validation_history
 
         return validation_history(self._session, name, version=version)
+
+    def get_featuregroup_quarantine(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        dataframe_type: DataframeType | None = None,
+    ) -> Any:
+        """Return the rows that ``validation="quarantine"`` put aside, each with its ``reasons``.
+
+        Args:
+            name: The group.
+            version: Its version; None: the latest.
+            dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
+                "spark".
+
+        >>> lost = [{"tailnum": None, "seats": 5}]
+        >>> _ = store.insert_into_featuregroup(lost, "planes", validation="quarantine")
+        >>> store.get_featuregroup_quarantine("planes", dataframe_type="python")
+        [{'tailnum': None, 'seats': 5, 'reasons': ["no_null_keys(columns=['tailnum'])"]}]
+        """
+        from featurestore.featuregroups.read import quarantined
+        from featurestore.retrieval import check_dataframe_type, convert
+
+        check_dataframe_type(dataframe_type)
+        return convert(quarantined(self._session, name, version=version), dataframe_type)
 
     def get_featuregroup_statistics(
         self, name: str, *, version: int | None = None, delta_version: TableVersion | None = None

@@ -350,6 +350,17 @@ def test_the_calls_of_the_talk_draw_groups(duckdb_store: FeatureStore) -> None:
     assert len(featurestore.visualize_featuregroup_descriptive_stats("eit_school")) == 10
 
 
+def test_a_picture_that_cannot_be_shown_says_how_to_save_it(
+    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    duckdb_store.create_featuregroup(table_of(3), "things")
+    assert duckdb_store.visualize_featuregroup_correlations("things") is None
+    assert "plot=False and save it: figure.savefig('picture.png')" in caplog.text
+    caplog.clear()
+    duckdb_store.visualize_featuregroup_correlations("things", plot=False)
+    assert not caplog.text
+
+
 def test_pictures_need_no_engine(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ PARAMETERS = {
     "get_featuregroups": "",
     "get_latest_featuregroup_version": "name",
     "get_featuregroup_history": "name * version",
+    "get_featuregroup_quarantine": "name * version dataframe_type",
     "get_features_list": "",
     "search": "text",
     "add_featuregroup_tag": "name key value * version",

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from featurestore.cli import app
-from featurestore.delta.log import is_delta_table
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -53,11 +52,30 @@ def rows(store: FeatureStore) -> list[dict[str, Any]]:
 
 
 def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
-    path = store.session.quarantine_path("people", 1)
-    if not is_delta_table(path):
-        return []
-    relation = store.session.engine.read_table(path)
-    return store.session.engine.stream(relation).read_all().to_pylist()
+    found: list[dict[str, Any]] = store.get_featuregroup_quarantine(
+        "people", dataframe_type="python"
+    )
+    return found
+
+
+def test_the_quarantine_of_a_group_is_read_with_its_types(store: FeatureStore) -> None:
+    group = create(store)
+    empty = group.quarantine()
+    assert (empty.count(), empty.count()) == (0, 0)
+    assert empty.columns == ["id", "age", "at", "reasons"]
+    more = people([1, None], [2, 3], hours=1).assign(size=1.5)
+    store.insert_into_featuregroup(people([None], [5]), "people", validation="quarantine")
+    grown = create(store)
+    assert (grown.version, grown.quarantine().count()) == (2, 0)
+    store.insert_into_featuregroup(
+        more, "people", version=1, validation="quarantine", schema_change="add"
+    )
+    first = store.get_featuregroup_quarantine("people", version=1)
+    assert first.schema.field("at").type == store.featuregroup("people").schema.field("at").type
+    found = sorted(first.to_arrow().to_pylist(), key=lambda row: row["age"])
+    assert [(row["age"], row["size"]) for row in found] == [(3, 1.5), (5, None)]
+    assert all(row["reasons"] == ["no_null_keys(columns=['id', 'at'])"] for row in found)
+    assert first.filter("age = 3").select(["reasons"]).count() == 1
 
 
 def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:

@@ -9,6 +9,7 @@ set (``plt.style.use("dark_background")``). Functions return the figure, detache
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Size = tuple[float, float]
+_log = logging.getLogger("featurestore.pictures")
 _NEUTRAL = "#8c8c8c"
 _NOTEBOOK_BACKENDS = ("inline", "ipympl", "nbagg")
 _FILE_BACKENDS = ("agg", "pdf", "svg", "ps", "cairo", "pgf", "template")
@@ -81,7 +83,7 @@ def shown(figure: Figure, *, plot: bool) -> Figure | None:
 def show(figure: Figure) -> None:
     """Show a figure where the backend can show one (a notebook, a window).
 
-    Elsewhere nothing happens.
+    Elsewhere, as in a script without a screen, the log says how to save it.
     """
     plt = _pyplot()
     backend = str(plt.get_backend()).lower()
@@ -91,6 +93,11 @@ def show(figure: Figure) -> None:
         display(figure)  # type: ignore[no-untyped-call]
         return
     if backend in _FILE_BACKENDS:
+        _log.warning(
+            "The picture cannot be shown: there is no notebook and no window (matplotlib's backend "
+            "is %r). Call with plot=False and save it: figure.savefig('picture.png')",
+            backend,
+        )
         return
     manager = plt.figure().canvas.manager
     manager.canvas.figure = figure

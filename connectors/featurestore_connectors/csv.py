@@ -36,7 +36,13 @@ from featurestore.plugins.format import (
     ShardReader,
     WrittenShard,
 )
-from featurestore.plugins.plain import PlainFormat, one_array, plain_bytes_per_row, rebatch
+from featurestore.plugins.plain import (
+    PlainFormat,
+    one_array,
+    plain_bytes_per_row,
+    rebatch,
+    selected,
+)
 from featurestore.storage import files
 from featurestore.storage.shardfile import ShardFile
 
@@ -150,7 +156,7 @@ class CsvShard:
         return int(self._offsets[row // self._step])
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = pa.schema([self._schema.field(name) for name in columns])
+        schema = selected(self._schema, columns)
         if stop <= start or not columns:
             arrays = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(arrays, schema=schema)

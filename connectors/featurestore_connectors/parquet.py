@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, count, pairwise
+from itertools import count, pairwise
 from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import finalize
@@ -36,6 +36,7 @@ from featurestore.plugins.plain import (
     one_array,
     plain_bytes_per_row,
     rebatch,
+    selected,
 )
 from featurestore.storage.shardfile import ShardFile
 
@@ -101,8 +102,11 @@ class ParquetFormat(PlainFormat):
         """
         schema = schema_from_json(layout["schema"])
         rows = 0
-        stored = pa.schema([(field.name, parquet_type(field.type)) for field in schema])
-        texts = [field.name for field in stored if pat.is_string(field.type)]
+        stored = stored_schema(schema)
+        texts = []
+        for field in stored:
+            if pat.is_string(field.type):
+                texts.append(field.name)
         with (
             ShardFile(directory, path) as file,
             # Arrow writes every page by itself, and its header before it.
@@ -176,15 +180,16 @@ class ParquetShard:
         except (OSError, pa.ArrowException) as error:
             raise DatasetDamaged(f"The shard {path!r} cannot be read: {error}.") from error
         metadata = self._file.metadata
-        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-        self._starts = list(accumulate(sizes, initial=0))
+        self._starts = [0]
+        for group in range(metadata.num_row_groups):
+            self._starts.append(self._starts[-1] + metadata.row_group(group).num_rows)
 
     @property
     def rows(self) -> int:
         return self._starts[-1]
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        schema = pa.schema([self._schema.field(name) for name in columns])
+        schema = selected(self._schema, columns)
         parts = []
         for group, (first, end) in enumerate(pairwise(self._starts)):
             if first < stop and end > start:
@@ -249,6 +254,14 @@ def _as_stored(group: pa.RecordBatch, stored: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=stored)
 
 
+def stored_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns as they are stored."""
+    fields = []
+    for field in schema:
+        fields.append((field.name, parquet_type(field.type)))
+    return pa.schema(fields)
+
+
 def parquet_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which a feature type is stored.
 
@@ -260,7 +273,7 @@ def parquet_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_fixed_size_list(kind) or pat.is_list(kind):
         return pa.list_(pa.field("element", parquet_type(kind.value_type)))
     if pat.is_struct(kind):
-        return pa.struct([(field.name, parquet_type(field.type)) for field in kind])
+        return pa.struct(list(stored_schema(pa.schema(list(kind)))))
     return kind
 
 

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 _VERIFIED_ROWS = 8192
 
 
+def selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """Return the fields of some columns, in their order."""
+    import pyarrow as pa
+
+    return pa.schema([schema.field(name) for name in columns])
+
+
 class PlainFormat:
     """The parts of ``DatasetFormat`` that are alike in formats without records of one width.
 

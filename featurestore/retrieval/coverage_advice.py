@@ -155,7 +155,9 @@ def _event_bounds(join: Join) -> tuple[datetime, datetime] | None:
     known = [pair for pair in snapshot.times(join.event_time) or () if pair is not None]
     if not known:
         return None
-    return from_micros(min(low for low, _ in known)), from_micros(max(high for _, high in known))
+    first = min(low for low, _ in known)
+    last = max(high for _, high in known)
+    return from_micros(first), from_micros(last)
 
 
 def _group_keys(session: Session, join: Join) -> list[tuple[Any, ...]]:

@@ -113,11 +113,12 @@ def _check(
     given = [with_times(each, schema) for each in expectations]
     found = _validate(frame, given, {"result_format": "BASIC", "partial_unexpected_count": 0})
     # Rows are named in a second run, of the expectations alone that some row fails.
-    failing = []
+    failing, asked_again = [], []
     for index, each in enumerate(found):
         if _unexpected(each) and is_row_level(expectations[index]):
             failing.append(index)
-    masks = _failing_rows(frame, [given[index] for index in failing])
+            asked_again.append(given[index])
+    masks = _failing_rows(frame, asked_again)
     rows_of = dict(zip(failing, masks, strict=True))
     outcomes = []
     for index, (expectation, each) in enumerate(zip(expectations, found, strict=True)):
@@ -242,7 +243,8 @@ def _raise_failure(found: Any) -> None:
     for each in infos:
         if isinstance(each, Mapping) and each.get("raised_exception"):
             config = found.expectation_config
-            kwargs = {key: value for key, value in config.kwargs.items() if key != "batch_id"}
+            kwargs = dict(config.kwargs)
+            kwargs.pop("batch_id", None)
             reason = str(each.get("exception_message")).strip()
             raise _not_computed({"type": config.type, "kwargs": kwargs}, reason)
 

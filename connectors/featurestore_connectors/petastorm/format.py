@@ -31,7 +31,7 @@ from featurestore.plugins.format import (
     WrittenShard,
     find_format,
 )
-from featurestore.plugins.plain import PlainFormat, columns_of_any_length
+from featurestore.plugins.plain import PlainFormat, columns_of_any_length, selected
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.petastorm.metadata import METADATA_FILE, described_schema, petastorm
 from featurestore_connectors.petastorm.shapes import (
@@ -82,10 +82,7 @@ class PetastormFormat(PlainFormat):
         petastorm()
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns whose lengths decide how many bytes a row has.
-
-        Nothing else of a layout needs values.
-        """
+        """Return the columns whose lengths decide how many bytes a row has, as for Parquet."""
         return columns_of_any_length(schema)
 
     def layout(
@@ -239,7 +236,7 @@ class PetastormShard:
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         batch = self._inner.read(start, stop, columns)
-        schema = pa.schema([self._schema.field(name) for name in columns])
+        schema = selected(self._schema, columns)
         arrays = list(map(shaped, batch.columns, schema.types))
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -100,14 +100,15 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     from pyspark.sql.types import StructType
 
     table = commit.session.read.format("delta").load(path)
-    fields = list(table.schema.fields)
+    held = StructType(list(table.schema.fields))
     if how.add_columns is not None:
-        known = {field.name.lower() for field in fields}
-        added = spark_schema(how.add_columns).fields
-        fields.extend(field for field in added if field.name.lower() not in known)
-    _check_columns(given, [field.name for field in fields])
-    grows = len(fields) > len(table.schema.fields)
-    rows = cast_to(commit.adopt(given.native), StructType(fields))
+        known = {name.lower() for name in table.schema.names}
+        for field in spark_schema(how.add_columns).fields:
+            if field.name.lower() not in known:
+                held = held.add(field)
+    _check_columns(given, held.names)
+    grows = len(held) > len(table.schema)
+    rows = cast_to(commit.adopt(given.native), held)
     if how.mode == "upsert":
         rewrite.upsert(commit, path, rows, how, grows=grows)
     else:

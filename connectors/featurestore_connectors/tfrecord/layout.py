@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import pyarrow as pa
@@ -97,10 +98,10 @@ def choose_layout(
     Raises:
         UnsupportedType: Values do not fit; lists every such column.
     """
-    columns, found = wire_columns(schema), {profile.name: profile for profile in profiles}
-    pairs = [(column, found[column.name]) for column in columns]
+    found = {profile.name: profile for profile in profiles}
+    pairs = [(column, found[column.name]) for column in wire_columns(schema)]
     _check_values(pairs)
-    fields = [_field(column, profile) for column, profile in pairs]
+    fields = list(starmap(_field, pairs))
     reason = _why_variable(fields, found)
     kind = "fixed" if reason is None else "variable"
     layout: dict[str, Any] = {
@@ -109,7 +110,7 @@ def choose_layout(
         "reason": reason,
         "compression": compression,
         "schema": schema_to_json(schema),
-        "fields": [_described(field) for field in fields],
+        "fields": list(map(_described, fields)),
     }
     ready = read_layout(layout)
     layout["mean_bytes"] = _mean_bytes(ready, found)
@@ -152,9 +153,21 @@ def _read(layout: Layout) -> RecordLayout:
     if fixed:
         template = framed_template(fields)
     else:
-        template = bare_template([field for field in fields if field.constant])
-        tails = tuple(_tail(field) for field in fields if not field.constant)
+        constant, varying = _by_constancy(fields)
+        template = bare_template(constant)
+        tails = tuple(map(_tail, varying))
     return RecordLayout(schema, tuple(fields), template, tails, fixed, layout["compression"])
+
+
+def _by_constancy(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
+    """Return the fields that take as many bytes in every record, and the others."""
+    constant, varying = [], []
+    for field in fields:
+        if field.constant:
+            constant.append(field)
+        else:
+            varying.append(field)
+    return constant, varying
 
 
 def _tail(field: Field) -> Tail:
@@ -196,7 +209,7 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
 
 def _why_variable(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
     """Return why records cannot have one width, None when they can."""
-    varying = [field for field in fields if not field.constant]
+    _, varying = _by_constancy(fields)
     lists = [field.column.name for field in varying if field.column.shape != ()]
     if lists:
         return f"lists of different lengths or of strings: {listing(lists)}"

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane
+from featurestore.plugins.plain import selected
 from featurestore.storage import files
 from featurestore_connectors.tfrecord import fixed
 from featurestore_connectors.tfrecord.layout import RecordLayout
@@ -63,7 +64,7 @@ class FixedShard:
             raise ValueError("the shard is closed")
         records = self._records[start:stop]
         arrays = fixed.read_arrays(records, [self._layout.template.slot(name) for name in columns])
-        schema = pa.schema([self._layout.schema.field(name) for name in columns])
+        schema = selected(self._layout.schema, columns)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
@@ -98,7 +99,7 @@ class VariableShard:
                 f"cannot be decoded: {error}.",
                 hint="featurestore td verify names what is wrong",
             ) from error
-        schema = pa.schema([self._layout.schema.field(name) for name in columns])
+        schema = selected(self._layout.schema, columns)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from html.parser import HTMLParser
 
 import pytest
@@ -14,8 +16,8 @@ from featurestore.plugins.validator import find_validator
 from tests.validation.test_expectations import report, rule
 
 TAGS = {
-    "html", "head", "meta", "title", "style", "body", "main", "h1", "p", "dl", "dt", "dd", "label", "input", "table",
-    "thead", "tbody", "tr", "th", "td", "details", "summary", "code",
+    "html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "p", "dl", "dt", "dd", "label", "input",
+    "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "code",
 }  # fmt: skip
 ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "class", "type", "id", "title"}
 
@@ -65,7 +67,7 @@ def test_reports_become_pages() -> None:
     page = Page(find_validator().to_html(report()))
     text = " ".join(page.text.split())
     for shown in (
-        "people version 1",
+        f"people v1, {report().time:%Y-%m-%d %H:%M} UTC",
         "10 rows; 2 of 5 checks failed.",
         "n values must be less than or equal to 5",
         "2 of 10 rows (20 %)",
@@ -73,6 +75,25 @@ def test_reports_become_pages() -> None:
         "id, at must not be null.",
     ):
         assert shown in text
+
+
+def test_the_title_is_group_and_time_in_letters_larger_than_the_text() -> None:
+    east = timezone(timedelta(hours=3))
+    given = replace(report(), time=datetime(2024, 1, 2, 1, 30, tzinfo=east))
+    page = find_validator().to_html(given)
+    title = "people v1, 2024-01-01 22:30 UTC"
+    assert f"<title>{title}</title>" in page
+    assert f"<h1>{title}</h1>" in page
+    text = Page(page).text
+    assert "None" not in text
+    sizes = {}
+    for name in ("h1", "h2"):
+        found = re.search(rf"^{name} {{ font-size: ([\d.]+)rem", page, re.MULTILINE)
+        assert found is not None
+        sizes[name] = float(found.group(1)) * 16
+    body = re.search(r"^body { font: (\d+)px", page, re.MULTILINE)
+    assert body is not None
+    assert sizes["h1"] > sizes["h2"] > 1.2 * float(body.group(1))
 
 
 def test_a_page_loads_and_runs_nothing() -> None:

@@ -12,6 +12,7 @@ import hashlib
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -62,13 +63,19 @@ def to_html(report: ValidationReport) -> str:
         .render(
             policy=Markup(policy),
             style=Markup(style),
-            title=f"{report.name} version {report.version}",
+            title=_title(report),
             summary=_summary(report),
             report=report,
             facts=list(_facts(report)),
             checks=[_check(result) for result in report.results],
         )
     )
+
+
+def _title(report: ValidationReport) -> str:
+    """Return the group and the time, by which people tell reports apart."""
+    time = report.time.astimezone(UTC)
+    return f"{report.name} v{report.version}, {time:%Y-%m-%d %H:%M} UTC"
 
 
 def _summary(report: ValidationReport) -> str:
@@ -79,7 +86,7 @@ def _summary(report: ValidationReport) -> str:
 
 def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
     yield "validation", report.policy
-    yield "time", report.time.isoformat()
+    yield "time", f"{report.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if report.delta_version is not None:
         yield "Delta version", report.delta_version
     if report.run_id is not None:

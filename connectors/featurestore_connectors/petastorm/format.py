@@ -21,6 +21,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import ReaderConfigError, UnsupportedType
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.model.shapes import items_of, shape_of
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -37,7 +38,6 @@ from featurestore_connectors.petastorm.metadata import METADATA_FILE, described_
 from featurestore_connectors.petastorm.shapes import (
     fits,
     flattened,
-    shape_of,
     shaped,
     stored_schema,
 )
@@ -187,7 +187,7 @@ def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[st
     wanted = options.get("schema_fields")
     refused = []
     for field in schema_from_json(manifest.layout["schema"]):
-        sizes, leaf = shape_of(field.type)
+        sizes, leaf = shape_of(field.type), items_of(field.type)
         if not _is_wanted(field.name, wanted):
             continue
         if pat.is_list(leaf):
@@ -217,7 +217,7 @@ def _files_of(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
     from featurestore_connectors.petastorm.files import SplitFiles
 
     sink = pa.BufferOutputStream()
-    pq.write_metadata(described_schema(manifest, split), sink)
+    pq.write_metadata(described_schema(manifest, split, shaped=True), sink)
     shards = {}
     for shard in split.shards:
         shards[os.path.basename(shard.path)] = os.path.join(directory, shard.path)

@@ -20,7 +20,8 @@ import pyarrow.types as pat
 from featurestore.errors import missing_extra
 from featurestore.model.arrow_json import schema_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
-from featurestore_connectors.petastorm.shapes import shape_of, stored_schema
+from featurestore.model.shapes import items_of, shape_of
+from featurestore_connectors.petastorm.shapes import stored_schema
 
 METADATA_FILE = "_common_metadata"
 _UNISCHEMA = "features"
@@ -41,8 +42,14 @@ def petastorm() -> Any:
     return unischema, dataset_metadata
 
 
-def described_schema(manifest: Manifest, split: ManifestSplit) -> pa.Schema:
-    """Return the schema of a split's files with petastorm's own metadata, made of the manifest alone."""
+def described_schema(
+    manifest: Manifest, split: ManifestSplit, *, shaped: bool = False
+) -> pa.Schema:
+    """Return the schema of a split's files with petastorm's own metadata, made of the manifest alone.
+
+    ``shaped`` tells petastorm the shapes of arrays, which its batch reader restores. Its row reader
+    would give flat values under the name of that shape, so files that both read do not say it.
+    """
     _, dataset_metadata = petastorm()
     schema = schema_from_json(manifest.layout["schema"])
     nullable: set[str] = set()
@@ -53,20 +60,24 @@ def described_schema(manifest: Manifest, split: ManifestSplit) -> pa.Schema:
     return stored_schema(schema).with_metadata(
         {
             dataset_metadata.UNISCHEMA_KEY: pickle.dumps(
-                unischema_of(schema, nullable=frozenset(nullable)), protocol=4
+                unischema_of(schema, nullable=frozenset(nullable), shaped=shaped), protocol=4
             ),
             dataset_metadata.ROW_GROUPS_PER_FILE_KEY: json.dumps(groups).encode(),
         }
     )
 
 
-def unischema_of(schema: pa.Schema, *, nullable: frozenset[str] = frozenset()) -> Any:
+def unischema_of(
+    schema: pa.Schema, *, nullable: frozenset[str] = frozenset(), shaped: bool = False
+) -> Any:
     """Return petastorm's schema of feature types; ``nullable`` are the columns that have nulls."""
     unischema, _ = petastorm()
     fields = []
     for field in schema:
-        sizes, leaf = shape_of(field.type)
-        shape: tuple[int | None, ...] = (prod(sizes),) if sizes else ()
+        sizes, leaf = shape_of(field.type), items_of(field.type)
+        shape: tuple[int | None, ...] = tuple(sizes)
+        if sizes and not shaped:
+            shape = (prod(sizes),)
         if pat.is_list(leaf):
             shape, leaf = (None,), leaf.value_type
         kind = _numpy_type(leaf)

@@ -12,20 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.model.arrays import flat_items
 from featurestore.model.arrow_cast import cast_array
-
-
-def shape_of(kind: pa.DataType) -> tuple[list[int], pa.DataType]:
-    """Return the sizes of nested lists of fixed size, outermost first, and the type of their items.
-
-    >>> shape_of(pa.list_(pa.list_(pa.uint8(), 3), 2))
-    ([2, 3], DataType(uint8))
-    """
-    sizes = []
-    while pat.is_fixed_size_list(kind):
-        sizes.append(kind.list_size)
-        kind = kind.value_type
-    return sizes, kind
+from featurestore.model.shapes import items_of, shape_of
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
@@ -38,7 +27,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def _flat_type(kind: pa.DataType) -> pa.DataType:
-    sizes, leaf = shape_of(kind)
+    sizes, leaf = shape_of(kind), items_of(kind)
     if not sizes:
         return kind
     return pa.list_(pa.field("item", leaf), prod(sizes))
@@ -49,17 +38,15 @@ def flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
     schema = stored_schema(batch.schema)
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
-        sizes, _ = shape_of(array.type)
-        values = array
-        for size in sizes:
-            values = values.values.slice(values.offset * size, len(values) * size)
-        arrays.append(_lists_of(values, array, field.type) if sizes else array)
+        if shape_of(array.type):
+            array = _lists_of(flat_items(array), array, field.type)
+        arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def shaped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return a stored column as its feature type."""
-    sizes, _ = shape_of(kind)
+    sizes = shape_of(kind)
     if len(sizes) < 2:
         return cast_array(array, kind)
     values = array.values.slice(array.offset * prod(sizes), len(array) * prod(sizes))
@@ -85,7 +72,7 @@ def fits(kind: pa.DataType) -> bool:
 
     Scalars and lists of booleans and numbers.
     """
-    sizes, leaf = shape_of(kind)
+    sizes, leaf = shape_of(kind), items_of(kind)
     is_list = bool(sizes)
     if pat.is_list(leaf) and not sizes:
         is_list, leaf = True, leaf.value_type

@@ -20,6 +20,7 @@ import pyarrow.types as pat
 from featurestore.errors import UnsupportedType
 from featurestore.model.decimals import decimal_text
 from featurestore.model.fixed_bytes import cast_bytes
+from featurestore.model.shapes import items_of, shape_of
 from featurestore.model.types import numpy_type
 from featurestore.plugins.format import ColumnEncoding
 
@@ -85,11 +86,7 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
 def _shape(kind: pa.DataType) -> tuple[tuple[int, ...] | None, pa.DataType]:
     if pat.is_list(kind):
         return None, kind.value_type
-    shape: tuple[int, ...] = ()
-    while pat.is_fixed_size_list(kind):
-        shape += (kind.list_size,)
-        kind = kind.value_type
-    return shape, kind
+    return shape_of(kind), items_of(kind)
 
 
 def _wire(leaf: pa.DataType) -> tuple[str | None, str | None]:

@@ -1,0 +1,125 @@
+"""Arrays keep their shape from the group through every format to what a model is given."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from featurestore.model.arrow_json import type_from_json
+from featurestore.model.shapes import shape_of
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+    from featurestore.training import TrainingDataset
+
+ROWS = 200
+SHAPES = {"embedding": (3,), "image": (4, 6), "frame": (2, 3, 1), "flag": (2,)}
+DTYPES = {"embedding": "f4", "image": "u1", "frame": "f4", "flag": "?"}
+
+
+def cells(name: str) -> Any:
+    values = np.arange(ROWS * int(np.prod(SHAPES[name]))).reshape(ROWS, *SHAPES[name])
+    if DTYPES[name] == "?":
+        return values % 3 == 0
+    return (values % 251).astype(DTYPES[name])
+
+
+COLUMNS = {name: cells(name) for name in SHAPES}
+
+
+def dataset(store: FeatureStore, data_format: str, **options: Any) -> TrainingDataset:
+    frame = pd.DataFrame({"id": range(ROWS), "label": [number % 2 for number in range(ROWS)]})
+    for name, values in COLUMNS.items():
+        frame[name] = list(values)
+    store.create_featuregroup(frame, "pictures", primary_key="id")
+    features = store.get_features(
+        [f"pictures.{name}" for name in (*SHAPES, "label")], include_keys=True
+    )
+    return store.create_training_dataset(
+        features, "pictures", label="label", key="id", data_format=data_format, **options
+    )
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "petastorm", "parquet", "csv"])
+def test_every_format_gives_arrays_back_in_their_shape(
+    duckdb_store: FeatureStore, data_format: str
+) -> None:
+    made = dataset(duckdb_store, data_format)
+    kinds = {column.name: type_from_json(column.type) for column in made.manifest.columns}
+    assert {name: shape_of(kinds[name]) for name in SHAPES} == SHAPES
+    names = ["id", *SHAPES]
+    seen = []
+    for batch in made.reader("train", global_batch_size=20, columns=names).batches():
+        for name, shape in SHAPES.items():
+            assert batch[name].shape == (20, *shape)
+            assert batch[name].dtype == np.dtype(DTYPES[name])
+            np.testing.assert_array_equal(batch[name], COLUMNS[name][batch["id"]])
+        seen += batch["id"].tolist()
+    assert sorted(seen) == list(range(ROWS))
+    frame = made.read("train").to_pandas().sort_values("id")
+    np.testing.assert_array_equal(np.stack(frame["image"]), COLUMNS["image"])
+    assert frame["frame"].iloc[0].shape == (2, 3, 1)
+    assert {each.name: each.kind for each in made.statistics("train").columns}["image"] == "list"
+    assert made.verify().ok
+
+
+@pytest.mark.tensorflow
+def test_datasets_of_tensorflow_have_static_shapes(duckdb_store: FeatureStore) -> None:
+    import tensorflow as tf
+
+    made = dataset(duckdb_store, "tfrecord")
+    spec, _ = made.reader("train", global_batch_size=20).tf_dataset().element_spec
+    assert {name: tuple(spec[name].shape) for name in SHAPES} == {
+        name: (20, *shape) for name, shape in SHAPES.items()
+    }
+    files = sorted(f"{made.path}/{shard.path}" for shard in made.manifest.splits[0].shards)
+    feature_spec = made.tf_feature_spec()
+    records = tf.data.TFRecordDataset(files).batch(ROWS)
+    parsed = next(iter(records.map(lambda record: tf.io.parse_example(record, feature_spec))))
+    order = parsed["id"].numpy()
+    for name in SHAPES:
+        np.testing.assert_array_equal(parsed[name].numpy(), COLUMNS[name][order])
+
+
+def test_petastorm_gives_shapes_back(duckdb_store: FeatureStore) -> None:
+    pytest.importorskip("petastorm")
+    made = dataset(duckdb_store, "petastorm")
+    count = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with made.petastorm_reader("train") as reader:
+            for batch in reader:
+                for name, shape in SHAPES.items():
+                    values = getattr(batch, name)
+                    assert values.shape[1:] == shape
+                    np.testing.assert_array_equal(values, COLUMNS[name][batch.id])
+                count += len(batch.id)
+    assert count == ROWS
+
+
+def test_missing_arrays_are_masked_in_their_shape(duckdb_store: FeatureStore) -> None:
+    images = [None if row % 5 == 0 else COLUMNS["image"][row] for row in range(ROWS)]
+    made = duckdb_store.create_training_dataset(
+        {"id": range(ROWS), "image": images}, "gaps", key="id"
+    )
+    reader = made.reader("train", global_batch_size=ROWS, columns=["id", "image"], nulls="mask")
+    batch = next(iter(reader.batches()))
+    present = batch["id"] % 5 != 0
+    np.testing.assert_array_equal(batch["image_present"], present)
+    np.testing.assert_array_equal(batch["image"][present], COLUMNS["image"][batch["id"][present]])
+    assert not batch["image"][~present].any()
+
+
+def test_frames_give_arrays_in_their_shape(duckdb_store: FeatureStore) -> None:
+    dataset(duckdb_store, "parquet")
+    frame = duckdb_store.get_featuregroup("pictures")
+    images = frame.select("image").to_numpy()
+    assert images.shape == (ROWS, 4, 6)
+    assert frame.select("image", "frame").to_numpy().shape == (ROWS, 4 * 6 + 2 * 3 * 1)
+    assert frame.to_polars()["frame"].dtype.shape == (2, 3, 1)
+    again = duckdb_store.create_featuregroup(images, "again")
+    assert shape_of(again.schema.field("col_0").type) == (4, 6)

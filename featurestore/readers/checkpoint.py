@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, ReaderConfigError
+from featurestore.readers.evaluation import refuse_metrics_over_padding
 from featurestore.readers.heartbeat import Heartbeat
 from featurestore.storage import files
 
@@ -191,6 +192,7 @@ class ReaderCheckpoint:
             options: What ``model.fit`` takes beside data, epochs, steps and callbacks;
                 ``callbacks`` are added to ours.
         """
+        refuse_metrics_over_padding(self.reader, model)
         epoch, step = self.restore()
         callbacks = list(options.pop("callbacks", None) or ())
         histories = []

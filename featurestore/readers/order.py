@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ ORDER_VERSION = 1
 PADDING = -1
 MAX_DEFAULT_LANES = 64
 
-Remainder = Literal["drop", "pad"]
+Remainder = Literal["drop", "keep", "pad"]
+REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 Rows = npt.NDArray[np.int64]
 
 _BLOCKS, _WINDOWS = tag(101), tag(102)
@@ -64,8 +65,8 @@ class ReaderOrder:
         lanes: Streams that an epoch is cut into; divides the global batch size.
         seed: Any integer.
         shuffle: False reads the canonical order itself.
-        remainder: "drop" leaves out what does not fill a global batch, "pad" fills up with padding
-            rows.
+        remainder: "drop" leaves out what does not fill a global batch, "keep" gives one worker a
+            last batch of fewer rows, "pad" fills up with padding rows.
 
     Raises:
         ReaderConfigError: Numbers that do not fit together; lists those that do.
@@ -85,9 +86,10 @@ class ReaderOrder:
     remainder: Remainder = "drop"
 
     def __post_init__(self) -> None:
-        if self.remainder not in ("drop", "pad"):
+        if self.remainder not in REMAINDERS:
             raise ReaderConfigError(
-                f"remainder={self.remainder!r} is unknown.", hint='remainder="drop" or "pad"'
+                f"remainder={self.remainder!r} is unknown.",
+                hint='remainder="drop", "keep" or "pad"',
             )
         for name in ("block_rows", "window_rows", "global_batch_size", "lanes"):
             check_at_least_one(name, getattr(self, name))
@@ -108,7 +110,7 @@ class ReaderOrder:
         if self.remainder == "drop" and self.rows < self.global_batch_size:
             raise ReaderConfigError(
                 f"{self.rows} rows do not fill one global batch of {self.global_batch_size}.",
-                hint='a smaller global_batch_size, or remainder="pad"',
+                hint='a smaller global_batch_size, or remainder="keep"',
             )
 
     @property
@@ -130,10 +132,17 @@ class ReaderOrder:
 
     def worker_counts(self) -> list[int]:
         """Return the numbers of workers among which the lanes can be divided."""
+        if self.remainder == "keep":
+            return [1]
         return divisors(self.lanes)
 
     def check_workers(self, worker: int, workers: int) -> None:
         """Raise ReaderConfigError unless the lanes divide among the workers and ``worker`` is one of them."""
+        if self.remainder == "keep" and workers > 1:
+            raise ReaderConfigError(
+                f'remainder="keep" is for one worker: the last batches of {workers} would differ.',
+                hint='remainder="pad", or "drop"',
+            )
         if workers < 1 or self.lanes % workers:
             raise ReaderConfigError(
                 f"{workers} workers cannot share {self.lanes} lanes equally; "

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.plugins.format import Plane
-from featurestore.readers.selection import PRESENT, SAMPLE_WEIGHT, SelectedColumn
+from featurestore.readers.selection import PADDING_WEIGHT, PRESENT, SelectedColumn
 from featurestore.readers.steps import Arrays
 
 
@@ -46,7 +46,7 @@ class Packing:
             if column.masked:
                 result[column.name + PRESENT] = np.dtype(np.bool_), ()
         if self.weighted:
-            result[SAMPLE_WEIGHT] = np.dtype(np.float32), ()
+            result[PADDING_WEIGHT] = np.dtype(np.float32), ()
         return result
 
     @cached_property

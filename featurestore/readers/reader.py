@@ -19,20 +19,29 @@ from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
 from featurestore.readers.order import (
     ORDER_VERSION,
+    PADDING,
     ReaderOrder,
-    Remainder,
     check_at_least_one,
     default_lanes,
     is_whole,
 )
 from featurestore.readers.prefetch import prefetched
 from featurestore.readers.recordblocks import RecordBlocks
-from featurestore.readers.selection import Nulls, SelectedColumn, select_columns, value_form
+from featurestore.readers.selection import (
+    PADDING_WEIGHT,
+    SAMPLE_WEIGHT,
+    Nulls,
+    SelectedColumn,
+    select_columns,
+    value_form,
+)
 from featurestore.readers.shardfiles import ShardFiles, check_shards
-from featurestore.readers.steps import Blocks, StepRange, StepRanges
+from featurestore.readers.steps import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.windowblocks import WindowBlocks
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from featurestore.readers.checkpoint import ReaderCheckpoint
 
 Batch = dict[str, npt.NDArray[Any]]
@@ -85,6 +94,11 @@ class Reader:
         """The columns that are labels, of those that are read."""
         return tuple(column.name for column in self.columns if column.label)
 
+    @property
+    def weight(self) -> str | None:
+        """The column that weighs rows, if it is read."""
+        return next((column.name for column in self.columns if column.weight), None)
+
     def batches(
         self, epoch: int = 0, *, worker: int = 0, workers: int = 1, start_step: int = 0
     ) -> Iterator[Batch]:
@@ -117,12 +131,28 @@ class Reader:
         for steps, arrays in self.read(ranges):
             size = steps.part.batch_rows
             for start in range(0, steps.row_count, size):
-                yield {name: array[start : start + size] for name, array in arrays.items()}
+                batch = {name: array[start : start + size] for name, array in arrays.items()}
+                yield self._finished(batch)
+
+    def _finished(self, batch: Batch) -> Batch:
+        """Return a batch with the weights of its padding, or without its padding."""
+        weight = batch.pop(PADDING_WEIGHT, None)
+        if weight is None:
+            return batch
+        if self.order.remainder == "keep":
+            if weight.all():
+                return batch
+            return {name: array[weight > 0] for name, array in batch.items()}
+        if self.weight is None:
+            batch[SAMPLE_WEIGHT] = weight
+        return batch
 
     def rows(
         self, epoch: int, step: int, *, worker: int = 0, workers: int = 1
     ) -> npt.NDArray[np.int64]:
         """Return the canonical row numbers of a batch; -1 is padding. Reads no file.
+
+        With ``remainder="keep"`` there is no padding, and the last batch has fewer rows.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> reader.rows(1, 0)
@@ -130,7 +160,61 @@ class Reader:
         >>> [reader.rows(1, 0, worker=worker, workers=2).tolist() for worker in range(2)]
         [[1], [3]]
         """
-        return self.order.epoch(epoch).batch(step, worker=worker, workers=workers)
+        rows = self.order.epoch(epoch).batch(step, worker=worker, workers=workers)
+        if self.order.remainder == "keep":
+            rows = rows[rows != PADDING]
+        return rows
+
+    def unpad(self, predictions: Any, *, epoch: int = 0) -> npt.NDArray[Any]:
+        """Return the predictions of an epoch without those of padding rows.
+
+        Args:
+            predictions: What ``model.predict`` gave for an epoch of one worker, (rows, ...).
+            epoch: Which epoch was read: with ``shuffle=False`` all are in the same order.
+
+        Raises:
+            InvalidArgument: They are more or fewer than an epoch has rows.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> reader = dataset.reader("train", global_batch_size=3, shuffle=False, remainder="pad")
+        >>> reader.unpad([0.1, 0.7, 0.2, 0.9, 0.5, 0.5])  # the last two are padding
+        array([0.1, 0.7, 0.2, 0.9])
+        """
+        from featurestore.readers.evaluation import unpad
+
+        return unpad(self, predictions, epoch=epoch)
+
+    def keys(self, *, epoch: int = 0) -> pa.Table:
+        """Return the key columns of the rows of an epoch, in the order in which they are read.
+
+        Beside ``unpad(predictions)`` they tell whose prediction each one is.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> reader = dataset.reader("train", global_batch_size=3, shuffle=False, remainder="keep")
+        >>> reader.keys().select(["tailnum", "origin"]).slice(0, 2).to_pylist()
+        [{'tailnum': 'N10', 'origin': 'JFK'}, {'tailnum': 'N20', 'origin': 'LGA'}]
+        """
+        from featurestore.readers.evaluation import keys
+
+        return keys(self, epoch=epoch)
+
+    def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
+        """Return loss and metrics of a compiled Keras model over every row once, none of them padding.
+
+        The last batch is as short as it is, whatever ``remainder`` the reader has, so that
+        ``metrics=`` and ``weighted_metrics=`` are both right.
+
+        Args:
+            model: A compiled model.
+            options: What ``model.evaluate`` takes beside the data.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=3)
+        >>> reader.evaluate(model)  # doctest: +SKIP
+        {'AUC': 0.832, 'loss': 0.41}
+        """
+        from featurestore.readers.evaluation import evaluate
+
+        return evaluate(self, model, **options)
 
     def tf_dataset(
         self,
@@ -143,22 +227,36 @@ class Reader:
     ) -> Any:
         """Return a ``tf.data.Dataset`` of one worker's batches with static shapes.
 
-        Elements are ``(features, label)``, with ``remainder="pad"`` ``(features, label,
-        sample_weight)``; without label columns the features alone, or ``(features,
+        Elements are ``(features, label)``, with ``remainder="pad"`` or a weight column ``(features,
+        label, sample_weight)``; without label columns the features alone, or ``(features,
         sample_weight)``. Features are a dict, several labels too.
 
+        Iterating again reads the next epochs: ``model.fit(reader.tf_dataset(), epochs=3)`` sees
+        epochs 0, 1 and 2, each in an order of its own. To go on later: ``start_epoch=3``.
+
+        Padding rows have weight 0: Keras gives weights to the loss and to ``weighted_metrics=``;
+        ``metrics=`` would count the padding, and ``predict`` answers for it. ``remainder="keep"``
+        has none.
+
         Args:
-            epochs: Number of epochs to read, the first of which may be entered in the middle.
+            epochs: Number of epochs that an iteration reads, the first of which may be entered in
+                the middle.
             worker: Number of this worker, from 0.
             workers: Number of workers; divides the lanes.
             start_epoch: The first epoch.
-            start_step: The first step of the first epoch.
+            start_step: The first step of the first epoch; an iteration then has as many steps
+                fewer, and the next one goes on where it ended.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> for features, late in reader.tf_dataset(epochs=1):
         ...     print(features["seats"].numpy(), late.numpy())
         [100 200] [False  True]
         [200 100] [ True False]
+        >>> dataset = reader.tf_dataset()
+        >>> for epoch in range(2):
+        ...     print([features["seats"].numpy().tolist() for features, _ in dataset])
+        [[100, 200], [200, 100]]
+        [[200, 200], [100, 100]]
         """
         from featurestore.readers.tensorflow import tf_dataset
 
@@ -176,6 +274,8 @@ class Reader:
         self, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
     ) -> Any:
         """Return the dataset of a ``tf.distribute`` strategy: each worker reads its own lanes.
+
+        Iterating again reads the next epochs, as of ``tf_dataset``: on all workers together.
 
         Args:
             strategy: The strategy; worker number and count come from its own input context.
@@ -260,12 +360,43 @@ class Reader:
                 hint=f"0 to {self.steps_per_epoch}",
             )
 
-    def step_ranges(
+    def iterations(
         self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
+    ) -> Iterations:
+        """Return what each iteration over a dataset reads, the first one as said here."""
+        total = self.steps_per_epoch
+        steps = max(0, epochs * total - start_step)
+
+        def ranges_of(iteration: int) -> StepRanges:
+            epoch, step = start_epoch, start_step
+            if iteration and total:
+                passed, step = divmod(start_step + iteration * steps, total)
+                epoch += passed
+            return self.step_ranges(
+                epochs,
+                worker=worker,
+                workers=workers,
+                start_epoch=epoch,
+                start_step=step,
+                steps=steps,
+            )
+
+        return Iterations(ranges_of)
+
+    def step_ranges(
+        self,
+        epochs: int,
+        *,
+        worker: int,
+        workers: int,
+        start_epoch: int,
+        start_step: int,
+        steps: int | None = None,
     ) -> StepRanges:
         """Return the steps of some epochs in ranges to read at once.
 
-        One step first, then up to some megabytes.
+        One step first, then up to some megabytes. ``steps``: so many; else to the end of the last
+        epoch.
 
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or there is no such step.
@@ -281,6 +412,7 @@ class Reader:
             start_epoch=start_epoch,
             start_step=start_step,
             most=max(1, rows // self.order.worker_batch(workers)),
+            steps=steps,
         )
 
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
@@ -297,9 +429,13 @@ class Reader:
 
         return prefetched(read, ranges, threads=threads, ahead=_AHEAD)
 
+    def files(self) -> ShardFiles:
+        """Return the files of the split."""
+        return shard_files(self.path, self.manifest, self.split)
+
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
-        files = shard_files(self.path, self.manifest, self.split)
+        files = self.files()
         if files.access is not None:
             return RecordBlocks(files, files.access, self.columns)
         return WindowBlocks(files, self.columns)
@@ -333,8 +469,8 @@ def open_reader(
         global_batch_size: Rows of one step over all workers.
         seed: Of the order; any integer.
         shuffle: False reads the canonical order.
-        remainder: "drop" or "pad".
-        columns: What to read; None is the features and the labels.
+        remainder: "drop", "keep" or "pad".
+        columns: What to read; None is the inputs, the labels and the weight.
         nulls: "error", "mask" or ``{column: value}``.
         lanes: Streams of an epoch; None is the largest divisor of the global batch size up to 64.
         window_rows: Rows that are mixed inside a lane; None chooses about 131,072 rows over all
@@ -365,8 +501,9 @@ def open_reader(
         lanes=lanes,
         seed=seed,
         shuffle=shuffle,
-        remainder=_remainder(remainder),
+        remainder=remainder,  # type: ignore[arg-type]
     )
+    _refuse_weights_of_two_kinds(selected, remainder)
     check_shards(path, found)
     shard_files(path, manifest, found).check_rows()
     settings = {
@@ -454,9 +591,11 @@ def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
     return max(1, rows // (lanes * manifest.block_rows)) * manifest.block_rows
 
 
-def _remainder(value: str) -> Remainder:
-    if value == "drop":
-        return "drop"
-    if value == "pad":
-        return "pad"
-    raise ReaderConfigError(f"remainder={value!r} is unknown.", hint='remainder="drop" or "pad"')
+def _refuse_weights_of_two_kinds(columns: Sequence[SelectedColumn], remainder: str) -> None:
+    """Refuse a column that has the name of the weights that padding comes with."""
+    for column in columns:
+        if column.name == SAMPLE_WEIGHT and remainder == "pad" and not column.weight:
+            raise ReaderConfigError(
+                f"The column {SAMPLE_WEIGHT!r} has the name of the weights that padding adds.",
+                hint="make the dataset with weight='sample_weight', or read with remainder='drop'",
+            )

@@ -22,7 +22,7 @@ from featurestore.readers.memory import Memory
 from featurestore.readers.order import PADDING, EpochOrder, Rows
 from featurestore.readers.outputs import finish
 from featurestore.readers.packing import Packing
-from featurestore.readers.selection import SAMPLE_WEIGHT, SelectedColumn
+from featurestore.readers.selection import PADDING_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
 from featurestore.readers.steps import Arrays, StepRange, WorkerEpoch
 
@@ -97,7 +97,7 @@ class RecordBlocks:
         arrays = self._borrow(packing, rows)
         numbers = packing.parts(arrays)
         if packing.weighted:
-            numbers[SAMPLE_WEIGHT][:] = 1
+            numbers[PADDING_WEIGHT][:] = 1
         alone: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in packing.alone}
         read_planes, start = self._plane_reader(packing), real.start
         for records in pieces:

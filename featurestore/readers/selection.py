@@ -19,9 +19,13 @@ from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.types import numpy_type
 
+_READ_ROLES = ("feature", "label", "weight")
+
 Nulls: TypeAlias = Literal["error", "mask"] | Mapping[str, Any]
 
 SAMPLE_WEIGHT = "sample_weight"
+# What tells padding from rows on the way; no column can have this name.
+PADDING_WEIGHT = "__fs_weight"
 PRESENT = "_present"
 
 
@@ -37,6 +41,7 @@ class SelectedColumn:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     label: bool = False
+    weight: bool = False
     fill: Any = None
     masked: bool = False
 
@@ -54,7 +59,7 @@ class SelectedColumn:
 def select_columns(
     manifest: Manifest, split: ManifestSplit, *, columns: Sequence[str] | None, nulls: Nulls
 ) -> tuple[SelectedColumn, ...]:
-    """Return the columns that a reader yields; None are the features and the labels.
+    """Return the columns that a reader yields; None are the inputs, the labels and the weight.
 
     Raises:
         InvalidArgument: Columns that do not exist, or an unknown null policy.
@@ -72,8 +77,17 @@ def select_columns(
     for name in names:
         column = manifest.column(name)
         dtype, shape = value_form(type_from_json(column.type))
-        is_label = column.role == "label"
-        chosen.append(SelectedColumn(name, dtype, shape, is_label, fills.get(name), name in masked))
+        chosen.append(
+            SelectedColumn(
+                name,
+                dtype,
+                shape,
+                label=column.role == "label",
+                weight=column.role == "weight",
+                fill=fills.get(name),
+                masked=name in masked,
+            )
+        )
     _refuse_ragged(chosen)
     if nulls != "mask":
         _refuse_nulls(split, [name for name in names if name not in fills])
@@ -82,7 +96,7 @@ def select_columns(
 
 def _names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
     if columns is None:
-        names = [column.name for column in manifest.columns if column.role in ("feature", "label")]
+        names = [column.name for column in manifest.columns if column.role in _READ_ROLES]
         return names or [column.name for column in manifest.columns]
     if isinstance(columns, str):
         raise InvalidArgument(f"columns={columns!r} is one text.", hint=f"columns=[{columns!r}]")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from featurestore.readers.order import EpochOrder, ReaderOrder, Rows
 
 Arrays = dict[str, npt.NDArray[Any]]
+_ITERATIONS_KEPT = 4
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class StepRange:
     @property
     def weighted(self) -> bool:
         """Whether batches come with weights: 0 for padding rows."""
-        return self.part.order.remainder == "pad"
+        return self.part.order.remainder != "drop"
 
     @property
     def steps(self) -> int:
@@ -86,7 +88,10 @@ class StepRange:
 
 
 class StepRanges(Sequence[StepRange]):
-    """The ranges of some epochs: one step first, then more and more, up to ``most`` steps."""
+    """The ranges of some epochs: one step first, then more and more, up to ``most`` steps.
+
+    ``steps`` is how many there are in all; None: to the end of the last epoch.
+    """
 
     def __init__(
         self,
@@ -98,17 +103,23 @@ class StepRanges(Sequence[StepRange]):
         start_epoch: int,
         start_step: int,
         most: int,
+        steps: int | None = None,
     ) -> None:
         order.check_workers(worker, workers)
         self._order = order
         self._worker, self._workers = worker, workers
         self._start_epoch = start_epoch
         total = order.steps_per_epoch
-        self._first = list(pairwise(_growing_edges(start_step, total, most=most)))
+        if steps is None:
+            steps = epochs * total - start_step
+        stop = start_step + max(0, steps)
+        self._first = list(pairwise(_growing_edges(start_step, min(stop, total), most=most)))
         self._later = list(pairwise([*range(0, total, most), total]))
-        self._count = 0
-        if epochs > 0:
-            self._count = len(self._first) + (epochs - 1) * len(self._later)
+        # Steps of the last epoch, where it is not read to its end.
+        whole, rest = divmod(max(0, stop - total), max(1, total))
+        self._last = list(pairwise([*range(0, rest, most), rest]))
+        self._last_epoch = whole
+        self._count = len(self._first) + whole * len(self._later) + len(self._last)
         self._parts = {start_epoch: WorkerEpoch(order.epoch(start_epoch), worker, workers)}
 
     def __len__(self) -> int:
@@ -121,7 +132,7 @@ class StepRanges(Sequence[StepRange]):
             start, stop = self._first[index]
             return StepRange(self._part(self._start_epoch), start, stop)
         epoch, index = divmod(index - len(self._first), len(self._later))
-        start, stop = self._later[index]
+        start, stop = (self._last if epoch == self._last_epoch else self._later)[index]
         return StepRange(self._part(self._start_epoch + 1 + epoch), start, stop)
 
     def _part(self, number: int) -> WorkerEpoch:
@@ -142,6 +153,35 @@ def _growing_edges(start: int, stop: int, *, most: int) -> list[int]:
         edges.append(min(stop, edges[-1] + distance))
         distance = min(2 * distance, most)
     return edges
+
+
+class Iterations:
+    """What each iteration over a dataset reads: it goes on where the one before ended.
+
+    So an iteration of whole epochs is followed by one of the next epochs. Serves many threads.
+    """
+
+    def __init__(self, ranges_of: Callable[[int], StepRanges]) -> None:
+        self._ranges_of = ranges_of
+        self._begun = 0
+        # What is wrong with the arguments is said here and not in the first step.
+        self._ranges = {0: ranges_of(0)}
+        self._lock = Lock()
+
+    def begin(self) -> int:
+        """Return the number of an iteration that begins now."""
+        with self._lock:
+            self._begun += 1
+            return self._begun - 1
+
+    def __getitem__(self, iteration: int) -> StepRanges:
+        with self._lock:
+            known = self._ranges.get(iteration)
+            if known is None:
+                known = self._ranges[iteration] = self._ranges_of(iteration)
+                while len(self._ranges) > _ITERATIONS_KEPT:
+                    self._ranges.pop(next(iter(self._ranges)))
+            return known
 
 
 class Blocks(Protocol):

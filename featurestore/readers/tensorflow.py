@@ -8,22 +8,37 @@ steps of the range.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
 from featurestore.readers.recordblocks import RecordBlocks
-from featurestore.readers.selection import SAMPLE_WEIGHT
-from featurestore.readers.steps import Blocks, StepRanges
+from featurestore.readers.selection import PADDING_WEIGHT
+from featurestore.readers.steps import Blocks, Iterations
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
 _THREADS = 4
+_ABOUT_PADDING = (
+    'remainder="pad": padding rows have weight 0, which metrics= and predict do not look at. '
+    'Compile with weighted_metrics=, or read with remainder="keep".'
+)
+_log = logging.getLogger("featurestore.readers")
+
+
+@cache
+def _say_once(text: str) -> None:
+    """Tell whoever watches the program; not as a warning, since it may well be right."""
+    _log.warning(text)
 
 
 def import_tensorflow() -> Any:
@@ -56,14 +71,19 @@ def tf_dataset(
             f"A worker's batch of {batch} rows cannot be cut equally for its {replicas} replicas.",
             hint=f"a global_batch_size that {workers * replicas} divides",
         )
-    packing = Packing(reader.columns, reader.order.remainder == "pad", batch // replicas)
+    if replicas > 1 and reader.order.remainder == "keep":
+        raise ReaderConfigError(
+            f'remainder="keep" cannot be cut for {replicas} replicas: its last batch is short.',
+            hint='remainder="pad", or "drop"',
+        )
+    if reader.order.remainder == "pad" and workers == 1:
+        _say_once(_ABOUT_PADDING)
+    packing = Packing(reader.columns, reader.order.remainder != "drop", batch // replicas)
     part = _Part(reader, tf, packing)
-    # What is wrong with the arguments is said here and not in the first step.
-    ranges = reader.step_ranges(
+    iterations = reader.iterations(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
-    source = reader.blocks()
-    dataset = part.dataset(ranges, source)
+    dataset = part.dataset(iterations, reader.blocks())
     steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -83,38 +103,55 @@ class _Part:
     tf: Any
     packing: Packing
 
-    def dataset(self, ranges: StepRanges, source: Blocks) -> Any:
+    def dataset(self, iterations: Iterations, source: Blocks) -> Any:
         """Return a dataset of batches; records of one width are read by several threads."""
         if isinstance(source, RecordBlocks):
-            return self.by_number(ranges, source)
-        return self.in_turn(ranges)
+            steps = self.by_number(iterations, source)
+        else:
+            steps = self.in_turn(iterations)
+        if self.reader.order.remainder == "keep":
+            # The steps of a range are of one size, so padding goes when they are apart.
+            return steps.unbatch().map(self.without_padding)
+        return steps.map(self.element).unbatch()
 
-    def by_number(self, ranges: StepRanges, source: RecordBlocks) -> Any:
-        """Return a dataset of batches whose ranges of steps are read by their numbers, in any thread."""
+    def by_number(self, iterations: Iterations, source: RecordBlocks) -> Any:
+        """Return a dataset of ranges of steps that are read by their numbers, in any thread."""
         tf, packing = self.tf, self.packing
         specs = self._packed_specs()
 
         @awaited_at_exit
-        def read(number: Any) -> list[Any]:
-            return source.read_packed(ranges[int(number)], packing)
+        def begin() -> Any:
+            iteration = iterations.begin()
+            return np.array([iteration, len(iterations[iteration])], np.int64)
 
-        def load(number: Any) -> Any:
+        @awaited_at_exit
+        def read(iteration: Any, number: Any) -> list[Any]:
+            return source.read_packed(iterations[int(iteration)][int(number)], packing)
+
+        def numbers(_: Any) -> Any:
+            # Asked once for each iteration over the dataset.
+            begun = tf.numpy_function(begin, [], tf.int64)
+            begun.set_shape((2,))
+            numbered = tf.data.Dataset.range(begun[1])
+            return numbered.map(lambda number: (begun[0], number))
+
+        def load(iteration: Any, number: Any) -> Any:
             dtypes = [spec.dtype for spec in specs]
-            tensors = tf.numpy_function(read, [number], dtypes, stateful=False)
+            tensors = tf.numpy_function(read, [iteration, number], dtypes, stateful=False)
             for tensor, spec in zip(tensors, specs, strict=True):
                 tensor.set_shape(spec.shape)
-            return self.element(packing.unpack(tensors, tf.unstack))
+            return packing.unpack(tensors, tf.unstack)
 
-        numbers = tf.data.Dataset.range(len(ranges))
+        ranges = tf.data.Dataset.from_tensors(0).flat_map(numbers)
         threads = min(_THREADS, usable_cores())
-        return numbers.map(load, num_parallel_calls=threads, deterministic=True).unbatch()
+        return ranges.map(load, num_parallel_calls=threads, deterministic=True)
 
-    def in_turn(self, ranges: StepRanges) -> Any:
+    def in_turn(self, iterations: Iterations) -> Any:
         """Return the same, read one after the other."""
         batch = self.packing.batch
 
         def generate() -> Iterator[dict[str, Any]]:
-            found = self.reader.read(ranges)
+            found = self.reader.read(iterations[iterations.begin()])
 
             @awaited_at_exit
             def following() -> dict[str, Any]:
@@ -129,13 +166,21 @@ class _Part:
         specs = {}
         for name, (dtype, shape) in self.packing.outputs.items():
             specs[name] = self._spec((None, batch, *shape), dtype)
-        dataset = self.tf.data.Dataset.from_generator(generate, output_signature=specs)
-        return dataset.map(self.element).unbatch()
+        return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
+
+    def without_padding(self, columns: Mapping[str, Any]) -> Any:
+        """Return what the user gets of one batch, with as many rows as there are."""
+        rest = dict(columns)
+        rows = self.tf.where(rest.pop(PADDING_WEIGHT) > 0)[:, 0]
+        return self.element({name: self.tf.gather(each, rows) for name, each in rest.items()})
 
     def element(self, columns: Mapping[str, Any]) -> Any:
         """Return what the user gets of one batch: features, label and weight."""
         rest = dict(columns)
-        weight = rest.pop(SAMPLE_WEIGHT, None)
+        weight = rest.pop(PADDING_WEIGHT, None)
+        if self.reader.weight is not None:
+            # Padding weighs nothing here, too: its rows hold zeros.
+            weight = self.tf.cast(rest.pop(self.reader.weight), self.tf.float32)
         labels = {name: rest.pop(name) for name in self.reader.labels}
         parts: list[Any] = [rest]
         # A label with nulls leaves its mask among the features, where a loss can be built from it.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from featurestore.readers.arrow_numpy import Values, to_numpy
 from featurestore.readers.order import EpochOrder
 from featurestore.readers.outputs import finish, named, padding, put, weights
-from featurestore.readers.selection import SAMPLE_WEIGHT, SelectedColumn
+from featurestore.readers.selection import PADDING_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
 from featurestore.readers.steps import Arrays, StepRange, WorkerEpoch
 
@@ -52,7 +52,7 @@ class WindowBlocks:
         read = self._read_lanes if steps.part.order.shuffle else self._read_ranges
         result = named(self.columns, read(steps))
         if steps.weighted:
-            result[SAMPLE_WEIGHT] = weights(steps.rows())
+            result[PADDING_WEIGHT] = weights(steps.rows())
         return result
 
     def _read_ranges(self, steps: StepRange) -> dict[str, Values]:

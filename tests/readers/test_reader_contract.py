@@ -42,7 +42,7 @@ def expected_batch(example: Example, reader: Reader, rows: list[int]) -> dict[st
     lanes=st.sampled_from([1, 2, None]),
     window=st.sampled_from([8, 24, None]),
     shuffle=st.booleans(),
-    remainder=st.sampled_from(["drop", "pad"]),
+    remainder=st.sampled_from(["drop", "keep", "pad"]),
     seed=st.integers(0, 3),
     epoch=st.integers(0, 2),
     data=st.data(),
@@ -82,7 +82,7 @@ def test_batches_hold_the_rows_that_the_order_names(
         expected = expected_batch(example, reader, rows)
         assert list(batch) == list(expected)
         for name, values in batch.items():
-            assert values.shape[0] == size // workers
+            assert values.shape[0] == (len(rows) if remainder == "keep" else size // workers)
             assert values.tolist() == expected[name], (name, step)
 
 

@@ -164,7 +164,7 @@ def test_columns_without_a_fixed_shape_are_refused_together(tmp_path: Path) -> N
             "203 rows do not fill one global batch of 204",
         ),
         ({"seed": "a"}, ReaderConfigError, "seed='a'"),
-        ({"remainder": "keep"}, ReaderConfigError, "remainder='keep'"),
+        ({"remainder": "fill"}, ReaderConfigError, "remainder='fill'"),
         ({"lanes": 5}, ReaderConfigError, "lanes=5 does not divide"),
         ({"window_rows": 12}, ReaderConfigError, "window_rows=16"),
     ],

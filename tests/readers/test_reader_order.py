@@ -338,7 +338,7 @@ def test_worker_counts_that_do_not_fit_list_those_that_do() -> None:
         ),
         ({"rows": 23}, r"23 rows do not fill one global batch of 24"),
         ({"window_rows": 20}, r"(?s)window_rows=20 .* 8 rows.*window_rows=16"),
-        ({"remainder": "keep"}, r"remainder='keep'"),
+        ({"remainder": "fill"}, r"remainder='fill'"),
         ({"global_batch_size": 0}, r"global_batch_size=0"),
     ],
 )

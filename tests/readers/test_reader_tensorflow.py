@@ -57,15 +57,16 @@ def assert_same(dataset: Any, expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("remainder", ["drop", "pad"])
+@pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
 def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
     example: Example, shuffle: bool, remainder: str
 ) -> None:
     reader = open_example(example, shuffle=shuffle, remainder=remainder, seed=2)
-    dataset = reader.tf_dataset(2, worker=1, workers=3, start_epoch=1, start_step=4)
+    worker, workers = (0, 1) if remainder == "keep" else (1, 3)
+    dataset = reader.tf_dataset(2, worker=worker, workers=workers, start_epoch=1, start_step=4)
     batches = [
-        *reader.batches(1, worker=1, workers=3, start_step=4),
-        *reader.batches(2, worker=1, workers=3),
+        *reader.batches(1, worker=worker, workers=workers, start_step=4),
+        *reader.batches(2, worker=worker, workers=workers),
     ]
     assert_same(dataset, as_elements(reader, batches))
 

@@ -18,7 +18,8 @@ so a commit can be understood without those before it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from featurestore.delta import log
 from featurestore.delta.history import LogCommit, commit_at, commit_time, read_history
 from featurestore.delta.log import Actions
 from featurestore.delta.snapshot import Snapshot
-from featurestore.errors import TableDamaged
+from featurestore.errors import FeatureStoreError, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.storage import files
 
@@ -102,13 +103,42 @@ def announced_spec(state: Snapshot) -> FeatureGroupSpec:
             f"The Delta table {state.path} has no property {SPEC!r}, so it is no feature group.",
             hint="write its rows into a new one: featurestore.create_featuregroup(df, name)",
         )
-    return FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
+    with _stored(state, SPEC):
+        return FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
 
 
 def meta_of(state: Snapshot) -> Meta:
-    """Return description and tags of a table."""
-    data = json.loads(state.properties.get(META, "{}"))
-    return Meta(description=data.get("description", ""), tags=data.get("tags", {}))
+    """Return description and tags of a table.
+
+    Raises:
+        TableDamaged: The property is not what the store writes.
+    """
+    with _stored(state, META):
+        data = json.loads(state.properties.get(META, "{}"))
+        description, tags = data.get("description", ""), dict(data.get("tags", {}))
+        if not all(isinstance(text, str) for text in (description, *tags, *tags.values())):
+            raise ValueError("a description, tags and their values are texts")
+        return Meta(description=description, tags=tags)
+
+
+@contextmanager
+def _stored(state: Snapshot, name: str) -> Iterator[None]:
+    """Say of what a table property holds that it cannot be understood."""
+    try:
+        yield
+    except (
+        FeatureStoreError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise TableDamaged(
+            f"The property {name!r} of the Delta table {state.path} cannot be read at version "
+            f"{state.version}: {type(error).__name__}: {error}.",
+            hint="restore the log from a copy, or write the rows into a new group",
+        ) from error
 
 
 def history(path: str, *, limit: int | None = None, before: int | None = None) -> list[Commit]:

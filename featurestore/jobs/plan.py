@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import InvalidArgument
 from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, volume
 from featurestore.jobs.service import complete_between, due_of, get_job
 from featurestore.model import html
@@ -104,6 +105,11 @@ def plan_job(
 def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[datetime, datetime]:
     if isinstance(window, Window):
         return window.start, window.end
+    if isinstance(window, str) or len(window) != 2:
+        raise InvalidArgument(
+            f"window={window!r} is no range of time.",
+            hint="window=('2019-03-01T00:00:00Z', '2019-03-02T00:00:00Z')",
+        )
     start, end = window
     return parse_moment(start, argument="start"), parse_moment(end, argument="end")
 

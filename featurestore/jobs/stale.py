@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from featurestore.delta.log import commit_path, read_commit
+from featurestore.delta.log import commit_path, note_of, read_commit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.jobs.inputs import PinnedInput, fingerprint, parquet_files, pin, time_bounds
 from featurestore.jobs.target import windows_of_note
@@ -132,14 +132,9 @@ def _stated_range(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> C
     if given.spec is None or given.spec.event_time != given.time:
         return None
     for action in actions:
-        info = action.get("commitInfo")
-        if info is None:
+        if action.get("commitInfo") is None:
             continue
-        try:
-            note = json.loads(info.get("userMetadata") or "{}")
-        except ValueError:
-            return None
-        told = windows_of_note(note) if isinstance(note, dict) else None
+        told = windows_of_note(note_of([action]))
         if told is None:
             return None
         _, window, _ = told

@@ -111,6 +111,12 @@ class Registry:
             with self._engine.connect() as connection:
                 options = {"immediate": immediate, LOCATION: self._location}
                 yield connection.execution_options(**options)
+        except (exc.NoResultFound, exc.MultipleResultsFound) as error:
+            # No code of ours leaves such rows: another program, or a damage, did.
+            raise RegistryError(
+                f"The registry holds rows that do not belong together: {error}",
+                hint="featurestore registry rebuild, and register the jobs again",
+            ) from error
         except (exc.OperationalError, exc.DatabaseError) as error:
             if isinstance(error, exc.IntegrityError):
                 raise

@@ -164,7 +164,12 @@ class World:
                 store.get_jobs,
                 lambda: store.get_featuregroup("g").to_arrow(),
                 lambda: store.get_featuregroup_history("g"),
+                lambda: store.get_featuregroup("g", as_of=1).to_arrow(),
                 lambda: store.featuregroup("g").statistics(),
+                lambda: repr(store.featuregroup("g")),
+                lambda: (store.get_features_list(), store.search("x")),
+                lambda: store.add_featuregroup_tag("g", "team", "rust"),
+                lambda: store.plan_job("hourly"),
                 lambda: store.get_training_dataset("d").verify(),
                 lambda: store.insert_into_featuregroup(TABLE.slice(0, 1), "g", mode="upsert"),
                 lambda: store.vacuum_featuregroup("g", retain="0s"),
@@ -205,9 +210,13 @@ def fuzz_definition(world: World, data: st.DataObject) -> None:
         for name in ("featurestore.spec", "featurestore.meta"):
             if name in configuration:
                 value = changed(json.loads(configuration[name]), data, world.outside)
-                configuration[name] = json.dumps(value)
+                text = json.dumps(value)
+                if data.draw(st.integers(0, 3)) == 0:
+                    text = text[: data.draw(st.integers(0, len(text)))]
+                configuration[name] = text
     log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
-    (world.location / "registry.db").unlink()
+    if data.draw(st.booleans()):  # what the table says is also read where the registry knows it
+        (world.location / "registry.db").unlink()
     world.use()
 
 
@@ -375,9 +384,9 @@ TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
     "statistics": (fuzz_statistics, 250),
     "states of statistics": (fuzz_statistics_state, 150),
     "manifests": (fuzz_manifest, 100),
-    "definitions": (fuzz_definition, 25),
-    "commits": (fuzz_commit, 25),
-    "registries": (fuzz_registry, 25),
+    "definitions": (fuzz_definition, 20),
+    "commits": (fuzz_commit, 20),
+    "registries": (fuzz_registry, 20),
     "filters": (fuzz_filters, 20),
     "job files": (fuzz_job_file, 20),
 }

@@ -166,6 +166,11 @@ class PetastormFormat(PlainFormat):
 def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, workers: int) -> None:
     most = manifest.layout["parquet"]["row_groups"]
     groups = sum(min(most, shard.rows) for shard in split.shards)
+    if groups == 0:
+        raise ReaderConfigError(
+            f"Split {split.name!r} has no rows, and petastorm refuses to read nothing.",
+            hint="num_rows(split) tells before",
+        )
     if workers >= 1 and groups % workers == 0 and 0 <= worker < workers:
         return
     fitting = [str(each) for each in range(1, min(groups, 128) + 1) if groups % each == 0]

@@ -1,0 +1,35 @@
+"""Definitions in table properties come from whoever wrote the table: understood, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import TableDamaged
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+
+
+@pytest.mark.parametrize("name", ["featurestore.spec", "featurestore.meta"])
+@pytest.mark.parametrize(
+    "text", ['{"name": "g', "[]", "null", "1", "", "[" * 100_000, '{"tags": [1]}']
+)
+def test_a_definition_that_cannot_be_read_is_named(
+    duckdb_store: FeatureStore, name: str, text: str
+) -> None:
+    group = duckdb_store.create_featuregroup(pa.table({"k": [1]}), "g")
+    duckdb_store.create_featuregroup(pa.table({"k": [1]}), "h")
+    log = Path(group.path, "_delta_log", f"{0:020d}.json")
+    actions = [json.loads(line) for line in log.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"][name] = text
+    log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    with pytest.raises(TableDamaged, match=name):
+        duckdb_store.add_featuregroup_tag("g", "team", "rust")
+    assert duckdb_store.get_featuregroup("h").count() == 1

@@ -25,6 +25,8 @@ _HOMES = {
     "job": "featurestore.jobs",
     "sql_job": "featurestore.jobs",
     "training_job": "featurestore.jobs",
+    "window": "featurestore.model.window_features",
+    "windows": "featurestore.model.window_features",
 }
 
 # Methods of FeatureStore that exist as functions of this module (a test compares both lists).

@@ -31,6 +31,9 @@ from featurestore.model.splits import TimeSplit as TimeSplit
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport
 from featurestore.model.window import Window
+from featurestore.model.window_features import WindowFeature
+from featurestore.model.window_features import window as window
+from featurestore.model.window_features import windows as windows
 from featurestore.plugins.engine import Engine
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
@@ -188,7 +191,7 @@ def get_feature(feature: str, *, dataframe_type: Literal["python"]) -> list[dict
 def get_feature(feature: str, *, dataframe_type: Literal["spark"]) -> SparkDataFrame: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -202,7 +205,7 @@ def get_features(
 ) -> FeatureFrame: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -216,7 +219,7 @@ def get_features(
 ) -> pd.DataFrame: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -230,7 +233,7 @@ def get_features(
 ) -> pl.DataFrame: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -244,7 +247,7 @@ def get_features(
 ) -> pa.Table: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -258,7 +261,7 @@ def get_features(
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -272,7 +275,7 @@ def get_features(
 ) -> list[dict[str, Any]]: ...
 @overload
 def get_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -334,7 +337,7 @@ def sql(
     dataframe_type: Literal["spark"],
 ) -> SparkDataFrame: ...
 def explain_features(
-    features: str | Sequence[str],
+    features: str | WindowFeature | Sequence[str | WindowFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from featurestore.model import html
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.window_features import WindowFunction
 
 JoinKind = Literal["left", "inner"]
 
@@ -106,6 +107,41 @@ class QuerySource:
         return {"sql": self.sql, "tables": tables}
 
 
+@dataclass(frozen=True)
+class WindowOutput:
+    """One aggregate of a source's column, called ``name`` in the result.
+
+    It counts the rows in ``(t - offset - over, t - offset]`` that are known at the label's time
+    ``t`` and for which ``where`` (DuckDB's SQL) is true. ``kind`` is the type of the answers.
+    """
+
+    column: str
+    name: str
+    function: WindowFunction
+    over: timedelta | None
+    offset: timedelta
+    where: str | None
+    fill_value: object
+    n: int
+    kind: pa.DataType
+
+
+@dataclass(frozen=True)
+class WindowJoin:
+    """How the aggregates of one source meet the left side.
+
+    ``on`` pairs left columns with columns of the source; ``members`` are the other columns of its
+    primary key: rows that agree in both and in event time are versions of one event.
+    """
+
+    source: Source
+    on: tuple[tuple[str, str], ...]
+    members: tuple[str, ...]
+    outputs: tuple[WindowOutput, ...]
+    event_time: str
+    created_time: str | None
+
+
 @dataclass(frozen=True, repr=False)
 class FeaturePlan:
     """The plan of one ``get_features`` call.
@@ -124,7 +160,8 @@ class FeaturePlan:
 
     ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
     name in the result is another one. ``left_rows`` is how many rows the left side has, where that
-    is known.
+    is known. A plan has ``windows`` or ``joins``; where both were asked for, the plan of the windows
+    feeds the other.
     """
 
     left_source: Source | None
@@ -146,6 +183,7 @@ class FeaturePlan:
     samples: tuple[RowSample, ...] = ()
     left_query: QuerySource | None = None
     asked: tuple[str, ...] | None = None
+    windows: tuple[WindowJoin, ...] = ()
 
     def __repr__(self) -> str:
         columns, groups = len(self.columns), len(self.sources)
@@ -170,6 +208,8 @@ class FeaturePlan:
             extra["filters"] = list(self.filters)
         if self.samples:
             extra["samples"] = list(map(_sample_json, self.samples))
+        if self.windows:
+            extra["windows"] = list(map(_window_json, self.windows))
         if self.left_renames:
             extra["left_renames"] = list(map(asdict, self.left_renames))
         left, fixed_time = None, None
@@ -194,6 +234,11 @@ class FeaturePlan:
         return canonical_hash(self.to_json())
 
     @property
+    def every_join(self) -> tuple[Join | WindowJoin, ...]:
+        """Every group that meets the left side, for features or for aggregates."""
+        return (*self.windows, *self.joins)
+
+    @property
     def sources(self) -> tuple[Source, ...]:
         """Every group that the plan reads, the left side first.
 
@@ -208,7 +253,7 @@ class FeaturePlan:
             sources += self.left_plan.sources
         if self.left_query is not None:
             sources += [source for _, source in self.left_query.tables]
-        for join in self.joins:
+        for join in self.every_join:
             sources.append(join.source)
         return tuple(sources)
 
@@ -242,7 +287,7 @@ class FeaturePlan:
         columns: list[str] = []
         if self.left_plan is not None:
             columns += self.left_plan.keys
-        for join in self.joins:
+        for join in self.every_join:
             for left, _ in join.on:
                 columns.append(left)
         return self._named(tuple(dict.fromkeys(columns)))
@@ -317,7 +362,18 @@ class FeaturePlan:
             outputs = tuple(output for output in join.outputs if output.name in columns)
             if outputs or self.how == "inner":
                 joins.append(replace(join, outputs=outputs))
-        return replace(self, columns=tuple(columns), schema=schema, joins=tuple(joins))
+        windows = []
+        for window in self.windows:
+            aggregates = tuple(each for each in window.outputs if each.name in columns)
+            if aggregates:
+                windows.append(replace(window, outputs=aggregates))
+        return replace(
+            self,
+            columns=tuple(columns),
+            schema=schema,
+            joins=tuple(joins),
+            windows=tuple(windows),
+        )
 
     def filter(self, predicate: str) -> FeaturePlan:
         """Return the plan of the rows for which an SQL predicate (DuckDB's dialect) is true."""
@@ -373,6 +429,33 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
 
 def _sample_json(sample: RowSample) -> dict[str, Any]:
     return {**asdict(sample), "by": list(sample.by)}
+
+
+def _window_json(window: WindowJoin) -> dict[str, Any]:
+    outputs = []
+    for each in window.outputs:
+        over = None
+        if each.over is not None:
+            over = each.over // timedelta(microseconds=1)
+        output: dict[str, Any] = {
+            "column": each.column,
+            "name": each.name,
+            "function": each.function,
+            "over_us": over,
+            "offset_us": each.offset // timedelta(microseconds=1),
+            "where": each.where,
+            "fill_value": each.fill_value,
+            "n": each.n,
+        }
+        outputs.append(output)
+    return {
+        "source": window.source.to_json(),
+        "on": list(map(list, window.on)),
+        "members": list(window.members),
+        "outputs": outputs,
+        "event_time": window.event_time,
+        "created_time": window.created_time,
+    }
 
 
 def _join_json(join: Join) -> dict[str, Any]:

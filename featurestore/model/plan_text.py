@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.durations import format_duration
-from featurestore.model.plan import FeaturePlan, Join, Output, Source
+from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoin, WindowOutput
 from featurestore.model.printable import printable_line
 
 # What a value of unknown length is taken to need.
@@ -22,6 +22,8 @@ _TEXT_BYTES = 16
 def describe(plan: FeaturePlan) -> str:
     """Return the text of a plan."""
     lines = [*_head(plan), "", *_left(plan)]
+    for number, window in enumerate(plan.windows, start=1):
+        lines += ["", *_window(plan, window, number)]
     for number, join in enumerate(plan.joins, start=1):
         lines += ["", *_join(plan, join, number)]
     if plan.filters:
@@ -113,6 +115,33 @@ def _join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
     yield f"           features: {', '.join(map(_renamed, join.outputs))}"
 
 
+def _window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]:
+    time = plan.left_time or "the moment"
+    yield f"window {number:<4}{_source(window.source)}"
+    yield f"           on {', '.join(f'{left} = {key}' for left, key in window.on)}"
+    rule = f"rows of each key by {window.event_time}, up to {time}"
+    if window.created_time is not None and plan.created_time_filter:
+        rule += f", known by {window.created_time}"
+    yield f"           {rule}"
+    if window.members:
+        yield f"           one event for each {', '.join((*window.members, window.event_time))}"
+    for output in window.outputs:
+        yield f"           {output.name} = {_aggregate(output, time)}"
+
+
+def _aggregate(output: WindowOutput, time: str) -> str:
+    """Return an aggregate in words of intervals."""
+    end, start = time, "the first row"
+    if output.offset:
+        end = f"{time} - {format_duration(output.offset)}"
+    if output.over is not None:
+        start = f"{time} - {format_duration(output.over + output.offset)}"
+    text = f"{output.function}({output.column}) over ({start}, {end}]"
+    if output.where is not None:
+        text += f" where {output.where}"
+    return text
+
+
 def _rule(plan: FeaturePlan, join: Join) -> str:
     if join.event_time is None:
         return "no event time: the row of the key"
@@ -159,17 +188,17 @@ def _reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
             yield source, source.spec.schema.names
     if plan.left_source is not None:
         columns = [output.column for output in plan.left_outputs]
-        for join in plan.joins:
+        for join in plan.every_join:
             for left, _ in join.on:
                 columns.append(left)
         if plan.left_time is not None:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
-    for join in plan.joins:
+    for join in plan.every_join:
         yield join.source, _columns_of(join)
 
 
-def _columns_of(join: Join) -> list[str]:
+def _columns_of(join: Join | WindowJoin) -> list[str]:
     """Return the columns that a join reads of its source: keys, times, features."""
     columns = []
     for _, key in join.on:
@@ -177,6 +206,8 @@ def _columns_of(join: Join) -> list[str]:
     for time in (join.event_time, join.created_time):
         if time is not None:
             columns.append(time)
+    if isinstance(join, WindowJoin):
+        columns += join.members
     for output in join.outputs:
         columns.append(output.column)
     return list(dict.fromkeys(columns))

@@ -38,6 +38,7 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         left = run_query(session, plan.left_query)
     elif plan.left_source is None and labels is not None:
         left = labels()
+    plan = with_compiled_conditions(plan, dialect=engine.dialect)
     if not plan.cuts_rows:
         return engine.retrieve(plan, labels=left)
     relation = engine.retrieve(_uncut(plan), labels=left)
@@ -100,8 +101,28 @@ def _uncut(plan: FeaturePlan) -> FeaturePlan:
         schema = join.source.spec.schema
         for output in join.outputs:
             fields.append(schema.field(output.column).with_name(output.name))
+    for window in plan.windows:
+        for aggregate in window.outputs:
+            fields.append(pa.field(aggregate.name, aggregate.kind))
     schema = pa.schema(fields)
     return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
+
+
+def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
+    """Return a plan whose windows have their conditions in the SQL of an engine."""
+    if not plan.windows:
+        return plan
+    windows = []
+    for join in plan.windows:
+        outputs = []
+        for output in join.outputs:
+            if output.where is not None:
+                schema = join.source.spec.schema
+                compiled = predicate(output.where, schema=schema, dialect=dialect)
+                output = replace(output, where=compiled)
+            outputs.append(output)
+        windows.append(replace(join, outputs=tuple(outputs)))
+    return replace(plan, windows=tuple(windows))
 
 
 def _with_row(plan: FeaturePlan) -> FeaturePlan:

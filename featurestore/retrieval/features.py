@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -11,26 +12,33 @@ from featurestore.model.callers import warn_caller
 from featurestore.model.epochs import PLAUSIBLE_FROM, misread_advice
 from featurestore.model.plan import FeaturePlan, JoinKind
 from featurestore.model.times import SuspiciousTimeWarning
+from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.join_keys import JoinKey
 from featurestore.retrieval.labels import open_labels
 from featurestore.retrieval.planner import (
+    GroupId,
     LabelSide,
     LabelTime,
     RetrievalOptions,
     plan_with_labels,
     plan_without_labels,
+    reordered,
 )
-from featurestore.retrieval.resolve import resolve
+from featurestore.retrieval.resolve import Feature, Specs, resolve
 from featurestore.retrieval.unique_columns import check_unique
+from featurestore.retrieval.windows import plan_windows
 from featurestore.session import Session
+
+# Features by name, and aggregates over windows by ``window(...)`` or as text.
+Requested = str | WindowFeature | Sequence[str | WindowFeature]
 
 
 def get_features(
     session: Session,
-    features: str | Sequence[str],
+    features: Requested,
     *,
     labels: object | None = None,
     label_time: LabelTime | None = None,
@@ -78,7 +86,7 @@ def get_feature(session: Session, feature: str) -> FeatureFrame:
 
 def explain_features(
     session: Session,
-    features: str | Sequence[str],
+    features: Requested,
     *,
     labels: object | None = None,
     label_time: LabelTime | None = None,
@@ -114,7 +122,7 @@ def explain_features(
 
 def _plan(
     session: Session,
-    features: str | Sequence[str],
+    features: Requested,
     *,
     labels: object | None,
     versions: Mapping[str, int] | None,
@@ -124,13 +132,9 @@ def _plan(
     registered = RegisteredSpecs(session)
     pins = Pins(session, registered, as_of=as_of)
     specs = pins.specs()
-    found = resolve(features, specs=specs, versions=versions, groups_with=registered.groups_with)
+    asked = _Asked.of(features, specs, versions, registered.groups_with)
     if labels is None:
-        source = pins.source(found[0].group)
-        left = LabelSide(
-            source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
-        )
-        plan = plan_without_labels(found, left=left, options=options, source=pins.source)
+        plan = _without_labels(asked, pins=pins, options=options)
         pins.check_used()
         return plan, None
     if options.include_keys:
@@ -140,7 +144,7 @@ def _plan(
             hint="leave include_keys out",
         )
     opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)
-    plan = plan_with_labels(found, left=opened.left, options=options, source=pins.source)
+    plan = _with_labels(asked, opened.left, pins=pins, options=options)
     pins.check_used()
     _warn_of_early_times(opened.left, plan)
     return plan, opened.relation
@@ -161,3 +165,104 @@ def _warn_of_early_times(left: LabelSide, plan: FeaturePlan) -> None:
             f"before 1980; {misread_advice(early[:5])}",
             SuspiciousTimeWarning,
         )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked for: features as of the label's time, aggregates over windows, and the order."""
+
+    features: tuple[Feature, ...]
+    windows: tuple[tuple[Feature, WindowFeature], ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        requested: Requested,
+        specs: Specs,
+        versions: Mapping[str, int] | None,
+        groups_with: Callable[[str], Iterable[str]],
+    ) -> _Asked:
+        given: list[str | WindowFeature] = []
+        if isinstance(requested, str | WindowFeature):
+            given.append(requested)
+        else:
+            given += requested
+        plain = [each for each in given if isinstance(each, str) and "|" not in each]
+        features: tuple[Feature, ...] = ()
+        if plain or not given:
+            features = resolve(plain, specs=specs, versions=versions, groups_with=groups_with)
+        windows = []
+        names = []
+        for each in given:
+            if isinstance(each, str) and "|" not in each:
+                found = resolve(each, specs=specs, versions=versions, groups_with=groups_with)
+                names += [feature.name for feature in found]
+                continue
+            wanted = parse_window(each) if isinstance(each, str) else each
+            found = resolve(str(wanted.reference), specs=specs, versions=versions)
+            windows.append((found[0], wanted))
+            names.append(wanted.name)
+        return cls(features, tuple(windows), tuple(names))
+
+    def options_of_windows(self, options: RetrievalOptions) -> RetrievalOptions:
+        """Return the options of the step that adds the aggregates."""
+        return replace(options, others=tuple(feature.spec for feature in self.features))
+
+    def options_of_features(self, options: RetrievalOptions) -> RetrievalOptions:
+        """Return the options of the step that adds the features."""
+        return replace(options, others=tuple(feature.spec for feature, _ in self.windows))
+
+    @property
+    def first_group(self) -> GroupId:
+        """The group of what was asked for first."""
+        if self.windows and (not self.features or self.names[0] == self.windows[0][1].name):
+            return self.windows[0][0].group
+        return self.features[0].group
+
+
+def _without_labels(asked: _Asked, *, pins: Pins, options: RetrievalOptions) -> FeaturePlan:
+    source = pins.source(asked.first_group)
+    spec = source.spec
+    left = LabelSide(spec.schema, source=source, time=spec.event_time, rows=source.rows)
+    aggregates: list[str] = []
+    if asked.windows:
+        windows = asked.options_of_windows(options)
+        left = _fed_by(plan_windows(asked.windows, left=left, options=windows, source=pins.source))
+        aggregates = [wanted.name for _, wanted in asked.windows]
+    plan = plan_without_labels(
+        asked.features,
+        spec=spec,
+        left=left,
+        options=asked.options_of_features(options),
+        source=pins.source,
+        aggregates=aggregates,
+    )
+    if not asked.windows:
+        return plan
+    keys = [name for name in plan.columns if name not in asked.names]
+    return reordered(plan, [*keys, *asked.names])
+
+
+def _with_labels(
+    asked: _Asked, left: LabelSide, *, pins: Pins, options: RetrievalOptions
+) -> FeaturePlan:
+    if not asked.windows:
+        return plan_with_labels(asked.features, left=left, options=options, source=pins.source)
+    windows = asked.options_of_windows(options)
+    plan = plan_windows(asked.windows, left=left, options=windows, source=pins.source)
+    if asked.features:
+        plan = plan_with_labels(
+            asked.features,
+            left=_fed_by(plan),
+            options=asked.options_of_features(options),
+            source=pins.source,
+        )
+    return reordered(plan, [*left.schema.names, *asked.names])
+
+
+def _fed_by(plan: FeaturePlan) -> LabelSide:
+    """Return the result of a plan as the left side of another one."""
+    return LabelSide(
+        plan.schema, plan=plan, time=plan.left_time, ordered=plan.keep_order, rows=plan.left_rows
+    )

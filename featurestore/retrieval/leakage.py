@@ -24,7 +24,7 @@ import pyarrow.types as pat
 from featurestore import ingest
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
-from featurestore.model.plan import FeaturePlan, Join
+from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.frame import FeatureFrame
@@ -38,6 +38,7 @@ from featurestore.retrieval.sampled_labels import (
     run_over,
     sampled_labels,
 )
+from featurestore.retrieval.window_leaks import window_answers
 from featurestore.session import Session
 from featurestore.usersql import quote
 
@@ -161,6 +162,8 @@ class _Check:
         times = label_times(plan, labels)
         for join in plan.joins:
             self._join(join, labels, given, times)
+        for window in plan.windows:
+            self._window(window, plan, labels, given, times)
         return given.select(list(plan.columns))
 
     def _join(
@@ -180,6 +183,24 @@ class _Check:
             self.unchecked.append(
                 f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
             )
+
+    def _window(
+        self,
+        window: WindowJoin,
+        plan: FeaturePlan,
+        labels: pa.Table,
+        given: pa.Table,
+        times: np.ndarray[Any, Any],
+    ) -> None:
+        self.groups.add(window.source.spec.name)
+        self.features += len(window.outputs)
+        keys = _keys(labels, [left for left, _ in window.on])
+        rows = _rows_of_labels(self.session, window, labels)
+        moments = [None if time == NEVER else int(time) for time in times]
+        waits = window.created_time is not None and plan.created_time_filter
+        again = window_answers(self.session, window, rows, keys, moments, waits=waits)
+        why = "rows count that lie in the future or were not known"
+        self._compare(window, given, again, np.arange(len(keys)), keys, times, why=why)
 
     def _recomputed(
         self,
@@ -203,7 +224,7 @@ class _Check:
 
     def _compare(
         self,
-        join: Join,
+        join: Join | WindowJoin,
         given: pa.Table,
         again: Mapping[str, pa.Array],
         positions: np.ndarray[Any, Any],
@@ -214,7 +235,7 @@ class _Check:
     ) -> None:
         for output in join.outputs:
             had = given.column(output.name).combine_chunks().take(pa.array(positions))
-            has = again[output.column]
+            has = again[output.name]
             changed = np.flatnonzero(_hashes(had) != _hashes(has))
             if not len(changed):
                 continue
@@ -264,7 +285,7 @@ class _Rows:
     def answers(
         self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
     ) -> dict[str, pa.Array]:
-        """Return the values of each output for each label, by the column's name."""
+        """Return the values of each output for each label, by its name."""
         found = []
         for key, time in zip(keys, times, strict=True):
             found.append(self._search(key, int(time)))
@@ -273,9 +294,9 @@ class _Rows:
         for output in self._join.outputs:
             column = self._table.column(output.column).combine_chunks()
             if len(column):
-                result[output.column] = column.take(indices)
+                result[output.name] = column.take(indices)
             else:
-                result[output.column] = pa.nulls(len(found), column.type)
+                result[output.name] = pa.nulls(len(found), column.type)
         return result
 
     def _search(self, key: tuple[Any, ...], time: int) -> int | None:
@@ -303,7 +324,7 @@ def _spread(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return times[np.linspace(0, len(times) - 1, count).astype(int)]
 
 
-def _rows_of_labels(session: Session, join: Join, labels: pa.Table) -> pa.Table:
+def _rows_of_labels(session: Session, join: Join | WindowJoin, labels: pa.Table) -> pa.Table:
     """Return all rows of the group that share a key with a label."""
     source, engine = join.source, session.engine
     schema = source.spec.schema
@@ -355,7 +376,7 @@ def _why(join: Join) -> str:
     return "rows of the future count"
 
 
-def _name(join: Join) -> str:
+def _name(join: Join | WindowJoin) -> str:
     return f"{join.source.spec.name}@v{join.source.spec.version}"
 
 

@@ -74,13 +74,17 @@ class LabelSide:
 
 @dataclass(frozen=True)
 class RetrievalOptions:
-    """What the caller asked for beyond features and labels."""
+    """What the caller asked for beyond features and labels.
+
+    ``others`` are groups that another step of the same call joins: ``join_key`` may name them.
+    """
 
     label_time: LabelTime | None = None
     join_key: JoinKey | None = None
     how: JoinKind = "left"
     include_keys: bool = False
     created_time_filter: bool = True
+    others: tuple[FeatureGroupSpec, ...] = ()
 
 
 def plan_with_labels(
@@ -101,21 +105,23 @@ def plan_with_labels(
     """
     outputs = tuple(Output(name, name) for name in left.schema.names)
     plan = _plan(features, left=left, left_outputs=outputs, options=options, source=source)
-    return replace(plan, asked=_asked(features, left=left))
+    return replace(plan, asked=asked_names([feature.name for feature in features], left=left))
 
 
 def plan_without_labels(
     features: Sequence[Feature],
     *,
+    spec: FeatureGroupSpec,
     left: LabelSide,
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
+    aggregates: Sequence[str] = (),
 ) -> FeaturePlan:
     """Return the plan whose left side is the group of the first feature.
 
-    Its rows, as of its event time.
+    Its rows, as of its event time. ``aggregates`` are columns that the left side has beside those
+    of the group ``spec``.
     """
-    spec = _left_group(left)
     outputs: list[Output] = []
     joined: list[Feature] = []
     requested: list[str] = []
@@ -135,21 +141,21 @@ def plan_without_labels(
     plan = _plan(
         joined,
         left=left,
-        left_outputs=(*keys, *outputs),
+        left_outputs=(*keys, *outputs, *[Output(name, name) for name in aggregates]),
         options=options,
         source=source,
     )
-    return replace(_reordered(plan, [*order, *requested]), asked=tuple(requested))
+    return replace(
+        reordered(plan, [*order, *requested, *aggregates]), asked=(*requested, *aggregates)
+    )
 
 
-def _asked(features: Sequence[Feature], *, left: LabelSide) -> tuple[str, ...]:
+def asked_names(names: Sequence[str], *, left: LabelSide) -> tuple[str, ...]:
     """Return what was asked for by name: in the retrieval that the labels come from, and here."""
-    names: list[str] = []
+    asked: tuple[str, ...] = ()
     if left.plan is not None and left.plan.asked is not None:
-        names += left.plan.asked
-    for feature in features:
-        names.append(feature.name)
-    return tuple(names)
+        asked = left.plan.asked
+    return (*asked, *names)
 
 
 def _unrequested_keys(spec: FeatureGroupSpec, outputs: Sequence[Output]) -> list[Output]:
@@ -178,7 +184,7 @@ def _plan(
     for feature in features:
         grouped.setdefault(feature.group, []).append(feature)
     specs = [members[0].spec for members in grouped.values()]
-    said = per_group(options.join_key, left=left.schema, groups=specs)
+    said = per_group(options.join_key, left=left.schema, groups=[*specs, *options.others])
     joins, timed = [], []
     for group, members in grouped.items():
         on = pairs(members[0].spec, left=left.schema, said=said[group], groups=specs)
@@ -186,7 +192,7 @@ def _plan(
         joins.append(join)
         if join.event_time is not None:
             timed.append(join.source.spec)
-    left_time, fixed_time = _times(options.label_time, left=left, timed=timed)
+    left_time, fixed_time = label_times(options.label_time, left=left, timed=timed)
     fields, left_columns, left_renames = [], [], []
     for output in left_outputs:
         fields.append(left.schema.field(output.column).with_name(output.name))
@@ -240,13 +246,8 @@ def _join(source: Source, members: Sequence[Feature], *, on: Pairs) -> Join:
     )
 
 
-def _left_group(left: LabelSide) -> FeatureGroupSpec:
-    if left.source is None:
-        raise InvalidArgument("Without labels the left side is a feature group.")
-    return left.source.spec
-
-
-def _reordered(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
+def reordered(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
+    """Return a plan with its columns in another order."""
     schema = pa.schema([plan.schema.field(name) for name in names])
     return replace(plan, columns=tuple(names), schema=schema)
 
@@ -271,7 +272,7 @@ def _check_names(left: Sequence[Output], features: Sequence[Feature]) -> None:
         seen[folded] = f"{feature}"
 
 
-def _times(
+def label_times(
     label_time: LabelTime | None, *, left: LabelSide, timed: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
     """Return the left time column, or the one time for all rows.

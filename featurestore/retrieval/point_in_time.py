@@ -138,7 +138,7 @@ def label_columns(plan: FeaturePlan) -> list[str]:
     Its rows are counted by them.
     """
     needed = [output.column for output in plan.left_outputs]
-    for join in plan.joins:
+    for join in plan.every_join:
         for left, _ in join.on:
             needed.append(left)
     if plan.left_time is not None:

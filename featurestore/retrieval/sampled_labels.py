@@ -16,7 +16,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.execution import Labels, run_query
+from featurestore.retrieval.execution import Labels, run_query, with_compiled_conditions
 from featurestore.session import Session
 
 # Stands for no time among microseconds since 1970.
@@ -25,7 +25,7 @@ NEVER = np.iinfo(np.int64).min
 
 def joins_something(plan: FeaturePlan) -> bool:
     """Tell whether a plan, or one that feeds it, joins groups to labels."""
-    return bool(plan.joins) or (plan.left_plan is not None and joins_something(plan.left_plan))
+    return bool(plan.every_join) or (plan.left_plan is not None and joins_something(plan.left_plan))
 
 
 def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
@@ -35,6 +35,9 @@ def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
         given = join.source.spec.schema
         for output in join.outputs:
             fields.append(given.field(output.column).with_name(output.name))
+    for window in plan.windows:
+        for aggregate in window.outputs:
+            fields.append(pa.field(aggregate.name, aggregate.kind))
     schema = pa.schema(fields)
     return replace(
         plan,
@@ -120,5 +123,6 @@ def run_over(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
     """Return the rows that a plan over labels in memory gives, one for each label in its order."""
     numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
     engine = session.engine
+    plan = with_compiled_conditions(plan, dialect=engine.dialect)
     relation = engine.retrieve(plan, labels=engine.from_arrow(numbered.to_reader()))
     return engine.stream(relation).read_all()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from featurestore.model.plan import FeaturePlan
+    from featurestore.model.window_features import WindowFeature
     from featurestore.retrieval import FeatureFrame, LeakReport
     from featurestore.retrieval.conversions import DataframeType
     from featurestore.retrieval.join_keys import JoinKey
@@ -39,7 +40,7 @@ class FeatureCalls(Connected):
 
     def get_features(
         self,
-        features: str | Sequence[str],
+        features: str | WindowFeature | Sequence[str | WindowFeature],
         *,
         labels: object | None = None,
         label_time: datetime | str | None = None,
@@ -141,7 +142,7 @@ class FeatureCalls(Connected):
 
     def explain_features(
         self,
-        features: str | Sequence[str],
+        features: str | WindowFeature | Sequence[str | WindowFeature],
         *,
         labels: object | None = None,
         label_time: datetime | str | None = None,

@@ -114,9 +114,12 @@ class RetrievalCheck:
             )
         source = self.sources[(labels, 1) if labels is not None else found[0].group]
         left = LabelSide(source.spec.schema, source=source, time=source.spec.event_time)
-        make = plan_without_labels if labels is None else plan_with_labels
-        return make(
-            found, left=left, options=RetrievalOptions(**options), source=self.sources.__getitem__
+        given = RetrievalOptions(**options)
+        source_of = self.sources.__getitem__
+        if labels is not None:
+            return plan_with_labels(found, left=left, options=given, source=source_of)
+        return plan_without_labels(
+            found, spec=source.spec, left=left, options=given, source=source_of
         )
 
     def run(self, plan: FeaturePlan, labels: pa.Table | None = None) -> pa.Table:

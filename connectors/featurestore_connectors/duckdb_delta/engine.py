@@ -135,9 +135,7 @@ class DuckDBEngine:
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
         source = streams.MappedStream(self.database, relation, function, schema)
-        with building():
-            native = self.database.connection.from_arrow(source)
-        return streams.MappedRelation(relations.ENGINE, native, schema, relation.single_use, source)
+        return streams.mapped(self.database, source, single_use=relation.single_use)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
         return streams.aggregate(self.database, relation, accumulator, threads=accumulator.threads)
@@ -215,8 +213,10 @@ class DuckDBEngine:
     # -- queries ------------------------------------------------------------------------
 
     def retrieve(self, plan: FeaturePlan, *, labels: Relation | None = None) -> Relation:
-        from featurestore_connectors.duckdb_delta import point_in_time
+        from featurestore_connectors.duckdb_delta import point_in_time, windows
 
+        if plan.windows:
+            return windows.retrieve(self, plan, labels)
         return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(

@@ -46,7 +46,7 @@ _HALF = 1 << 63
 
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
-    left = _left_side(engine, plan, labels)
+    left = left_side(engine, plan, labels)
     sides = list(map(_Compiled, feature_sides(plan)))
     tables = {_LABELS: left}
     parts = []
@@ -63,18 +63,19 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     return replace(found, schema=plan.schema, single_use=left.single_use)
 
 
-def _left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
+def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
+    """Return the columns of the left side that a plan needs."""
     if plan.left_source is None:
         return given_labels(labels)
-    return _read(engine, plan.left_source, label_columns(plan))
+    return read_source(engine, plan.left_source, label_columns(plan))
 
 
-def _read(engine: Engine, source: Source, columns: list[str]) -> Relation:
+def read_source(engine: Engine, source: Source, columns: list[str]) -> Relation:
     """Return columns of a group; lists of a fixed size are plain lists until the result is read.
 
     DuckDB casts lists to arrays after a join, too, and fails at the nulls that the join brings.
     """
-    schema = pa.schema(map(_plain_field, source.spec.schema))
+    schema = pa.schema(map(plain_field, source.spec.schema))
     return engine.read_table(
         source.path, version=source.delta_version, schema=schema, columns=columns
     )
@@ -85,11 +86,12 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("item", _plain(kind.value_type)))
     if pat.is_struct(kind):
         fields = map(kind.field, range(kind.num_fields))
-        return pa.struct(list(map(_plain_field, fields)))
+        return pa.struct(list(map(plain_field, fields)))
     return kind
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
+def plain_field(field: pa.Field) -> pa.Field:
+    """Return a field whose lists have no fixed size."""
     return field.with_type(_plain(field.type))
 
 
@@ -169,10 +171,10 @@ class _Compiled:
     def tables(self, engine: Engine) -> dict[str, Relation]:
         """Return the relations that the query reads."""
         source = self.rule.join.source
-        read = _read(engine, source, list(self.rule.columns))
+        read = read_source(engine, source, list(self.rule.columns))
         if self.rule.is_unique:
             return {self.source: read}
-        everything = _read(engine, source, list(source.spec.schema.names))
+        everything = read_source(engine, source, list(source.spec.schema.names))
         return {self.source: read, self.tied: self._hashed(engine, everything)}
 
     def query(self) -> str:
@@ -209,7 +211,7 @@ class _Compiled:
                 mine, theirs = f"hex({mine})", f"hex({theirs})"
             conditions.append(f"{mine} = {theirs}")
         if self.rule.is_timed:
-            conditions.append(f"{_label_time(self.plan)} >= {self.name}.event")
+            conditions.append(f"{label_time(self.plan)} >= {self.name}.event")
             kind = f"ASOF {kind}"
         return f"{kind} {self.name} ON {' AND '.join(conditions)}"
 
@@ -217,11 +219,11 @@ class _Compiled:
         """Return the condition that the row found is not older than the ttl; None without one."""
         if self.rule.join.ttl is None:
             return None
-        age = f"epoch_us({_label_time(self.plan)}) - epoch_us({self.name}.event)"
+        age = f"epoch_us({label_time(self.plan)}) - epoch_us({self.name}.event)"
         return f"{age} <= {self.rule.join.ttl // timedelta(microseconds=1)}"
 
     def _time(self, column: str, *, table: str = "") -> str:
-        return _timestamp(f"{table}{quote(column)}", self.rule.spec.schema.field(column).type)
+        return timestamp(f"{table}{quote(column)}", self.rule.spec.schema.field(column).type)
 
     def _rows(self, table: str, *, more: str = "", every_key: bool = False) -> str:
         """Return the query of rows that can match some label, under the short names."""
@@ -311,7 +313,7 @@ class _Compiled:
         keys = ", ".join(self.rule.keys)
         since = f"greatest({', '.join(self.rule.eligible_from)})"
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
-        time = _label_time(self.plan)
+        time = label_time(self.plan)
         named, present = [], []
         for key, (left, _) in zip(self.rule.keys, self.rule.join.on, strict=True):
             named.append(f"l.{quote(left)} AS {key}")
@@ -342,17 +344,18 @@ class _Compiled:
         found = engine.sql(query, tables={self.source: everything}, parameters={})
         fields = []
         for name in self.rule.columns:
-            fields.append(_plain_field(schema.field(name)))
+            fields.append(plain_field(schema.field(name)))
         hashed = pa.schema([*fields, pa.field(TIE, pa.int64())])
         tied = replace(found, schema=schema)
         return engine.map_batches(tied, AddTieHash(self.rule.columns), schema=hashed)
 
 
-def _label_time(plan: FeaturePlan) -> str:
+def label_time(plan: FeaturePlan) -> str:
+    """Return the time of a label, a column of the table ``l`` or a constant."""
     if plan.fixed_time is not None:
         return _constant(plan.fixed_time)
     column = label_time_column(plan)
-    return _timestamp(f"l.{quote(column)}", plan.left_schema.field(column).type)
+    return timestamp(f"l.{quote(column)}", plan.left_schema.field(column).type)
 
 
 def _first(rows: str, columns: list[str], order: list[str]) -> str:
@@ -363,7 +366,7 @@ def _first(rows: str, columns: list[str], order: list[str]) -> str:
     return f"SELECT * FROM ({rows}) QUALIFY lag(true) OVER {window} IS NULL"
 
 
-def _timestamp(value: str, kind: pa.DataType) -> str:
+def timestamp(value: str, kind: pa.DataType) -> str:
     """Return a time column as a timestamp; a date is its midnight in UTC."""
     if pat.is_date(kind):
         return f"make_timestamptz(epoch_us(CAST({value} AS TIMESTAMP)))"

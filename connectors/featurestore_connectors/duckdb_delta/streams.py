@@ -5,7 +5,7 @@ Arrow streams with bounded batches, functions over them, mergeable aggregates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
@@ -20,7 +20,7 @@ from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
-from featurestore_connectors.duckdb_delta.session import Database, query_of
+from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -77,6 +77,32 @@ class MappedStream:
         """Yield the function's results."""
         for batch in batches_of(self._database, self._relation):
             yield cast_batch(self._function(batch), self.schema)
+
+
+class SortedStream(MappedStream):
+    """An Arrow source that hands all batches of a sorted relation to a function, one after another."""
+
+    def __init__(
+        self,
+        database: Database,
+        relation: Relation,
+        function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+        schema: pa.Schema,
+    ) -> None:
+        super().__init__(database, relation, lambda batch: batch, schema)
+        self._of_all = function
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the function's results."""
+        for batch in self._of_all(batches_of(self._database, self._relation)):
+            yield cast_batch(batch, self.schema)
+
+
+def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
+    """Return what a function makes of a relation, as a relation."""
+    with building():
+        native = database.connection.from_arrow(source)
+    return MappedRelation("duckdb", native, source.schema, single_use, source)
 
 
 @dataclass(frozen=True)

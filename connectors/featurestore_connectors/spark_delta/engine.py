@@ -186,9 +186,11 @@ class SparkEngine:
     # -- queries ------------------------------------------------------------------------
 
     def retrieve(self, plan: FeaturePlan, *, labels: Relation | None = None) -> Relation:
-        from featurestore_connectors.spark_delta.point_in_time import retrieve
+        from featurestore_connectors.spark_delta import point_in_time, windows
 
-        return retrieve(self, plan, labels)
+        if plan.windows:
+            return windows.retrieve(self, plan, labels)
+        return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(
         self, relation: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]

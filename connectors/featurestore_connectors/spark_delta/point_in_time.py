@@ -7,6 +7,7 @@ Groups that are joined on the same columns share one shuffle.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -65,13 +66,7 @@ class _LabelSide:
         needed = label_columns(plan)
         if plan.keep_order:
             needed = list(dict.fromkeys([*needed, ROW]))
-        source = plan.left_source
-        if source is None:
-            given = given_labels(labels)
-        else:
-            schema = source.spec.schema
-            version = source.delta_version
-            given = engine.read_table(source.path, version=version, schema=schema, columns=needed)
+        given = left_side(engine, plan, labels, needed)
         names = {}
         columns = []
         for index, name in enumerate(needed):
@@ -89,10 +84,26 @@ class _LabelSide:
     @property
     def time(self) -> Any:
         """The label's time."""
-        if self.plan.fixed_time is not None:
-            return timestamp(self.plan.fixed_time)
-        name = label_time_column(self.plan)
-        return _timestamp(self.column(name), self.plan.left_schema.field(name).type)
+        return label_time(self.plan, self.column)
+
+
+def left_side(
+    engine: Engine, plan: FeaturePlan, labels: Relation | None, columns: Sequence[str]
+) -> Relation:
+    """Return the left side of a plan with at least some of its columns."""
+    source = plan.left_source
+    if source is None:
+        return given_labels(labels)
+    schema, version = source.spec.schema, source.delta_version
+    return engine.read_table(source.path, version=version, schema=schema, columns=columns)
+
+
+def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
+    """Return the time of a label; ``value`` gives the column of a name."""
+    if plan.fixed_time is not None:
+        return timestamp(plan.fixed_time)
+    name = label_time_column(plan)
+    return timestamp_of(value(name), plan.left_schema.field(name).type)
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,7 @@ class _Compiled:
         return engine.map_batches(everything, AddTieHash(names), schema=hashed).native
 
     def _time(self, name: str) -> Any:
-        return _timestamp(column(name), self.rule.spec.schema.field(name).type)
+        return timestamp_of(column(name), self.rule.spec.schema.field(name).type)
 
 
 def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list[Any]) -> Any:
@@ -321,7 +332,7 @@ def _is_fresh(at: Any, event: Any, ttl: timedelta) -> Any:
     return F.unix_micros(at) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))
 
 
-def _timestamp(value: Any, kind: pa.DataType) -> Any:
+def timestamp_of(value: Any, kind: pa.DataType) -> Any:
     """Return a time column as a timestamp.
 
     A date is its midnight in UTC, whatever the session's time zone.

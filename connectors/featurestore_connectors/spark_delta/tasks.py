@@ -7,7 +7,7 @@ packages.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic
@@ -41,6 +41,21 @@ class MapTask:
         with packing_errors():
             for batch in batches:
                 answer = self.function(_features(batch, self.given))
+                yield to_storage(to_features(answer.select(self.result.names), self.result))
+
+
+@dataclass(frozen=True)
+class MapSortedTask:
+    """Hands all batches of a sorted partition to a function of feature types, one after another."""
+
+    function: Callable[[Batches], Batches]
+    given: pa.Schema
+    result: pa.Schema
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Yield the function's results as storage types."""
+        with packing_errors():
+            for answer in self.function(_features(batch, self.given) for batch in batches):
                 yield to_storage(to_features(answer.select(self.result.names), self.result))
 
 

@@ -11,8 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.aggregates.kernel import result_type
 from featurestore.errors import DatasetDamaged, FeatureStoreError, VersionNotFound
-from featurestore.model.plan import FeaturePlan, Join, Output, QuerySource, RowSample, Source
+from featurestore.model.plan import (
+    FeaturePlan,
+    Join,
+    Output,
+    QuerySource,
+    RowSample,
+    Source,
+    WindowJoin,
+    WindowOutput,
+)
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.execution import run_query
 from featurestore.session import Session
@@ -51,6 +61,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     joins = []
     for each in data["joins"]:
         joins.append(_join(session, each))
+    windows = tuple([_window(session, each) for each in data.get("windows", ())])
     return FeaturePlan(
         left_source=left,
         left_schema=left_schema,
@@ -59,7 +70,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         fixed_time=None if fixed_time is None else datetime.fromisoformat(fixed_time),
         joins=tuple(joins),
         columns=tuple(data["columns"]),
-        schema=_schema(data, left_schema, joins),
+        schema=_schema(data, left_schema, joins, windows),
         how=data["how"],
         created_time_filter=data["created_time_filter"],
         left_plan=left_plan,
@@ -67,6 +78,42 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         samples=_samples(data.get("samples", ())),
         left_renames=_outputs(data.get("left_renames", ())),
         left_query=query,
+        windows=windows,
+    )
+
+
+def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
+    source = _source(session, data["source"])
+    outputs = []
+    for each in data["outputs"]:
+        over = None
+        if each["over_us"] is not None:
+            over = timedelta(microseconds=each["over_us"])
+        kind = result_type(
+            each["function"], source.spec.schema.field(each["column"]).type, n=each["n"]
+        )
+        if kind is None:
+            raise ValueError(f"{each['function']} of {each['column']} has no type")
+        outputs.append(
+            WindowOutput(
+                column=each["column"],
+                name=each["name"],
+                function=each["function"],
+                over=over,
+                offset=timedelta(microseconds=each["offset_us"]),
+                where=each["where"],
+                fill_value=each["fill_value"],
+                n=each["n"],
+                kind=kind,
+            )
+        )
+    return WindowJoin(
+        source=source,
+        on=tuple((left, right) for left, right in data["on"]),
+        members=tuple(data["members"]),
+        outputs=tuple(outputs),
+        event_time=data["event_time"],
+        created_time=data["created_time"],
     )
 
 
@@ -120,11 +167,16 @@ def _join(session: Session, data: Mapping[str, Any]) -> Join:
     )
 
 
-def _schema(data: Mapping[str, Any], left: pa.Schema, joins: Sequence[Join]) -> pa.Schema:
+def _schema(
+    data: Mapping[str, Any], left: pa.Schema, joins: Sequence[Join], windows: Sequence[WindowJoin]
+) -> pa.Schema:
     types = {field.name: field.type for field in left}
     for each in data.get("left_renames", ()):
         types[each["name"]] = left.field(each["column"]).type
     for join in joins:
         for output in join.outputs:
             types[output.name] = join.source.spec.schema.field(output.column).type
+    for window in windows:
+        for aggregate in window.outputs:
+            types[aggregate.name] = aggregate.kind
     return pa.schema([(name, types[name]) for name in data["columns"]])

@@ -1,0 +1,143 @@
+"""Aggregates over windows on Spark: rows and labels shuffled and sorted by a hash of their keys.
+
+The rule and the arithmetic are in ``featurestore.aggregates`` and run on the executors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.aggregates.sides import WindowSide
+from featurestore.aggregates.stream import GROUP, IS_LABEL, KNOWN, MOMENT, TIE
+from featurestore.model.plan import ROW, FeaturePlan
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.retrieval.point_in_time import AddTieHash, label_columns
+from featurestore_connectors.spark_delta.point_in_time import label_time, left_side, timestamp_of
+from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
+from featurestore_connectors.spark_delta.sqltext import column, quote
+from featurestore_connectors.spark_delta.tasks import MapSortedTask
+from featurestore_connectors.spark_delta.types import spark_schema
+
+
+def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
+    """Return the labels of a plan with its aggregates, as a lazy relation."""
+    needed = label_columns(plan)
+    if plan.keep_order:
+        needed = list(dict.fromkeys([*needed, ROW]))
+    given = left_side(engine, plan, labels, needed)
+    fields = [given.schema.field(name) for name in needed]
+    left = relation(given.native.select(*map(column, needed)), pa.schema(fields))
+    for join in plan.windows:
+        left = _with_aggregates(engine, WindowSide.of(join, plan), left)
+    frame = left.native
+    if plan.keep_order:
+        frame = frame.orderBy(column(ROW))
+    columns = []
+    for name in plan.columns:
+        columns.append(column(plan.left_column(name)).alias(name))
+    return relation(frame.select(*columns), plan.schema)
+
+
+def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relation:
+    """Return a left side with the aggregates of one group."""
+    schema = _stream_schema(side, left.schema)
+    labels = _selected(left.native, schema, _of_labels(side, left))
+    rows = _selected(_read(engine, side), schema, _of_rows(side))
+    merged = labels.union(rows).repartition(column(GROUP))
+    ordered = merged.sortWithinPartitions(column(GROUP), column(MOMENT))
+    features = side.features(left.schema)
+    task = MapSortedTask(features, schema, features.schema)
+    native = map_in_arrow(ordered, schema.names, task, spark_schema(features.schema))
+    return relation(native, features.schema)
+
+
+def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
+    given = side.join.source.spec.schema
+    fields = [
+        pa.field(GROUP, pa.int64()),
+        pa.field(MOMENT, pa.int64()),
+        pa.field(IS_LABEL, pa.bool_()),
+        pa.field(KNOWN, pa.int64()),
+        pa.field(TIE, pa.int64()),
+    ]
+    keys = [key for _, key in side.join.on]
+    for letter, names in (("k", keys), ("m", side.join.members), ("v", side.values)):
+        for number, name in enumerate(names):
+            fields.append(given.field(name).with_name(f"{letter}{number}"))
+    for number in range(len(side.conditions)):
+        fields.append(pa.field(f"w{number}", pa.bool_()))
+    for number, field in enumerate(left):
+        fields.append(field.with_name(f"c{number}"))
+    return pa.schema(fields)
+
+
+def _selected(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> Any:
+    """Return a frame with the columns of the stream; those without a value are null."""
+    from pyspark.sql import functions as F
+
+    columns = []
+    for field in spark_schema(schema).fields:
+        value = values.get(field.name)
+        if value is None:
+            value = F.lit(None)
+        columns.append(value.cast(field.dataType).alias(field.name))
+    return frame.select(*columns)
+
+
+def _of_labels(side: WindowSide, left: Relation) -> dict[str, Any]:
+    from pyspark.sql import functions as F
+
+    schema = side.join.source.spec.schema
+    values: dict[str, Any] = {}
+    for number, (label, key) in enumerate(side.join.on):
+        kind = spark_schema(pa.schema([schema.field(key)])).fields[0].dataType.simpleString()
+        # A value beyond the key's type has no row.
+        values[f"k{number}"] = F.expr(f"try_cast({quote(label)} AS {kind})")
+    values[GROUP] = F.xxhash64(*values.values())
+    at = label_time(side.plan, column)
+    values[MOMENT] = F.unix_micros(at) * 2 + 1
+    values[IS_LABEL] = F.lit(True)
+    for number, name in enumerate(left.schema.names):
+        values[f"c{number}"] = column(name)
+    return values
+
+
+def _of_rows(side: WindowSide) -> dict[str, Any]:
+    from pyspark.sql import functions as F
+
+    schema = side.join.source.spec.schema
+    values: dict[str, Any] = {}
+    for number, (_, key) in enumerate(side.join.on):
+        values[f"k{number}"] = column(key)
+    values[GROUP] = F.xxhash64(*values.values())
+    for letter, names in (("m", side.join.members), ("v", side.values)):
+        for number, name in enumerate(names):
+            values[f"{letter}{number}"] = column(name)
+    event, created = side.join.event_time, side.join.created_time
+    values[MOMENT] = F.unix_micros(timestamp_of(column(event), schema.field(event).type)) * 2
+    values[IS_LABEL] = F.lit(False)
+    if created is not None:
+        known = timestamp_of(column(created), schema.field(created).type)
+        values[KNOWN] = F.unix_micros(known)
+    values[TIE] = F.lit(0)
+    if side.needs_tie_hash:
+        values[TIE] = column(TIE)
+    for number, condition in enumerate(side.conditions):
+        values[f"w{number}"] = F.expr(condition)
+    return values
+
+
+def _read(engine: Engine, side: WindowSide) -> Any:
+    """Return the rows that can count for some label, with their tie hashes where they may tie."""
+    source = side.join.source
+    schema = source.spec.schema
+    rows = engine.read_table(source.path, version=source.delta_version, schema=schema)
+    if side.needs_tie_hash:
+        hashed = pa.schema([*schema, pa.field(TIE, pa.int64())])
+        rows = engine.map_batches(rows, AddTieHash(tuple(schema.names)), schema=hashed)
+    frame = rows.native.where(column(side.join.event_time).isNotNull())
+    for _, key in side.join.on:
+        frame = frame.where(column(key).isNotNull())
+    return frame

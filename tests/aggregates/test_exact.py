@@ -1,0 +1,74 @@
+"""Sums, squares and variances as if computed with fractions."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.aggregates import exact
+from featurestore.aggregates.exact import FixedPoint, Sums
+
+doubles = st.lists(
+    st.one_of(
+        st.floats(-1e140, 1e140, allow_nan=False),
+        st.sampled_from([0.1, -0.0, 1e16, -1e16, 5e-324, 2.0**53, 1.0]),
+        st.integers(-10_000, 10_000).map(lambda cents: cents / 100),
+    ),
+    min_size=1,
+    max_size=30,
+)
+limb_bits = st.sampled_from([40, 34, 27, 12])
+
+
+def total(numbers: FixedPoint) -> Sums:
+    """Return the sum of all rows."""
+    limbs = [np.array([limb.sum()]) for limb in numbers.limbs()]
+    return Sums(limbs, numbers.unit, numbers.bits)
+
+
+def check_sums(values: list[float], bits: int) -> None:
+    """Compare the sums of values and of their squares, and the variance, with fractions."""
+    array = np.array(values)
+    exactly = list(map(Fraction, values))
+    sums = total(exact.of_doubles(array, bits=bits))
+    assert sums.rounded()[0] == math.fsum(values)
+    squares = total(exact.of_squares(array, bits=bits))
+    sum_of_squares = sum(value * value for value in exactly)
+    assert squares.rounded()[0] == float(sum_of_squares)
+    count = len(values)
+    variance = 0.0
+    if count > 1:
+        numerator = count * sum_of_squares - sum(exactly) ** 2
+        variance = float(numerator / (count * (count - 1)))
+    assert exact.variances(np.array([count]), sums, squares)[0] == variance
+
+
+@settings(max_examples=300, deadline=None)
+@given(values=doubles, bits=limb_bits)
+def test_sums_and_variances_are_rounded_once(values: list[float], bits: int) -> None:
+    check_sums(values, bits)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@settings(max_examples=100_000, deadline=None)
+@given(values=doubles, bits=limb_bits)
+def test_very_many_sums_and_variances_are_rounded_once(values: list[float], bits: int) -> None:
+    check_sums(values, bits)
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30), bits=limb_bits)
+def test_integers_are_added_without_a_bound(values: list[int], bits: int) -> None:
+    sums = total(exact.of_integers(np.array(values, np.int64), bits=bits))
+    assert sums.whole(0) == sum(values)
+
+
+def test_limbs_of_any_number_of_rows_fit_their_sums() -> None:
+    for rows in (1, 2**22, 2**30):
+        assert exact.bits_for(rows) + rows.bit_length() <= 62

@@ -1,0 +1,203 @@
+"""The kernel answers what looking at every row answers, for any cut of the rows into chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.aggregates import by_row, kernel, stream
+from featurestore.aggregates.kernel import Aggregate, aggregate
+from featurestore.aggregates.ranges import NEVER, Labels, Rows
+from featurestore.errors import InvalidArgument
+from featurestore.model.plan import WindowOutput
+
+FUNCTIONS = [
+    "sum",
+    "count",
+    "mean",
+    "min",
+    "max",
+    "std",
+    "first",
+    "last",
+    "count_distinct",
+    "last_n",
+]
+# Times of one case: small, so that many are equal, or so far apart that keys have to be cut.
+SCALES = st.sampled_from([1, 1, 1, 10**15])
+VALUES = st.sampled_from([None, 0.1, 0.2, -3.5, 1e16, -1e16, float("nan"), float("inf"), -0.0])
+
+
+@st.composite
+def cases(draw: Any) -> dict[str, Any]:
+    """Return rows of a few keys as (key, event, known, replaced, value), labels and a window."""
+    scale = draw(SCALES)
+    time = st.integers(0, 20).map(lambda hour: hour * scale)
+    keys = st.integers(0, 3)
+    waits = draw(st.booleans())
+    replaces = draw(st.booleans())
+    rows = []
+    for key, event, value in draw(st.lists(st.tuples(keys, time, VALUES), max_size=25)):
+        known = replaced = None
+        if waits:
+            known = event + draw(st.integers(-2, 10)) * scale
+        if replaces and draw(st.booleans()):
+            replaced = event + draw(st.integers(1, 10)) * scale
+        rows.append((key, event, known, replaced, value))
+    rows.sort(key=lambda row: row[:2])
+    labels = sorted(draw(st.lists(st.tuples(keys, time), max_size=10)))
+    over = draw(st.sampled_from([None, 1, 3, 10]))
+    return {
+        "rows": rows,
+        "labels": labels,
+        "over": None if over is None else over * scale,
+        "offset": draw(st.sampled_from([0, 0, 2])) * scale,
+        "waits": waits,
+        "replaces": replaces,
+    }
+
+
+def check_case(case: dict[str, Any]) -> None:
+    """Compare every function with looking at every row."""
+    rows, labels = case["rows"], case["labels"]
+    asked = []
+    for function in FUNCTIONS:
+        n = 3 if function == "last_n" else 0
+        asked.append(Aggregate(function, 0, case["over"], offset=case["offset"], n=n))
+    replaced = [NEVER if row[3] is None else row[3] for row in rows]
+    found = aggregate(
+        Rows(
+            np.array([row[0] for row in rows], np.int64),
+            np.array([row[1] for row in rows], np.int64),
+            np.array([row[2] for row in rows], np.int64) if case["waits"] else None,
+            np.array(replaced, np.int64) if case["replaces"] else None,
+        ),
+        Labels(
+            np.array([label[0] for label in labels], np.int64),
+            np.array([label[1] for label in labels], np.int64),
+        ),
+        keys=4,
+        columns=[pa.array([row[4] for row in rows], pa.float64())],
+        aggregates=asked,
+    )
+    for each, answers in zip(asked, found, strict=True):
+        expected = [by_row.answer(output_of(each), values_of(label, case)) for label in labels]
+        assert list(map(repr, answers.to_pylist())) == list(map(repr, expected)), each
+
+
+def values_of(label: tuple[int, int], case: dict[str, Any]) -> list[Any]:
+    """Return the values that a label sees."""
+    key, time = label
+    end = time - case["offset"]
+    values = []
+    for row_key, event, known, replaced, value in case["rows"]:
+        too_old = case["over"] is not None and event <= end - case["over"]
+        unknown = known is not None and known > time
+        gone = replaced is not None and replaced <= time
+        if row_key == key and event <= end and not (too_old or unknown or gone):
+            values.append(value)
+    return values
+
+
+def output_of(each: Aggregate) -> WindowOutput:
+    """Return an aggregate as a plan has it; only function and number matter here."""
+    return WindowOutput(
+        column="x",
+        name="x",
+        function=each.function,
+        over=None,
+        offset=None,  # type: ignore[arg-type]
+        where=None,
+        fill_value=None,
+        n=each.n,
+        kind=pa.float64(),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases())
+def test_every_function_answers_what_looking_at_every_row_answers(case: dict[str, Any]) -> None:
+    check_case(case)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@settings(max_examples=20_000, deadline=None)
+@given(case=cases())
+def test_every_function_answers_so_in_very_many_cases(case: dict[str, Any]) -> None:
+    check_case(case)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (pa.array([2**62] * 2), "64 bits"),
+        (pa.array([10**37] * 10, pa.decimal128(38, 0)), "38 digits"),
+    ],
+)
+def test_sums_that_do_not_fit_are_refused(values: pa.Array, wanted: str) -> None:
+    rows = Rows(np.zeros(len(values), np.int64), np.arange(len(values)))
+    labels = Labels(np.zeros(1, np.int64), np.array([100]))
+    with pytest.raises(InvalidArgument, match=wanted):
+        aggregate(rows, labels, keys=1, columns=[values], aggregates=[Aggregate("sum", 0, None)])
+
+
+def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(7)
+    count = 4_000
+    key = np.sort(random.integers(0, 300, count))
+    label = random.random(count) < 0.2
+    moment = random.integers(0, 1_000, count) * 2 + label
+    order = np.lexsort((moment, key))
+    table = pa.table(
+        {
+            # Hashes that collide: two keys a hash.
+            stream.GROUP: key[order] // 2,
+            stream.MOMENT: moment[order],
+            stream.IS_LABEL: label[order],
+            stream.KNOWN: pa.nulls(count, pa.int64()),
+            stream.TIE: np.zeros(count, np.int64),
+            "k0": key[order],
+            "m0": np.arange(count),
+            "v0": random.normal(size=count),
+            "c0": np.arange(count),
+        }
+    )
+    by_hash = table.take(pa.array(np.lexsort((moment[order], key[order] // 2))))
+    features = stream.WindowFeatures(
+        schema=pa.schema([("row", pa.int64()), ("sum", pa.float64()), ("max", pa.float64())]),
+        keys=1,
+        members=1,
+        waits=False,
+        refuses_ties=False,
+        aggregates=(Aggregate("sum", 0, 200), Aggregate("max", 0, None)),
+        fills=(None, None),
+        conditions=0,
+        group="w",
+    )
+
+    def answers(batch_rows: int, chunk_rows: int) -> pa.Table:
+        monkeypatch.setattr(stream, "_CHUNK_ROWS", chunk_rows)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield from by_hash.to_batches(batch_rows)
+
+        return pa.Table.from_batches(features(batches())).sort_by("row")
+
+    whole = answers(count, count)
+    assert whole.num_rows == int(label.sum())
+    for batch_rows, chunk_rows in ((7, 1), (100, 250), (1_000, 90)):
+        assert answers(batch_rows, chunk_rows).equals(whole)
+
+
+def test_every_function_has_a_type_and_an_implementation() -> None:
+    assert kernel.result_type("sum", pa.string()) is None
+    for function in kernel._FUNCTIONS:
+        kinds = (pa.float64(), pa.bool_())
+        assert any(kernel.result_type(function, kind, n=2) is not None for kind in kinds)

@@ -118,7 +118,7 @@ def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
         for output in join.outputs:
             if output.where is not None:
                 schema = join.source.spec.schema
-                compiled = predicate(output.where, schema=schema, dialect=dialect)
+                compiled = usersql.predicate(output.where, schema=schema, dialect=dialect)
                 output = replace(output, where=compiled)
             outputs.append(output)
         windows.append(replace(join, outputs=tuple(outputs)))

@@ -85,7 +85,9 @@ def plan(
         )
     first = source(found[0].group)
     left = LabelSide(first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows)
-    return plan_without_labels(found, left=left, options=RetrievalOptions(**options), source=source)
+    return plan_without_labels(
+        found, spec=first.spec, left=left, options=RetrievalOptions(**options), source=source
+    )
 
 
 # -- references -----------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+"""Aggregates over windows as users ask for them: references, refusals, plans, datasets, leaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import featurestore
+from featurestore import FeatureStore
+from featurestore.errors import (
+    ColumnConflict,
+    FeatureNotFound,
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidReference,
+    InvalidSql,
+    NoJoinKey,
+)
+
+DAY = pd.Timestamp("2024-01-01", tz="UTC")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    store = featurestore.connect(tmp_path_factory.mktemp("windows"))
+    purchases = pd.DataFrame(
+        {
+            "customer": ["ann", "ann", "ann", "bob"],
+            "purchase": [1, 2, 3, 4],
+            "amount": [20.0, 5.0, 12.5, 80.0],
+            "shop": ["north", "south", "north", "north"],
+            "status": ["settled", "open", "settled", "settled"],
+            "at": DAY + pd.to_timedelta([0, 3, 9, 2], unit="D"),
+        }
+    )
+    store.create_featuregroup(
+        purchases, "purchases", primary_key=["customer", "purchase"], event_time="at"
+    )
+    customers = pd.DataFrame({"customer": ["ann", "bob"], "segment": ["gold", "new"]})
+    store.create_featuregroup(customers, "customers", primary_key="customer")
+    store.create_featuregroup(
+        labels(), "questions", primary_key="customer", event_time="asked_at", statistics=False
+    )
+    return store
+
+
+def labels() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "customer": ["eve", "ann", "bob", "ann"],
+            "asked_at": DAY + pd.to_timedelta([5, 9, 5, 4], unit="D"),
+            "returns": [False, True, True, False],
+        }
+    )
+
+
+def test_aggregates_and_features_of_one_call_come_in_the_order_asked_for(
+    store: FeatureStore,
+) -> None:
+    asked = [
+        featurestore.window("purchases.amount", "sum", over="7d"),
+        "customers.segment",
+        "purchases.amount|count|all as purchases",
+        featurestore.window(
+            "purchases.amount", "sum", over="7d", where="status = 'settled'", name="settled"
+        ),
+        featurestore.window("purchases.shop", "last_n", over=None, n=2),
+    ]
+    frame = store.get_features(asked, labels=labels(), label_time="asked_at")
+    found = frame.to_arrow().to_pylist()
+    assert [list(row.values())[3:] for row in found] == [
+        [None, None, 0, None, [None, None]],
+        [17.5, "gold", 3, 12.5, ["south", "north"]],
+        [80.0, "new", 1, 80.0, [None, "north"]],
+        [25.0, "gold", 2, 20.0, ["north", "south"]],
+    ]
+    assert frame.columns[3:] == ["amount_sum_7d", "segment", "purchases", "settled", "shop_last_2"]
+    text = str(frame.plan)
+    assert "settled = sum(amount) over (asked_at - 7d, asked_at] where status = 'settled'" in text
+    report = store.check_leakage(frame)
+    assert report.ok
+    assert report.features == 5
+
+
+def test_one_moment_for_all_rows_scores_the_rows_of_a_group(store: FeatureStore) -> None:
+    frame = store.get_features(
+        ["customers.segment", "purchases.amount|sum|7d"],
+        label_time="2024-01-05T00:00Z",
+        include_keys=True,
+    )
+    rows = sorted(frame.to_arrow().to_pylist(), key=str)
+    assert [list(row.values()) for row in rows] == [["ann", "gold", 25.0], ["bob", "new", 80.0]]
+
+
+def test_join_keys_are_said_once_for_features_and_aggregates(store: FeatureStore) -> None:
+    given = labels().rename(columns={"customer": "who"})
+    frame = store.get_features(
+        ["customers.segment", "purchases.amount|sum|7d"],
+        labels=given,
+        join_key={"who": "customer"},
+    )
+    assert frame.to_pandas()["amount_sum_7d"].tolist()[1:] == [17.5, 80.0, 25.0]
+
+
+def test_a_training_dataset_of_aggregates_is_made_again_from_its_manifest(
+    store: FeatureStore,
+) -> None:
+    frame = store.get_features(
+        featurestore.windows("purchases.amount", ["sum", "std", "max"], over=["7d", None]),
+        labels="questions",
+    )
+    dataset = store.create_training_dataset(
+        frame, "returns", label="returns", data_format="parquet", statistics=False
+    )
+    assert dataset.manifest.reproducible
+    assert dataset.verify(recompute=True).ok
+    inputs = [name for name in dataset.schema.names if name.startswith("amount_")]
+    assert sorted(dataset.roles.features) == sorted(inputs)
+
+
+MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
+    (lambda: featurestore.window("purchases.amount", "total", over="7d"), InvalidArgument, "'sum'"),
+    (lambda: featurestore.window("purchases.amount", "sum", over="0s"), InvalidArgument, "longer"),
+    (lambda: featurestore.window("purchases.amount", "sum", over=-1), InvalidArgument, "'7d'"),
+    (lambda: featurestore.window("amount", "sum", over="7d"), InvalidReference, "one group"),
+    (lambda: featurestore.window("purchases.amount", "last_n", over="7d"), InvalidArgument, "n=10"),
+    (lambda: "purchases.amount|sum", InvalidReference, "group.column|sum|7d"),
+    (lambda: "purchases.amuont|sum|7d", FeatureNotFound, "amount"),
+    (lambda: "purchases.shop|sum|7d", InvalidArgument, "has no meaning"),
+    (lambda: "customers.segment|count|7d", InvalidArgument, "no event time"),
+    (
+        lambda: featurestore.window("purchases.amount", "sum", over="7d", where="at > now()"),
+        InvalidSql,
+        "clock",
+    ),
+    (
+        lambda: featurestore.window("purchases.amount", "sum", over="7d", where="nosuch = 1"),
+        InvalidSql,
+        "nosuch",
+    ),
+    (
+        lambda: featurestore.window("purchases.amount", "sum", over="7d", fill_value="none"),
+        InvalidArgument,
+        "fill_value",
+    ),
+    (
+        lambda: featurestore.window("purchases.amount", "sum", over="7d", key="nosuch"),
+        NoJoinKey,
+        "nosuch",
+    ),
+    (
+        lambda: featurestore.window("purchases.amount", "sum", over="7d", name="returns"),
+        ColumnConflict,
+        "name=",
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "error", "words"), MISTAKES)
+def test_mistakes_are_refused_before_anything_runs(
+    store: FeatureStore, asked: Any, error: type[FeatureStoreError], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        store.get_features([asked()], labels=labels(), label_time="asked_at")
+    assert words in str(caught.value) + str(caught.value.hint)
+
+
+def test_a_key_of_the_window_may_be_any_column_of_the_group(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    del tmp_path
+    given = pd.DataFrame({"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta("9d")] * 2})
+    asked = featurestore.window("purchases.amount", "sum", over=None, key="shop")
+    frame = store.get_features([asked], labels=given)
+    assert frame.to_pandas()["amount_sum"].tolist() == [112.5, 5.0]

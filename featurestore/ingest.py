@@ -109,25 +109,45 @@ def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> p
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
-        return adopted.schema
+        return _in_shapes_of(like, adopted.schema)
     return to_reader(df, like=like).schema
 
 
 def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | None:
-    """Return a frame that is the engine's own as a relation, None for any other.
-
-    Spark's types do not say how long arrays are: without ``like`` a job looks at their lengths.
-    """
+    """Return a frame that is the engine's own as a relation, None for any other."""
     lazy: Relation | None = getattr(df, "relation", None)
     if lazy is not None and getattr(lazy, "engine", None) == engine.name:
         return lazy
-    adopted = engine.adopt(df)
+    adopted = adopt_native(df, engine=engine, like=like)
     if adopted is not None:
         _check_names(adopted.schema)
-        if like is None and library_of(df) == "pyspark":
-            _refuse_encoded_bytes(adopted, engine)
-            return _with_found_shapes(adopted, engine)
     return adopted
+
+
+def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation | None:
+    """Return a native frame of the engine as a relation, None for any other.
+
+    Arguments as in ``to_relation``. Spark's types do not say how long arrays are: without ``like``
+    a job looks at their lengths.
+    """
+    adopted = engine.adopt(df)
+    if adopted is None or like is not None or library_of(df) != "pyspark":
+        return adopted
+    _refuse_encoded_bytes(adopted, engine)
+    return _with_found_shapes(adopted, engine)
+
+
+def _in_shapes_of(like: pa.Schema | None, given: pa.Schema) -> pa.Schema:
+    """Return a schema with the shapes of ``like`` where its types do not say how long lists are."""
+    fields = []
+    for field in given:
+        index = -1 if like is None else like.get_field_index(field.name)
+        if like is not None and index >= 0 and is_list_of_numbers(field.type):
+            wanted = like.field(index).type
+            if may_fit(field.type, wanted):
+                field = field.with_type(wanted)
+        fields.append(field)
+    return pa.schema(fields)
 
 
 def _refuse_encoded_bytes(relation: Relation, engine: Engine) -> None:

@@ -17,7 +17,7 @@ from featurestore.model.cast_lines import cast_line
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.fitting import Misfit, fitted, may_fit
 from featurestore.model.shapes import describe, shape_of
-from featurestore.model.types import widens
+from featurestore.model.types import is_nested, widens
 from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ def _casts(given: pa.Schema, held: Mapping[str, pa.DataType], library: str) -> l
         if wanted is None or may_fit(field.type, wanted):
             continue
         if shape_of(wanted):
-            lines.append(UNEQUAL)
+            is_array = is_nested(field.type)
+            lines.append(UNEQUAL if is_array else f"give arrays of shape {shape_of(wanted)}")
             continue
         line = cast_line(library, field.name, field.type, wanted)
         if line is not None:

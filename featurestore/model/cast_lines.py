@@ -25,6 +25,7 @@ class _Language:
     plain: str
     time: str
     items: str = ""
+    whole_items: str = ""
 
 
 _PANDAS = _Language(
@@ -39,6 +40,8 @@ _PANDAS = _Language(
     plain='df["{c}"] = df["{c}"].astype("{t}")',
     time='df["{c}"] = pd.to_datetime(df["{c}"], utc=True)',
     items='df["{c}"] = [np.asarray(cell).astype("{t}") for cell in df["{c}"]]',
+    whole_items='df["{c}"] = [np.clip(np.round(cell), {low}, {high}).astype("{t}") '
+    'for cell in df["{c}"]]',
 )  # fmt: skip
 _POLARS = _Language(
     types={
@@ -123,4 +126,7 @@ def _line_of_items(words: _Language, column: str, wanted: pa.DataType) -> str | 
     is_flat = len(shape_of(wanted)) == 1
     if not words.items or name is None or not (is_flat or words is _PANDAS):
         return None
+    if pat.is_integer(items_of(wanted)) and words.whole_items:
+        low, high = integer_range(items_of(wanted))
+        return words.whole_items.format(c=column, t=name.lower(), low=low, high=high)
     return words.items.format(c=column, t=name.lower())

@@ -56,7 +56,7 @@ def open_labels(
         return OpenedLabels(left, None)
     if isinstance(labels, FeatureFrame) and labels.session.engine is session.engine:
         return _from_frame(labels)
-    adopted = session.engine.adopt(labels)
+    adopted = ingest.adopt_native(labels, engine=session.engine)
     if adopted is not None:
         _check_names(adopted.schema)
         peek = partial(_first_rows, session, adopted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.errors import SchemaMismatch
+from featurestore.errors import SchemaMismatch, UnsupportedType
 from featurestore.model.shapes import shape_of
 
 if TYPE_CHECKING:
@@ -46,9 +47,33 @@ def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
         group.insert(more.selectExpr("id", "image", "array(id, id, id) AS pair", "tokens", "small"))
     assert group.delta_version == 2
 
+    same = store.get_or_create_featuregroup(frame, "images", primary_key="id")
+    assert same.delta_version == 2
+    labelled = store.get_features("images.small", labels=frame.select("id", "image"))
+    assert shape_of(labelled.schema.field("image").type) == (2, 2)
+
     other = featurestore.connect(tmp_path / "other")
     there = other.create_featuregroup(frame, "images")
     assert there.schema == group.schema
     pair = there.read().select("image").to_numpy()
     assert pair.shape == (6, 2, 2)
     assert np.isin(pair[:, 0, 0], range(6)).all()
+
+
+def test_arrays_encoded_by_a_codec_are_recognised_in_spark_frames(
+    spark: Any, tmp_path: Path
+) -> None:
+    codecs = pytest.importorskip("petastorm.codecs")
+    unischema = pytest.importorskip("petastorm.unischema")
+    field = unischema.UnischemaField("image", np.float32, (2, 3), codecs.NdarrayCodec(), False)
+    schema = unischema.Unischema("pictures", [field])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = unischema.dict_to_spark_row(schema, {"image": np.ones((2, 3), np.float32)})
+        frame = spark.createDataFrame([row], schema.as_spark_schema())
+    for engine in ("spark", "duckdb"):
+        store = featurestore.connect(tmp_path / engine, engine=engine)
+        with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
+            store.create_featuregroup(frame, "pictures")
+        assert "no dict_to_spark_row" in str(error.value.hint)
+        assert store.get_featuregroups() == []

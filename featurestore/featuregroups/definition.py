@@ -12,11 +12,9 @@ import pyarrow.types as pat
 
 from featurestore.errors import DefinitionMismatch, InvalidArgument, listing
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
-from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec
+from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
 from featurestore.model.types import is_nested
 from featurestore.plugins.validator import find_validator
-
-MAX_TAG_KEY = 255
 
 
 @dataclass(frozen=True)
@@ -112,17 +110,6 @@ def check_policy(policy: str | None) -> None:
             f"validation={policy!r} is not a policy.",
             hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
-
-
-def check_tags(tags: Mapping[str, str]) -> None:
-    """Refuse tags that are no texts."""
-    for key, value in tags.items():
-        if not (isinstance(key, str) and isinstance(value, str) and 0 < len(key) <= MAX_TAG_KEY):
-            raise InvalidArgument(
-                f"Tag {key!r}: {value!r} is no pair of texts "
-                f"(keys have 1 to {MAX_TAG_KEY} characters).",
-                hint="tags={'team': 'traffic'}",
-            )
 
 
 # What two definitions must have in common, beside their columns.

@@ -9,10 +9,9 @@ from itertools import islice
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.featuregroups.definition import check_tags
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
-from featurestore.model.featuregroup import Commit
+from featurestore.model.featuregroup import Commit, check_tags
 from featurestore.model.references import parse_reference
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups, features, lineage, tags

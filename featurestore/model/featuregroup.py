@@ -17,6 +17,7 @@ from featurestore.model.names import check_feature_names, check_name
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
 COMPACTIONS = ("auto",)
+MAX_TAG_KEY = 255
 WRITE_MODES = ("append", "upsert", "overwrite")
 
 
@@ -168,6 +169,17 @@ class Commit:
 
     def _repr_html_(self) -> str:
         return html.facts({**self._summary(), "applied": self.applied}, caption="Commit")
+
+
+def check_tags(tags: Mapping[str, str]) -> None:
+    """Refuse tags that are no texts."""
+    for key, value in tags.items():
+        if not (isinstance(key, str) and isinstance(value, str) and 0 < len(key) <= MAX_TAG_KEY):
+            raise InvalidArgument(
+                f"Tag {key!r}: {value!r} is no pair of texts "
+                f"(keys have 1 to {MAX_TAG_KEY} characters).",
+                hint="tags={'team': 'traffic'}",
+            )
 
 
 def _check_roles(spec: FeatureGroupSpec) -> None:

@@ -11,8 +11,9 @@ from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExi
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import StorePaths, check_version, version_of
 from featurestore.recovery.owners import versions_in_flight
-from featurestore.registry import manifests, reports, training_datasets
+from featurestore.registry import manifests, reports, tags, training_datasets
 from featurestore.storage import files, publication
+from featurestore.storage.described import Described, read_described
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
 EXPORT, REMOVE = "export", "remove"
@@ -38,6 +39,19 @@ def read(directory: str, name: str, version: int) -> Manifest:
 def register(connection: Connection, manifest: Manifest) -> None:
     """Register a finished dataset; nothing happens when it is there."""
     manifests.register(connection, manifest)
+
+
+def register_found(connection: Connection, directory: str, name: str, version: int) -> None:
+    """Register the finished dataset of a directory, with what has been said about it since."""
+    manifest = read(directory, name, version)
+    register(connection, manifest)
+    say(connection, name, version, read_described(directory, manifest))
+
+
+def say(connection: Connection, name: str, version: int, said: Described) -> None:
+    """Bring description and tags of a registered dataset up to what its file says."""
+    training_datasets.describe(connection, name, version, said.description)
+    tags.replace(connection, training_datasets.KIND, name, version, said.tags)
 
 
 def forget(connection: Connection, name: str, version: int) -> None:

@@ -121,7 +121,7 @@ def _restore_datasets(connection: Connection, location: str, result: Rebuilt) ->
                 if version not in versions_in_flight(connection, location, "export", name):
                     result.unreadable.append((path, "it has no manifest"))
             else:
-                datasets.register(connection, datasets.read(path, name, version))
+                datasets.register_found(connection, path, name, version)
                 result.training_datasets.append(f"{name}@v{version}")
 
 

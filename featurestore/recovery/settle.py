@@ -59,7 +59,7 @@ def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.I
         datasets.remove_files(paths, name, version)
         return "finished"
     if datasets.is_finished(directory):
-        datasets.register(connection, datasets.read(directory, name, version))
+        datasets.register_found(connection, directory, name, version)
         return "registered as its manifest says"
     datasets.remove_files(paths, name, version)
     return "removed, it had no manifest yet"

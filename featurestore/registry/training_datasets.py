@@ -144,6 +144,16 @@ def pinning(connection: Connection, featuregroup: str, version: int) -> list[tup
         return [(str(row[0]), int(row[1]), int(row[2])) for row in connection.execute(query)]
 
 
+def describe(connection: Connection, name: str, version: int, description: str) -> None:
+    """Write the description of a version in place of the one recorded before."""
+    columns = training_datasets.c
+    connection.execute(
+        training_datasets.update()
+        .where(columns.name == name, columns.version == version)
+        .values(description=description)
+    )
+
+
 def remove(connection: Connection, name: str, version: int) -> None:
     """Forget a version with its pins and tags."""
     columns = training_datasets.c

@@ -298,6 +298,22 @@ class FeatureGroupCalls(Connected):
 
         return history(self._session, name, version=version, limit=limit, before=before)
 
+    def get_featuregroup_partitions(
+        self, name: str, *, version: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the values of each partition of a feature group, in their order.
+
+        They come from the table's log; a group without ``partition_by`` has none.
+
+        >>> rows = [{"origin": "JFK", "gates": 128}, {"origin": "LGA", "gates": 72}]
+        >>> made = store.create_featuregroup(rows, "gates", partition_by="origin")
+        >>> store.get_featuregroup_partitions("gates")
+        [{'origin': 'JFK'}, {'origin': 'LGA'}]
+        """
+        from featurestore.featuregroups.partition_values import partitions_of
+
+        return partitions_of(self._session, name, version=version)
+
     def get_features_list(self) -> list[str]:
         """Return a reference to every feature of the latest version of every group.
 

@@ -182,6 +182,65 @@ class TrainingDatasetCalls(Connected):
         """
         return self.get_training_dataset(name, version=version).tf_feature_spec()
 
+    def get_dataframe_tf_record_schema(self, df: object) -> dict[str, Any]:
+        """Return ``{column: tf.io feature}`` for TFRecord files of a dataframe's rows.
+
+        The rows are read once, for nulls and lengths; nothing is written.
+
+        >>> sorted(store.get_dataframe_tf_record_schema([{"x": 1.0, "words": ["a", "b"]}]))
+        ['words', 'x']
+        """
+        from featurestore.training.record_schema import record_schema
+
+        return record_schema(self._session, df)
+
+    def add_training_dataset_tag(
+        self, name: str, key: str, value: str, *, version: int | None = None
+    ) -> None:
+        """Set a tag of a training dataset; its rows and its manifest stay as they are.
+
+        >>> store.add_training_dataset_tag("late_flights", "owner", "ops")
+        >>> store.get_training_dataset_tags("late_flights")
+        {'owner': 'ops'}
+        """
+        from featurestore.training.describe import add_tag
+
+        add_tag(self._session, name, key, value, version=version)
+
+    def get_training_dataset_tags(self, name: str, *, version: int | None = None) -> dict[str, str]:
+        """Return the tags of a training dataset.
+
+        >>> store.get_training_dataset_tags("late_flights")
+        {}
+        """
+        from featurestore.training.describe import tags_of
+
+        return tags_of(self._session, name, version=version)
+
+    def remove_training_dataset_tag(
+        self, name: str, key: str, *, version: int | None = None
+    ) -> None:
+        """Remove a tag of a training dataset.
+
+        >>> store.add_training_dataset_tag("late_flights", "owner", "ops")
+        >>> store.remove_training_dataset_tag("late_flights", "owner")
+        """
+        from featurestore.training.describe import remove_tag
+
+        remove_tag(self._session, name, key, version=version)
+
+    def update_training_dataset(
+        self, name: str, *, version: int | None = None, description: str
+    ) -> TrainingDataset:
+        """Change the description of a training dataset; its rows and manifest stay as they are.
+
+        >>> store.update_training_dataset("late_flights", description="January").description
+        'January'
+        """
+        from featurestore.training.describe import describe
+
+        return describe(self._session, name, version=version, description=description)
+
     def delete_training_dataset(self, name: str, *, version: int) -> None:
         """Delete one version of a training dataset and what it pinned.
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import DatasetDamaged, InvalidArgument, StatisticsNotFound
+from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import html
 from featurestore.model.arguments import answers_calls
 from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
+from featurestore.storage.described import read_described
 from featurestore.storage.manifests import read_manifest
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class TrainingDataset:
     """
 
     path: str
+    """The directory of the version. Its rows lie in a folder for each split: ``path_of("train")``
+    and ``url_of("train")`` are what other programs open."""
     manifest: Manifest = field(repr=False)
     session: Session | None = field(default=None, repr=False, compare=False)
 
@@ -95,6 +99,38 @@ class TrainingDataset:
     def splits(self) -> tuple[str, ...]:
         """The names of the splits, in order."""
         return tuple(split.name for split in self.manifest.splits)
+
+    def path_of(self, split: str) -> str:
+        """Return the directory of a split's files, for Spark, globs and other readers.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> dataset.path_of("train") == dataset.path + "/train"
+        True
+
+        Raises:
+            InvalidSplit: Lists the splits there are.
+        """
+        return files.inside(self.path, self.manifest.split(split).name)
+
+    def url_of(self, split: str) -> str:
+        """Return the directory of a split as a URL, which petastorm's own readers take.
+
+        A petastorm dataset is one split: its readers refuse the directory above.
+
+        >>> store.get_training_dataset("late_flights").url_of("train")
+        'file:///.../late_flights/v1/train'
+        """
+        return Path(self.path_of(split)).absolute().as_uri()
+
+    @property
+    def description(self) -> str:
+        """What the dataset is for; ``update_training_dataset`` changes it."""
+        return read_described(self.path, self.manifest).description
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags; ``add_training_dataset_tag`` adds one."""
+        return dict(read_described(self.path, self.manifest).tags)
 
     def num_rows(self, split: str) -> int:
         """Return the number of rows of a split.
@@ -187,20 +223,17 @@ class TrainingDataset:
         return find_format(self.manifest.data_format).feature_spec(self.manifest)
 
     def statistics(self, split: str) -> Statistics:
-        """Return the statistics of a split, made at export.
+        """Return the statistics of a split, made at export, or counted now where it made none.
 
         >>> store.get_training_dataset("late_flights").statistics("train").column("seats").mean
         150.0
         """
         from featurestore.statistics import Statistics
+        from featurestore.training.statistics import count
 
         entry = self.manifest.statistics.get(self.manifest.split(split).name)
         if entry is None:
-            raise StatisticsNotFound(
-                f"Training dataset {self.name!r} version {self.version} has no statistics "
-                f"of split {split!r}.",
-                hint="create it with statistics=True",
-            )
+            return count(self, split)
         path = files.inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(

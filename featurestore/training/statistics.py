@@ -6,7 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.statistics import Statistics, statistics_accumulator
+from featurestore.statistics import (
+    Statistics,
+    StatisticsState,
+    finish,
+    statistics_accumulator,
+)
 from featurestore.statistics.clusters import cluster_rows, rows_from_bytes
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
@@ -40,9 +45,18 @@ def cluster_sample(
     if sample is not None:
         path = files.inside(dataset.path, sample["path"])
         return rows_from_bytes(files.read_bytes(path)), source
-    frame = dataset.read(name)
+    return cluster_rows(_state(dataset, name)), source
+
+
+def count(dataset: TrainingDataset, split: str) -> Statistics:
+    """Return the statistics of a split, counted from its rows."""
+    return finish(_state(dataset, split), source={"training_dataset": dataset.name, "split": split})
+
+
+def _state(dataset: TrainingDataset, split: str) -> StatisticsState:
+    frame = dataset.read(split)
     accumulator = statistics_accumulator(frame.schema, roles=dataset.roles)
     state = accumulator.start()
     for batch in frame.to_batches():
         state = accumulator.update(state, batch)
-    return cluster_rows(accumulator.finish(state)), source
+    return accumulator.finish(state)

@@ -49,6 +49,7 @@ READS = frozenset(
         "get_featuregroups",
         "get_latest_featuregroup_version",
         "get_featuregroup_history",
+        "get_featuregroup_partitions",
         "get_features_list",
         "search",
         "get_featuregroup_tags",
@@ -61,6 +62,8 @@ READS = frozenset(
         "get_training_datasets",
         "get_latest_training_dataset_version",
         "get_training_dataset_tf_record_schema",
+        "get_dataframe_tf_record_schema",
+        "get_training_dataset_tags",
         "get_validation_history",
         "get_featuregroup_statistics",
         "visualize_featuregroup_correlations",
@@ -221,6 +224,19 @@ WRITES = {
     "export to tfrecord": Write("create_training_dataset", _export("tfrecord")),
     "export to parquet": Write("create_training_dataset", _export("parquet")),
     "export to petastorm": Write("create_training_dataset", _export("petastorm")),
+    "tag a dataset": Write(
+        "add_training_dataset_tag",
+        lambda store: store.add_training_dataset_tag("spare_d", "team", "rust"),
+    ),
+    "untag a dataset": Write(
+        "remove_training_dataset_tag",
+        lambda store: store.remove_training_dataset_tag("spare_d", "owner"),
+        lambda store: store.add_training_dataset_tag("spare_d", "owner", "ada"),
+    ),
+    "describe a dataset": Write(
+        "update_training_dataset",
+        lambda store: store.update_training_dataset("spare_d", description="spare"),
+    ),
     "delete a dataset": Write(
         "delete_training_dataset", lambda store: store.delete_training_dataset("spare_d", version=1)
     ),
@@ -274,7 +290,8 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             report = dataset.verify()
             assert report.ok, report.problems
             counts = [(split, dataset.num_rows(split)) for split in sorted(dataset.splits)]
-            seen[f"dataset {dataset.name} v{dataset.version}"] = counts
+            said = (sorted(dataset.tags.items()), dataset.description)
+            seen[f"dataset {dataset.name} v{dataset.version}"] = (counts, said)
         for job in store.get_jobs():
             seen[f"job {job.name}"] = bool(getattr(job, "paused", False))
         left = [] if at_work else _leftovers(location)

@@ -1,0 +1,77 @@
+"""Descriptions and tags of training datasets, changed after they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from featurestore.errors import InvalidArgument, listing
+from featurestore.model.featuregroup import check_tags
+from featurestore.recovery import datasets
+from featurestore.session import Session
+from featurestore.storage.described import Described, read_described, write_described
+from featurestore.storage.publication import after_publication
+from featurestore.training.catalog import get
+from featurestore.training.dataset import TrainingDataset
+
+
+def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:
+    """Return the tags of a dataset (None: the latest version)."""
+    return get(session, name, version).tags
+
+
+def add_tag(
+    session: Session, name: str, key: str, value: str, *, version: int | None = None
+) -> None:
+    """Set a tag of a dataset."""
+    check_tags({key: value})
+    dataset = get(session, name, version)
+    _say(session, dataset, tags={**dataset.tags, key: value})
+
+
+def remove_tag(session: Session, name: str, key: str, *, version: int | None = None) -> None:
+    """Remove a tag of a dataset; InvalidArgument lists those there are."""
+    dataset = get(session, name, version)
+    tags = dataset.tags
+    if key not in tags:
+        raise InvalidArgument(
+            f"Training dataset {name!r} version {dataset.version} has no tag {key!r}; it has "
+            f"{listing(tags)}."
+        )
+    del tags[key]
+    _say(session, dataset, tags=tags)
+
+
+def describe(
+    session: Session, name: str, *, version: int | None = None, description: str
+) -> TrainingDataset:
+    """Change the description of a dataset and return it."""
+    if not isinstance(description, str):
+        raise InvalidArgument(
+            f"description={description!r} is no text.", hint="description='flights of 2013'"
+        )
+    dataset = get(session, name, version)
+    _say(session, dataset, description=description)
+    return dataset
+
+
+def _say(
+    session: Session,
+    dataset: TrainingDataset,
+    *,
+    description: str | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    """Write the file, then the registry, which is only an index of it."""
+    with session.registry.transaction():  # one after the other: what is there is read and changed
+        said: Described = read_described(dataset.path, dataset.manifest)
+        if description is not None:
+            said = replace(said, description=description)
+        if tags is not None:
+            said = replace(said, tags=tags)
+        write_described(dataset.path, said)
+    with (
+        after_publication(f"What is said of training dataset {dataset.name!r}"),
+        session.registry.transaction() as connection,
+    ):
+        datasets.say(connection, dataset.name, dataset.version, said)

@@ -1,0 +1,141 @@
+"""Paths that other programs open, words said after the export, and schemas of dataframes."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import featurestore
+from featurestore import TrainingDataset
+from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
+from featurestore.recovery.rebuild import rebuild
+from featurestore.storage.described import DESCRIBED_FILE
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+
+SPLITS = {"train": 0.75, "test": 0.25}
+
+
+def rows(count: int = 100) -> list[dict[str, Any]]:
+    return [{"id": n, "x": float(n % 7)} for n in range(count)]
+
+
+def export(store: FeatureStore, **options: Any) -> TrainingDataset:
+    return store.create_training_dataset(rows(), "d", progress=False, key="id", **options)
+
+
+def test_the_path_of_a_split_is_what_other_readers_open(duckdb_store: FeatureStore) -> None:
+    dataset = export(duckdb_store, data_format="parquet", splits=SPLITS)
+    for split in dataset.splits:
+        read = pq.read_table(dataset.path_of(split))
+        assert read.num_rows == dataset.num_rows(split)
+        assert len(list(Path(dataset.path_of(split)).glob("*.parquet"))) > 0
+        assert dataset.url_of(split) == f"file://{dataset.path_of(split)}"
+    with pytest.raises(InvalidSplit, match="'train', 'test'"):
+        dataset.path_of("valid")
+    assert "path_of" in (Path(featurestore.training.__file__).parent / "dataset.py").read_text()
+
+
+@pytest.mark.petastorm
+@pytest.mark.filterwarnings("ignore")
+def test_petastorm_opens_the_url_of_a_split_and_no_directory_above(
+    duckdb_store: FeatureStore,
+) -> None:
+    petastorm = pytest.importorskip("petastorm")
+    dataset = export(duckdb_store, data_format="petastorm")
+    with petastorm.make_reader(
+        dataset.url_of("train"), reader_pool_type="dummy", num_epochs=1
+    ) as reader:
+        assert sorted(row.id for row in reader) == list(range(100))
+    # Its rule: no files in a directory above those with rows.
+    with pytest.raises(ValueError, match="intermediate directory"):
+        petastorm.make_reader(Path(dataset.path).as_uri(), reader_pool_type="dummy")
+
+
+def test_a_dataset_without_statistics_counts_them_on_demand(duckdb_store: FeatureStore) -> None:
+    counted = export(duckdb_store, splits=SPLITS)
+    bare = export(duckdb_store, splits=SPLITS, statistics=False)
+    assert not bare.manifest.statistics
+    for split in bare.splits:
+        now, then = bare.statistics(split), counted.statistics(split)
+        assert now.rows == then.rows == bare.num_rows(split)
+        assert now.column("x").mean == then.column("x").mean
+        assert now.column("x").quantiles == then.column("x").quantiles
+    frame = duckdb_store.visualize_training_dataset_descriptive_stats("d", version=2)
+    assert "x" in frame.index
+
+
+def test_tags_and_descriptions_change_after_the_export(duckdb_store: FeatureStore) -> None:
+    dataset = export(duckdb_store, description="first", tags={"team": "sky"})
+    manifest = Path(dataset.path, "manifest.json").read_bytes()
+    assert (dataset.description, dataset.tags) == ("first", {"team": "sky"})
+    duckdb_store.add_training_dataset_tag("d", "owner", "ops")
+    duckdb_store.remove_training_dataset_tag("d", "team")
+    duckdb_store.update_training_dataset("d", description="second")
+    assert duckdb_store.get_training_dataset_tags("d") == {"owner": "ops"}
+    assert (dataset.description, dataset.tags) == ("second", {"owner": "ops"})
+    opened = TrainingDataset.open(dataset.path)
+    assert (opened.description, opened.tags) == ("second", {"owner": "ops"})
+    assert Path(dataset.path, "manifest.json").read_bytes() == manifest
+    assert dataset.verify().ok
+    with pytest.raises(InvalidArgument, match="no tag 'team'; it has 'owner'"):
+        duckdb_store.remove_training_dataset_tag("d", "team")
+    with pytest.raises(InvalidArgument, match="no pair of texts"):
+        duckdb_store.add_training_dataset_tag("d", "owner", 1)  # type: ignore[arg-type]
+
+
+def test_a_rebuilt_registry_knows_what_was_said_since(duckdb_store: FeatureStore) -> None:
+    from featurestore.registry import tags, training_datasets
+
+    dataset = export(duckdb_store)
+    duckdb_store.add_training_dataset_tag("d", "owner", "ops")
+    duckdb_store.update_training_dataset("d", description="later")
+    session = duckdb_store.session
+    with session.registry.transaction() as connection:
+        training_datasets.remove(connection, "d", 1)
+    rebuild(session.location)
+    with session.registry.reading() as connection:
+        assert training_datasets.get(connection, "d").description == "later"
+        assert tags.of(connection, training_datasets.KIND, "d", 1) == {"owner": "ops"}
+    Path(dataset.path, DESCRIBED_FILE).write_text('{"description": 1}')
+    with pytest.raises(DatasetDamaged, match=DESCRIBED_FILE):
+        _ = dataset.tags
+
+
+def test_partitions_come_from_the_log(store: FeatureStore) -> None:
+    days = [date(2024, 1, 2), date(2024, 1, 1), None]
+    table = [{"day": days[n % 3], "zone": n % 2, "x": float(n)} for n in range(12)]
+    store.create_featuregroup(table, "g", partition_by=["day", "zone"])
+    found = store.get_featuregroup_partitions("g")
+    assert found[0] == {"day": date(2024, 1, 1), "zone": 0}
+    assert len(found) == 6
+    assert {each["day"] for each in found} == set(days)
+    store.delete_from_featuregroup("g", "day = '2024-01-01'")
+    assert len(store.get_featuregroup_partitions("g")) == 4
+    store.create_featuregroup(table, "h")
+    assert store.get_featuregroup_partitions("h") == []
+
+
+@pytest.mark.tensorflow
+def test_the_record_schema_of_a_dataframe_is_that_of_its_dataset(
+    duckdb_store: FeatureStore,
+) -> None:
+    table = [
+        {"id": n, "x": None if n == 3 else float(n), "word": "w" * n, "items": [1] * n}
+        for n in range(5)
+    ]
+    table_of_vectors = np.arange(6.0).reshape(3, 2)
+    for df in (table, table_of_vectors):
+        dataset = duckdb_store.create_training_dataset(df, "d", progress=False)
+        assert duckdb_store.get_dataframe_tf_record_schema(df) == dataset.tf_feature_spec()
+
+
+def test_dicts_are_what_python_gives(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup([{"id": 1, "x": 2.0}], "g", primary_key="id")
+    assert duckdb_store.get_featuregroup("g", dataframe_type="python") == [{"id": 1, "x": 2.0}]

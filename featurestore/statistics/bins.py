@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.statistics.exactsum import Floats
@@ -24,6 +23,9 @@ _STEPS = (1.0, 0.1, 0.01)
 # A float32 holds seven digits; what is nearer to a step than this was meant to be one.
 _TOLERANCE = 2.0**-22
 _EXACT = 2.0**51
+# Fewer values than this may be apart by chance.
+_FEWEST_STEPS = 8
+_LOOKED_AT = 1_000
 
 
 def edges_of(
@@ -79,35 +81,53 @@ def counts_between(
 
 
 def _values_in_a_bin(values: int) -> int:
-    """Return how many values share a bin: the number that leaves the last bin fullest."""
+    """Return how many values share a bin: about thirty bins, and the last one nearly full."""
     if values <= BINS:
         return 1
     if values > _MANY_VALUES:
         return math.ceil(values / BINS)
-    best, best_score = 1, (math.inf, math.inf)
+    best, best_score = 1, math.inf
     for width in range(math.ceil(values / _MOST_BINS), math.ceil(values / _FEWEST_BINS) + 1):
         bins = math.ceil(values / width)
-        score = ((bins * width - values) / width, float(abs(bins - BINS)))
+        score = (bins * width - values) / width + abs(bins - BINS) / BINS
         if score < best_score:
             best, best_score = width, score
     return best
 
 
 def _step_of(column: CountedColumn, unique: NDArray[Any], low: float, high: float) -> float | None:
-    """Return the step that all values are multiples of, None for values of any size."""
+    """Return the step that all values are apart, None for values of any size."""
     if max(abs(low), abs(high)) > _EXACT:
         return None
     if unique.dtype.kind != "f":
-        if column.kind == "time" and not pat.is_date(column.type):
-            return None
-        return 1.0
+        step = float(_common_divisor(unique.astype(np.int64)))
+        is_optional = column.kind == "time"
+    else:
+        step = _step_of_floats(unique)
+        is_optional = True
+    # Whole numbers always have bins of whole numbers; for others it matters in small ranges only.
+    if not step or (is_optional and (high - low) / step > _MANY_VALUES):
+        return None
+    return step
+
+
+def _step_of_floats(unique: Floats) -> float:
+    """Return the step that floats of up to two decimals are apart, 0 for others."""
     for step in _STEPS:
-        if (high - low) / step <= _MANY_VALUES and _are_multiples(unique, step):
-            return step
-    return None
+        steps = unique / step
+        whole = np.round(steps)
+        near = np.abs(steps - whole) <= np.abs(steps) * _TOLERANCE
+        if near.all():
+            return step * _common_divisor(whole.astype(np.int64))
+    return 0.0
 
 
-def _are_multiples(unique: Floats, step: float) -> bool:
-    steps = unique / step
-    apart = np.abs(steps - np.round(steps))
-    return bool((apart <= np.abs(steps) * _TOLERANCE).all())
+def _common_divisor(values: NDArray[np.int64]) -> int:
+    """Return the greatest number that all differences are multiples of; 1 for a few values."""
+    if len(values) < _FEWEST_STEPS:
+        return 1
+    differences = np.diff(values)
+    first = int(np.gcd.reduce(differences[:_LOOKED_AT]))
+    if first <= 1:
+        return 1
+    return max(int(np.gcd.reduce(differences)), 1)

@@ -36,12 +36,15 @@ KINDS: dict[str, Callable[[list[int]], pa.Array]] = {
     ),
     "cents": lambda values: pa.array(np.array(values) / 100),
     "days": days_of,
+    "tens": lambda values: pa.array(np.array(values) * 10),
+    "tens of degrees, as floats": lambda values: pa.array(np.array(values) * 10.0),
+    "hours": lambda values: pa.array(np.array(values) * 3_600_000_000, pa.timestamp("us", "UTC")),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30, deadline=None)
-@given(low=st.integers(0, 300), values=st.integers(2, 400))
+@given(low=st.integers(0, 300), values=st.integers(8, 400))
 def test_equally_frequent_values_give_equal_bins_but_the_last(
     kind: str, low: int, values: int
 ) -> None:

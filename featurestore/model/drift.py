@@ -32,6 +32,10 @@ class FeatureDrift:
     """What changed of one feature from the first table to the second.
 
     ``psi`` and ``ks`` are None where they have no meaning (no values; texts have no order).
+    ``values_complete`` tells whether every value of both tables was counted by itself; where not
+    (texts of more than 100 values), ``psi`` compares the 20 most frequent ones of each and all
+    others as one, and ``new_values`` and ``gone_values`` may lack some.
+
     ``reasons`` say what passed a threshold and is more than two samples of these sizes differ by
     chance.
     """
@@ -46,6 +50,7 @@ class FeatureDrift:
     new_share: float = 0.0
     gone_values: tuple[Any, ...] = ()
     reasons: tuple[str, ...] = ()
+    values_complete: bool = True
 
     @property
     def drifted(self) -> bool:
@@ -122,6 +127,7 @@ class DriftReport:
                     "drifted": each.drifted,
                     "psi": each.psi,
                     "ks": each.ks,
+                    "values": "all" if each.values_complete else "most frequent",
                     "missing_before": share_text(each.missing_before),
                     "missing_after": share_text(each.missing_after),
                     "reasons": each.reasons,

@@ -143,8 +143,14 @@ def _drift(old: _Side, new: _Side, thresholds: DriftThresholds) -> FeatureDrift:
         new_values=_first_values(appeared),
         new_share=new_rows / new.sampled,
         gone_values=_first_values(gone),
+        values_complete=_is_complete(old.column) and _is_complete(new.column),
     )
     return replace(drift, reasons=_reasons(drift, old.column, new.column, bins, thresholds))
+
+
+def _is_complete(column: ColumnStatistics) -> bool:
+    """Tell whether the values that are compared one by one were all counted."""
+    return column.top_complete or column.kind not in ("text", "boolean")
 
 
 def _reasons(

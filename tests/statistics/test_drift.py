@@ -217,3 +217,14 @@ def test_a_distribution_function_rises_from_zero_to_one() -> None:
         assert np.all(np.diff(shares) >= 0)
         exact = np.searchsorted(np.sort(values), grid, side="right") / len(values)
         assert np.abs(shares - exact).max() < 0.012
+
+
+def test_drift_of_many_texts_says_that_not_all_were_counted() -> None:
+    few = pa.table({"x": ["a", "b"] * 500, "n": range(1_000)})
+    many = pa.table({"x": [f"name {each % 400}" for each in range(1_000)], "n": range(1_000)})
+    for before, after, complete in ((few, few, True), (few, many, False), (many, many, False)):
+        report = compare_statistics(statistics_of(before), statistics_of(after))
+        assert report.feature("x").values_complete is complete
+        assert report.feature("n").values_complete
+        assert DriftReport.from_json(report.to_json()) == report
+        assert ("most frequent" in report._repr_html_()) is not complete

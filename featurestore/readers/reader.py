@@ -192,7 +192,7 @@ class Reader:
         >>> dataset = store.get_training_dataset("late_flights")
         >>> reader = dataset.reader("train", global_batch_size=3, shuffle=False, remainder="keep")
         >>> reader.keys().select(["tailnum", "origin"]).slice(0, 2).to_pylist()
-        [{'tailnum': 'N10', 'origin': 'JFK'}, {'tailnum': 'N20', 'origin': 'LGA'}]
+        [{'tailnum': 'N10', 'origin': 'LGA'}, {'tailnum': 'N20', 'origin': 'LGA'}]
         """
         from featurestore.readers.evaluation import keys
 

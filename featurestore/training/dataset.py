@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.statistics import Statistics
+    from featurestore.training.tabular import ClassWeights, Matrix
     from featurestore.training.verification.diff import DatasetDiff
     from featurestore.training.verification.problems import VerifyReport
 
@@ -173,6 +174,41 @@ class TrainingDataset:
         for column in self.manifest.columns:
             columns.append({"name": column.name, "type": column.tf_type, "role": column.role})
         return html.facts({**self._summary(), **more}, caption=caption) + html.records(columns)
+
+    @property
+    def class_weights(self) -> ClassWeights | dict[str, ClassWeights]:
+        """The balanced weight of each class: rows / (classes * rows of the class), of the first split.
+
+        ``{class: weight}``, or ``{label: {class: weight}}`` of several labels. Booleans are 0 and
+        1, so that ``model.fit(..., class_weight=dataset.class_weights)`` takes them.
+
+        >>> store.get_training_dataset("late_flights").class_weights
+        {0: 1.0, 1: 1.0}
+        """
+        from featurestore.training.tabular import class_weights
+
+        return class_weights(self.manifest)
+
+    def matrix(self, split: str, *, columns: Sequence[str] | None = None) -> Matrix:
+        """Return a split as arrays, for models that take a whole table.
+
+        ``x`` is float32 of shape (rows, inputs), ``y`` the label, ``names`` those of the inputs.
+        Rows are in canonical order; null is NaN; each cell of a list or an image is a column.
+
+        Args:
+            split: Name of the split.
+            columns: What to take as inputs; None: the inputs.
+
+        Raises:
+            UnsupportedType: Inputs are texts or times; all are named.
+
+        >>> x, y, names = store.get_training_dataset("late_flights").matrix("train")
+        >>> names, x.dtype, x.shape, y.shape
+        (('temp', 'seats'), dtype('float32'), (4, 2), (4,))
+        """
+        from featurestore.training.tabular import matrix
+
+        return matrix(self.path, self.manifest, split, columns=columns)
 
     def read(self, split: str) -> FeatureFrame:
         """Return the rows of a split, every column, in canonical order.

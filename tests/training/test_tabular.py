@@ -1,0 +1,95 @@
+"""Splits as matrices, and the weights of classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore import FeatureStore
+from featurestore.errors import InvalidArgument, UnsupportedType
+
+
+def table(rows: int = 30, **more: Any) -> pa.Table:
+    random = np.random.default_rng(0)
+    pixels = pa.array(random.random(rows * 4).astype(np.float32))
+    return pa.table(
+        {
+            "id": pa.array(range(rows), pa.int64()),
+            "age": pa.array(random.integers(0, 9, rows), mask=np.arange(rows) % 7 == 0),
+            "member": random.random(rows) < 0.5,
+            "image": pa.FixedSizeListArray.from_arrays(pixels, 4),
+            "y": pa.array([number % 3 == 0 for number in range(rows)]),
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "petastorm"])
+def test_the_matrix_holds_the_inputs_in_the_order_of_the_rows(
+    duckdb_store: FeatureStore, data_format: str
+) -> None:
+    dataset = duckdb_store.create_training_dataset(
+        table(),
+        "pixels",
+        label="y",
+        key="id",
+        data_format=data_format,
+        splits={"train": 0.7, "test": 0.3},
+    )
+    for split in dataset.splits:
+        x, y, names = dataset.matrix(split)
+        rows = dataset.read(split).to_arrow()
+        assert names == ("age", "member", "image_0", "image_1", "image_2", "image_3")
+        assert (x.dtype, x.shape) == (np.dtype(np.float32), (rows.num_rows, 6))
+        age = rows.column("age").to_pandas().to_numpy(np.float32)
+        assert np.array_equal(x[:, 0], age, equal_nan=True)
+        assert np.isnan(x[:, 0]).any()
+        assert x[:, 2:].tolist() == np.array(rows.column("image").to_pylist()).tolist()
+        assert y is not None
+        assert y.tolist() == rows.column("y").to_pylist()
+
+
+def test_a_matrix_of_named_columns_and_of_several_labels(duckdb_store: FeatureStore) -> None:
+    made = duckdb_store.create_training_dataset(table(), "two", label=["y", "member"], key="id")
+    x, y, names = made.matrix("train", columns=["id", "age"])
+    assert (names, x.shape) == (("id", "age"), (30, 2))
+    assert y is not None
+    assert y.shape == (30, 2)
+    assert sorted(x[:, 0].tolist()) == list(range(30))
+
+
+def test_what_is_no_number_is_named(duckdb_store: FeatureStore) -> None:
+    words = pa.array(["a", "b", "c"] * 10)
+    made = duckdb_store.create_training_dataset(table(city=words), "words", label="y", key="id")
+    with pytest.raises(UnsupportedType, match=r"city \(string\)") as refused:
+        made.matrix("train")
+    assert "columns=['age', 'member', 'image']" in str(refused.value)
+    with pytest.raises(InvalidArgument, match="no column 'agee'"):
+        made.matrix("train", columns=["agee"])
+
+
+@pytest.mark.parametrize(
+    ("label", "classes"),
+    [
+        (pa.array([True, False, False, False]), {0: 4 / 6, 1: 2.0}),
+        (pa.array([7, 7, 9, 7]), {7: 4 / 6, 9: 2.0}),
+        (pa.array([1.0, 1.0, 0.0, 1.0]), {0.0: 2.0, 1.0: 4 / 6}),
+        (pa.array(["cat", "dog", "dog", "dog"]), {"cat": 2.0, "dog": 4 / 6}),
+    ],
+)
+def test_class_weights_are_by_the_values_that_a_model_sees(
+    duckdb_store: FeatureStore, label: pa.Array, classes: dict[Any, float]
+) -> None:
+    data = pa.table({"x": [1.0, 2.0, 3.0, 4.0], "y": label})
+    made = duckdb_store.create_training_dataset(data, "classes", label="y")
+    assert made.class_weights == pytest.approx(classes)
+    assert list(map(type, made.class_weights)) == list(map(type, classes))
+
+
+def test_a_dataset_without_classes_says_so(duckdb_store: FeatureStore) -> None:
+    made = duckdb_store.create_training_dataset(pa.table({"x": [1.0, 2.0]}), "alone")
+    with pytest.raises(InvalidArgument, match="has no label"):
+        _ = made.class_weights

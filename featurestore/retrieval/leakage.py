@@ -44,6 +44,9 @@ from featurestore.usersql import quote
 
 Recompute = Mapping[str, Callable[[datetime], object]]
 _EXAMPLES = 3
+_DAY = 24 * 60 * 60 * 1_000_000
+# From so many days on it is no chance that all event times stand at one time of the day.
+_DAYS_TOLD = 3
 # Computing a group anew may take long: at most this many times in the sample are tried.
 _TIMES_TRIED = 20
 
@@ -83,6 +86,8 @@ class LeakReport:
         verdict = "LEAK"
         if self.ok:
             verdict = "no leak"
+            if self.unchecked:
+                verdict = "no leak in what could be checked"
         lines = [f"{verdict}: {self.rows:,} rows, {self.features} features"]
         for leak in self.leaks:
             lines.append(
@@ -179,7 +184,10 @@ class _Check:
         self._compare(join, given, again, np.arange(len(keys)), keys, times, why=_why(join))
         if group in self.recompute:
             self._recomputed(join, given, keys, times)
-        elif join.source.spec.job is not None:
+            return
+        if join.source.spec.job is None:
+            self.unchecked += _not_told(join, rows)
+        else:
             self.unchecked.append(
                 f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
             )
@@ -365,6 +373,27 @@ def _hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
     if not len(array):
         return np.zeros(0, np.uint64)
     return np.asarray(tie_hash(pa.table({"value": array})))
+
+
+def _not_told(join: Join, rows: pa.Table) -> list[str]:
+    """Return what the stored rows of a group do not tell about when its values became known."""
+    group = join.source.spec.name
+    if join.event_time is None:
+        return [
+            f"when values of {group} became known: it declares no event time. Where they change, "
+            "create it with event_time=, the time at which a row became known"
+        ]
+    times = micros_of(rows.column(join.event_time))
+    times = times[times != NEVER]
+    of_day = np.unique(times % _DAY)
+    if join.created_time is not None or len(of_day) != 1 or len(np.unique(times)) < _DAYS_TOLD:
+        return []
+    clock = from_micros(int(of_day[0])).strftime("%H:%M")
+    return [
+        f"whether rows of {group} were known at their {join.event_time!r}: all stand at {clock} "
+        "UTC of their day. A total of a day is known when the day ends: stamp it with the end, or "
+        "create the group with created_time="
+    ]
 
 
 def _why(join: Join) -> str:

@@ -247,3 +247,32 @@ def flights(*, days: int) -> pa.Table:
             "scheduled": pa.array(scheduled).cast(kind),
         }
     )
+
+
+def test_what_rows_without_event_time_cannot_tell_is_said(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup(
+        pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
+    )
+    report = duckdb_store.check_leakage(duckdb_store.get_features("machines.size", labels=asked()))
+    assert report.ok
+    assert len(report.unchecked) == 1
+    assert "when values of machines became known" in report.unchecked[0]
+    assert str(report).startswith("no leak in what could be checked: 40 rows, 1 features\n  not")
+
+
+@pytest.mark.parametrize("days", [pa.timestamp("us", tz="UTC"), pa.date32()])
+def test_totals_stamped_at_the_start_of_their_day_are_not_vouched_for(
+    duckdb_store: FeatureStore, days: pa.DataType
+) -> None:
+    starts = times(np.arange(4) * 24)
+    totals = pa.table({"machine": [1] * 4, "day": starts.cast(days), "total": [1, 2, 3, 4]})
+    duckdb_store.create_featuregroup(totals, "daily", primary_key="machine", event_time="day")
+    report = duckdb_store.check_leakage(duckdb_store.get_features("daily.total", labels=asked()))
+    assert "whether rows of daily were known at their 'day'" in str(report)
+    assert "00:00 UTC" in str(report)
+    known = totals.append_column("known", times(np.arange(4) * 24 + 25))
+    duckdb_store.create_featuregroup(
+        known, "daily", primary_key="machine", event_time="day", created_time="known"
+    )
+    again = duckdb_store.check_leakage(duckdb_store.get_features("daily.total", labels=asked()))
+    assert (again.ok, again.unchecked) == (True, ())

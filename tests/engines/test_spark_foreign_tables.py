@@ -23,7 +23,8 @@ from tests.deltalog.hand_made import add, commit, metadata, protocol
 
 pytestmark = pytest.mark.spark
 
-ROWS = "SELECT id, cast(id as string) AS `a``b.c` FROM range(4)"
+ROWS = "SELECT cast(id AS int) AS id, cast(id AS string) AS `a``b.c` FROM range(4)"
+VECTORS = {"enableDeletionVectors": "true"}
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,9 @@ def make(spark: Any, path: Path, *statements: str, **properties: str) -> Path:
 @pytest.mark.parametrize(
     ("properties", "statements", "uses"),
     [
-        ({"enableDeletionVectors": "true"}, ["DELETE FROM {t} WHERE id = 1"], "deletion vectors"),
+        (VECTORS, ["DELETE FROM {t} WHERE id = 1"], "deletion vectors"),
         ({"columnMapping.mode": "name"}, ["ALTER TABLE {t} RENAME COLUMN id TO k"], "column mapping"),
-        ({"columnMapping.mode": "id"}, [], "column mapping"),
+        ({"columnMapping.mode": "id"}, [], r"column mapping \(delta.columnMapping.mode='id'\)"),
     ],
 )  # fmt: skip
 def test_tables_that_would_be_read_wrongly_are_refused_by_both_engines(
@@ -79,7 +80,15 @@ def test_tables_that_would_be_read_wrongly_are_refused_by_both_engines(
 @pytest.mark.parametrize(
     ("properties", "statements"),
     [
-        ({"enableDeletionVectors": "true"}, ["INSERT INTO {t} VALUES (9, 'x')"]),
+        (VECTORS, ["INSERT INTO {t} VALUES (9, 'x')"]),
+        (VECTORS, ["DELETE FROM {t} WHERE id = 2", "REORG TABLE {t} APPLY (PURGE)"]),
+        (
+            {"enableTypeWidening": "true"},
+            [
+                "ALTER TABLE {t} ALTER COLUMN id TYPE BIGINT",
+                "INSERT INTO {t} VALUES (5000000000, 'x')",
+            ],
+        ),
         ({"checkpointPolicy": "v2", "checkpointInterval": "1"}, ["DELETE FROM {t} WHERE id > 1"]),
         ({"checkpointInterval": "1"}, ["UPDATE {t} SET id = id + 10 WHERE id = 3"]),
     ],

@@ -46,9 +46,10 @@ def corrected(store: FeatureStore) -> FeatureStore:
     store.create_featuregroup(
         rows([1, 1, 2], [0, 2, 0], [0, 2, 0], [0.0, 2.0, 20.0]), "g",
         primary_key=["k"], event_time="event", created_time="known", ttl="10h",
+        validation="off", statistics=False,
     )  # fmt: skip
-    store.insert_into_featuregroup(rows([1], [2], [5], [2.5]), "g")
-    store.insert_into_featuregroup(rows([1, 1], [2, 4], [9, 4], [2.75, 4.0]), "g")
+    store.insert_into_featuregroup(rows([1], [2], [5], [2.5]), "g", validation="off")
+    store.insert_into_featuregroup(rows([1, 1], [2, 4], [9, 4], [2.75, 4.0]), "g", validation="off")
     return store
 
 

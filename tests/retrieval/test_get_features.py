@@ -59,9 +59,18 @@ def labels() -> pa.Table:
 
 
 def fill(store: FeatureStore) -> FeatureStore:
-    store.create_featuregroup(weather(), "weather", primary_key=["origin"], event_time="seen")
+    store.create_featuregroup(
+        weather(),
+        "weather",
+        primary_key=["origin"],
+        event_time="seen",
+        validation="off",
+        statistics=False,
+    )
     planes = pa.table({"tailnum": ["a", "b"], "seats": [100, 200]})
-    store.create_featuregroup(planes, "planes", primary_key=["tailnum"])
+    store.create_featuregroup(
+        planes, "planes", primary_key=["tailnum"], validation="off", statistics=False
+    )
     return store
 
 

@@ -31,10 +31,21 @@ def fill(store: FeatureStore) -> FeatureStore:
         "temp": [30.0 + hour for hour in hours],
     }
     planes = {"tail": ["N1", "N2"], "origin": ["JFK", "LGA"], "seats": [100, 200]}
-    store.create_featuregroup(pa.table(weather), "weather", primary_key="origin", event_time="t")
-    store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+    store.create_featuregroup(
+        pa.table(weather),
+        "weather",
+        primary_key="origin",
+        event_time="t",
+        validation="off",
+        statistics=False,
+    )
+    store.create_featuregroup(
+        pa.table(planes), "planes", primary_key="tail", validation="off", statistics=False
+    )
     narrower = {**planes, "seats": [90, 190]}
-    store.create_featuregroup(pa.table(narrower), "planes", primary_key="tail")
+    store.create_featuregroup(
+        pa.table(narrower), "planes", primary_key="tail", validation="off", statistics=False
+    )
     return store
 
 

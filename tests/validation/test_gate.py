@@ -42,6 +42,7 @@ def create(store: FeatureStore, **options: Any) -> Any:
         "primary_key": ["id"],
         "event_time": "at",
         "expectations": [AGE, FEW],
+        "statistics": False,
     } | options
     return store.create_featuregroup(people(range(100), [30] * 100), "people", **settings)
 

@@ -129,7 +129,7 @@ def check_columns(
     if twins:
         problems.append(f"new columns differ from existing ones only in case: {', '.join(twins)}")
     elif refused:
-        unknown = [f"{field.name!r} ({field.type})" for field in new]
+        unknown = [f"{field.name!r} ({describe(field.type)})" for field in new]
         problems.append(f"unknown: {', '.join(unknown)}")
     if problems:
         only_new = refused and len(problems) == 1

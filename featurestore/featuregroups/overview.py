@@ -8,6 +8,7 @@ from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.shapes import describe
 
 
 def overview(group: FeatureGroup) -> dict[str, Any]:
@@ -62,5 +63,5 @@ def _columns(spec: FeatureGroupSpec) -> list[dict[str, str]]:
             role = "key"
         elif field.name in (spec.event_time, spec.created_time):
             role = "time"
-        columns.append({"name": field.name, "type": str(field.type), "role": role})
+        columns.append({"name": field.name, "type": describe(field.type), "role": role})
     return columns

@@ -13,6 +13,7 @@ import pyarrow as pa
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.model.arguments import answers_calls
 from featurestore.model.plan import FeaturePlan, RowSample
+from featurestore.model.shapes import describe
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
@@ -133,7 +134,7 @@ class FeatureFrame:
         return self.relation.native
 
     def __repr__(self) -> str:
-        columns = [f"{field.name}: {field.type}" for field in self.schema]
+        columns = [f"{field.name}: {describe(field.type)}" for field in self.schema]
         return f"FeatureFrame[{', '.join(columns)}]"
 
     def __getattr__(self, name: str) -> Any:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from featurestore.model import html
 from featurestore.model.printable import printable_line
+from featurestore.model.shapes import describe
 
 
 def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False) -> str:
@@ -59,7 +60,7 @@ def as_html(table: pa.Table, *, caption: str) -> str:
     >>> as_html(pa.table({"a": ["<b>"]}), caption="1 row")[-35:]
     '&lt;b&gt;</td></tr></tbody></table>'
     """
-    head = [(field.name, str(field.type)) for field in table.schema]
+    head = [(field.name, describe(field.type)) for field in table.schema]
     rows = []
     for values in _rows(table):
         rows.append([_cut(cell(value), 60) for value in values])

@@ -118,7 +118,7 @@ def test_a_training_dataset_of_aggregates_is_made_again_from_its_manifest(
     assert dataset.manifest.reproducible
     assert dataset.verify(recompute=True).ok
     inputs = [name for name in dataset.schema.names if name.startswith("amount_")]
-    assert sorted(dataset.roles.features) == sorted(inputs)
+    assert sorted(dataset.roles.inputs) == sorted(inputs)
 
 
 MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [

@@ -164,10 +164,18 @@ def explain(
     ],
     at: Annotated[str | None, typer.Option(help="The time; now when left out.")] = None,
     version: Version = None,
+    window: Annotated[
+        str | None, typer.Option(help="An aggregate such as 'group.column|sum|7d': what it counts.")
+    ] = None,
 ) -> None:
     """Show which row gives the value of a key at a time, and which rows lost."""
     group = store(context).featuregroup(name, version=version)
-    found = group.explain(key=_key(key, group.schema), at=at)
+    values = _key(key, group.schema)
+    if window is not None:
+        counted = group.explain_window(window, key=values, at=at)
+        show_text(context, str(counted), data=counted)
+        return
+    found = group.explain(key=values, at=at)
     show_text(context, str(found), data=found)
 
 

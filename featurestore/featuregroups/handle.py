@@ -18,9 +18,16 @@ from featurestore.model import html
 from featurestore.model.arguments import answers_calls
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
+from featurestore.model.window_features import WindowFeature
 from featurestore.registry import featuregroups
 from featurestore.registry.lineage import LineageEdge
-from featurestore.retrieval import Explanation, FeatureFrame, explain_value
+from featurestore.retrieval import (
+    Explanation,
+    FeatureFrame,
+    WindowExplanation,
+    explain_value,
+    explain_window,
+)
 from featurestore.session import Session
 
 
@@ -175,6 +182,27 @@ class FeatureGroup:
         37.0
         """
         return explain_value(self._session, self._name, version=self._version, key=key, at=at)
+
+    def explain_window(
+        self,
+        window: WindowFeature | str,
+        *,
+        key: Mapping[str, Any] | Any,
+        at: datetime | str | None = None,
+    ) -> WindowExplanation:
+        """Return which rows an aggregate over a window counts, and why it leaves others out.
+
+        ``key`` names the columns that labels are matched on.
+
+        >>> found = store.featuregroup("weather").explain_window(
+        ...     "weather.temp|max|2h", key={"origin": "JFK"}, at=hour(6, 30)
+        ... )
+        >>> found.value, len(found.rows)
+        (37.0, 1)
+        """
+        return explain_window(
+            self._session, self._name, version=self._version, key=key, at=at, window=window
+        )
 
     def provenance(self, column: str) -> Provenance:
         """Return where a column comes from.

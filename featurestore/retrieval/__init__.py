@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from featurestore.retrieval.frame import FeatureFrame
     from featurestore.retrieval.leakage import Leak, LeakReport, check_leakage
     from featurestore.retrieval.query import query_frame
+    from featurestore.retrieval.window_explanation import WindowExplanation, explain_window
 
 __all__ = [
     "FeatureFrame", "get_features", "get_feature", "explain_features", "run", "convert",
-    "check_dataframe_type", "explain_value", "Explanation", "ExplainedRow", "check_leakage",
+    "check_dataframe_type", "explain_value", "explain_window", "Explanation", "ExplainedRow",
+    "WindowExplanation", "check_leakage",
     "LeakReport", "Leak", "query_frame", "CoverageReport", "CoverageWarning", "GroupCoverage",
 ]  # fmt: skip
 
@@ -35,6 +37,7 @@ _HOMES = {
     **dict.fromkeys(("check_dataframe_type", "convert"), "conversions"),
     **dict.fromkeys(("explain_features", "get_feature", "get_features"), "features"),
     **dict.fromkeys(("ExplainedRow", "Explanation", "explain_value"), "explain"),
+    **dict.fromkeys(("WindowExplanation", "explain_window"), "window_explanation"),
     **dict.fromkeys(("Leak", "LeakReport", "check_leakage"), "leakage"),
 }
 

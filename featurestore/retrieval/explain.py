@@ -118,7 +118,7 @@ def explain_value(
         time_asked = utc_now()
     else:
         time_asked = parse_moment(at, argument="at")
-    rows = _rows_of_key(session, source, values)
+    rows = rows_of_key(session, source, values)
     winner: ExplainedRow | None = None
     others = []
     for row, won in _judged(spec, rows, time_asked):
@@ -283,7 +283,7 @@ class _Origin:
     def _read(self, version: int) -> frozenset[str] | None:
         try:
             source = pinned_source(self._source.path, delta_version=version)
-            rows = _rows_of_key(self._session, source, self._key)
+            rows = rows_of_key(self._session, source, self._key)
         except (StorageError, VersionNotFound):
             # Vacuumed: the row is then dated by the first version still there.
             return None
@@ -292,7 +292,8 @@ class _Origin:
         return frozenset(map("{:016x}".format, tie_hash(rows).tolist()))
 
 
-def _rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
+def rows_of_key(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
+    """Return the rows whose columns have given values, all columns of the group."""
     engine, schema = session.engine, source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
     conditions: list[str] = []
@@ -335,7 +336,7 @@ def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
         )
     typed = {}
     for name in spec.primary_key:
-        typed[name] = _typed(given[name], spec.schema.field(name).type, name)
+        typed[name] = typed_key(given[name], spec.schema.field(name).type, name)
     return typed
 
 
@@ -350,7 +351,7 @@ def _named_parts(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
     return dict(zip(spec.primary_key, key, strict=True))
 
 
-def _typed(value: Any, kind: pa.DataType, name: str) -> Any:
+def typed_key(value: Any, kind: pa.DataType, name: str) -> Any:
     """Return a key value as the column's type holds it."""
     if pat.is_timestamp(kind):
         return parse_moment(value, argument=name)

@@ -37,14 +37,14 @@ def window_answers(
         times: The labels' times in microseconds; None where a label has none.
         waits: Whether rows count only from their created time on.
     """
-    events = _events(join, rows)
+    events = events_of(join, rows)
     by_key: dict[tuple[Any, ...], list[EventRow]] = {}
     for event in events:
         key = tuple(event.values[name] for _, name in join.on)
         by_key.setdefault(key, []).append(event)
     met = {}
     for output in join.outputs:
-        met[output.name] = _matching(session, output, rows)
+        met[output.name] = matching_rows(session, output, rows)
     found: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for key, micros in zip(keys, times, strict=True):
         known: list[EventRow] = []
@@ -65,7 +65,8 @@ def window_answers(
     return answers
 
 
-def _events(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
+def events_of(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
+    """Return the rows of a table, each with its number, times and hash."""
     ties: Sequence[Any] = ()
     if rows.num_rows:
         ties = tie_hash(rows).tolist()
@@ -86,7 +87,7 @@ def _moment(value: date | None) -> datetime | None:
     return datetime.combine(value, time(), UTC)
 
 
-def _matching(session: Session, output: WindowOutput, rows: pa.Table) -> set[int]:
+def matching_rows(session: Session, output: WindowOutput, rows: pa.Table) -> set[int]:
     """Return the numbers of the rows for which an aggregate's condition is true."""
     if output.where is None:
         return set(range(rows.num_rows))

@@ -51,7 +51,7 @@ def plan_windows(
         grouped.setdefault((feature.group, on), []).append((feature, wanted))
     joins = []
     for (group, on), members in grouped.items():
-        joins.append(_window_join(source(group), members, on=on))
+        joins.append(window_join(source(group), members, on=on))
     left_time, fixed_time = label_times(options.label_time, left=left, timed=specs)
     fields = list(left.schema)
     for join in joins:
@@ -113,7 +113,8 @@ def _on(spec: FeatureGroupSpec, wanted: WindowFeature, *, left: pa.Schema, said:
     return tuple(met)
 
 
-def _window_join(source: Source, members: Sequence[Asked], *, on: Pairs) -> WindowJoin:
+def window_join(source: Source, members: Sequence[Asked], *, on: Pairs) -> WindowJoin:
+    """Return how the aggregates of one group meet labels on some columns."""
     spec = source.spec
     if spec.event_time is None:
         raise InvalidArgument(

@@ -121,6 +121,20 @@ def test_a_training_dataset_of_aggregates_is_made_again_from_its_manifest(
     assert sorted(dataset.roles.inputs) == sorted(inputs)
 
 
+def test_an_aggregate_says_which_rows_it_counts(store: FeatureStore) -> None:
+    asked = featurestore.window("purchases.amount", "sum", over="7d", where="status = 'settled'")
+    found = store.featuregroup("purchases").explain_window(
+        asked, key={"customer": "ann"}, at=DAY + pd.Timedelta("4d")
+    )
+    assert found.value == 20.0
+    assert [row["purchase"] for row in found.rows] == [1]
+    assert found.left_out == {
+        "in the future": 1,
+        "for which status = 'settled' is not true": 1,
+    }
+    assert "amount_sum_7d" in str(found)
+
+
 MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
     (lambda: featurestore.window("purchases.amount", "total", over="7d"), InvalidArgument, "'sum'"),
     (lambda: featurestore.window("purchases.amount", "sum", over="0s"), InvalidArgument, "longer"),

@@ -43,6 +43,7 @@ from featurestore.retrieval.join_keys import JoinKey
 from featurestore.statistics import compare_statistics as compare_statistics
 from featurestore.store import FeatureStore as FeatureStore
 from featurestore.training import TrainingDataset as TrainingDataset
+from featurestore.views import FeatureView as FeatureView
 
 __version__: str
 
@@ -358,6 +359,20 @@ def check_leakage(
     seed: int = 0,
     recompute: Mapping[str, Callable[[datetime], object]] | None = None,
 ) -> LeakReport: ...
+def create_feature_view(
+    name: str,
+    *,
+    features: str | Sequence[str | Mapping[str, Any]],
+    labels: str | None = None,
+    label: str | Sequence[str] | None = None,
+    label_time: str | None = None,
+    version: int | None = None,
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> FeatureView: ...
+def get_feature_view(name: str, *, version: int | None = None) -> FeatureView: ...
+def get_feature_views() -> list[FeatureView]: ...
+def delete_feature_view(name: str, *, version: int) -> None: ...
 def create_training_dataset(
     data: object,
     name: str,

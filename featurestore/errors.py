@@ -85,6 +85,10 @@ class StorageError(FeatureStoreError, OSError):
     """A file could not be written or read (disk full, permission, damaged file)."""
 
 
+class FeatureViewWarning(UserWarning):
+    """What is done to a group keeps a feature view from following it, or breaks the view."""
+
+
 class PublicationWarning(UserWarning):
     """A write landed, and something after it went wrong.
 
@@ -202,6 +206,26 @@ class TrainingDatasetNotFound(FeatureStoreError, LookupError):
 
 class TrainingDatasetExists(FeatureStoreError, ValueError):
     """The version of the training dataset exists already."""
+
+
+class FeatureViewNotFound(FeatureStoreError, LookupError):
+    """No feature view of this name and version exists."""
+
+
+class FeatureViewExists(FeatureStoreError, ValueError):
+    """The version of the feature view exists already."""
+
+
+class FeatureViewDamaged(FeatureStoreError, RuntimeError):
+    """The file of a feature view is not what was written."""
+
+
+class FeatureViewBroken(FeatureStoreError, RuntimeError):
+    """A group no longer has what a feature view reads of it; all of it is listed."""
+
+
+class UsedByFeatureView(FeatureStoreError, RuntimeError):
+    """Feature views read what is to be deleted."""
 
 
 class InvalidSplit(FeatureStoreError, ValueError):

@@ -43,6 +43,7 @@ _NOUNS = {
     "": "setup",
     "fg": "featuregroups",
     "features": "features",
+    "fv": "feature_views",
     "td": "training_datasets",
     "job": "jobs",
     "scheduler": "scheduler",

@@ -18,6 +18,7 @@ from featurestore.featuregroups import keys
 from featurestore.featuregroups.audit import LandedRows, quarantine, transaction_of
 from featurestore.featuregroups.conform import Conformed
 from featurestore.featuregroups.definition import Declaration, check_key, check_same, define
+from featurestore.featuregroups.dependents import warn_views
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.times import check_time_types
@@ -79,6 +80,7 @@ def create(
             rows = held.enter_context(handed_over(df, engine=session.engine))
             check_time_types(rows, declared, df=df, engine=session.engine)
             spec = define(declared, name=name, version=number, schema=rows.schema)
+            warn_views(session, spec)
             return spec, _create(session, rows, spec, declared, write, run)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from featurestore.delta import commits
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
+from featurestore.featuregroups.dependents import refuse_used
 from featurestore.featuregroups.registration import advance
 from featurestore.featuregroups.table import open_group, resolve
 from featurestore.model.featuregroup import Commit
@@ -54,6 +55,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     Raises:
         PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes all the
             same.
+        UsedByFeatureView: A feature view reads it; likewise.
     """
     if version is None:
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
@@ -61,6 +63,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     with in_flight(session, kind=RECLAIM, name=name, version=version) as looking:
         if not force:
             _refuse_pinned(session, name, version)
+        refuse_used(session, name, version, force=force)
         with in_flight(session, kind="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
                 groups.forget(connection, name, version)

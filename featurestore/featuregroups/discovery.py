@@ -144,7 +144,7 @@ def provenance(session: Session, reference: str) -> Provenance:
 def derived_from(
     session: Session, name: str, *, version: int | None = None
 ) -> list[lineage.LineageEdge]:
-    """Return the groups and training datasets that were made from a group."""
+    """Return the groups, training datasets and views that were made from a group."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
         return lineage.results(connection, name, version)

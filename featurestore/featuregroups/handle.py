@@ -217,10 +217,10 @@ class FeatureGroup:
     def derived(self) -> list[LineageEdge]:
         """Return what was made from the group.
 
-        Groups and training datasets, each with the versions it read.
+        Groups, training datasets and feature views, each with the versions it read.
 
-        >>> [edge.name for edge in store.featuregroup("weather").derived()]
-        ['late_flights']
+        >>> [(edge.kind, edge.name) for edge in store.featuregroup("weather").derived()]
+        [('training_dataset', 'late_flights'), ('feature_view', 'late_flights')]
         """
         return discovery.derived_from(self._session, self._name, version=self._version)
 

@@ -5,8 +5,6 @@ What the files are, where they came from, how to read them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,11 +23,11 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
 from featurestore.model.roles import ROLES, Role
+from featurestore.model.sealed import parsed, sealed, unsealed
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
 
-_CHECKSUM = "checksum"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # What the content hash covers: the rules that decide the bytes, and the bytes' own hashes.
@@ -100,10 +98,11 @@ class Manifest:
 
     ``content_hash`` is what proves the data: the same rows, rules and seed give the same hash in
     any store, whichever engine wrote the files. Where the rows came from (plan, sources) has its
-    own ``plan_hash``. ``uncovered_rows`` lie in no range of a TimeSplit; ``dropped_rows`` are label
-    rows that an inner join left out, None without such a join. ``prefixes``: for each file longer
-    than a MiB the first digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds
-    where a damaged file begins to differ.
+    own ``plan_hash``. ``view`` is name and version of the feature view that the rows are of.
+    ``uncovered_rows`` lie in no range of a TimeSplit; ``dropped_rows`` are label rows that an inner
+    join left out, None without such a join. ``prefixes``: for each file longer than a MiB the first
+    digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds where a damaged file
+    begins to differ.
     """
 
     name: str
@@ -132,6 +131,7 @@ class Manifest:
     uncovered_rows: int = 0
     dropped_rows: int | None = None
     prefixes: Mapping[str, list[str]] = field(default_factory=dict)
+    view: Mapping[str, Any] | None = None
 
     def split(self, name: str) -> ManifestSplit:
         """Return a split by name; InvalidSplit lists those that exist."""
@@ -160,7 +160,10 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""
-        return {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
+        data = {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
+        if self.view is None:
+            del data["view"]
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -178,7 +181,7 @@ class Manifest:
         The JSON object, its content hash, and the checksum of all.
         """
         data = {**self.to_json(), "content_hash": self.content_hash}
-        return _render({**data, _CHECKSUM: _checksum(data)})
+        return sealed(data)
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
@@ -194,43 +197,20 @@ class Manifest:
             DatasetDamaged: The content is not what was written.
             TrainingDatasetNotFound: A newer release wrote it.
         """
-        data = _parse(content, path)
-        known = data.get("format")
-        if isinstance(known, int) and known > MANIFEST_FORMAT:
-            raise TrainingDatasetNotFound(
-                f"{path!r} has format {known}; this release reads up to {MANIFEST_FORMAT}.",
-                hint="pip install -U featurestore",
-            )
-        rest = {name: value for name, value in data.items() if name != _CHECKSUM}
-        if _render({**rest, _CHECKSUM: _checksum(rest)}) != content:
-            raise _damaged(path, "its checksum does not fit what it says")
         try:
+            known = parsed(content).get("format")
+            if isinstance(known, int) and known > MANIFEST_FORMAT:
+                raise TrainingDatasetNotFound(
+                    f"{path!r} has format {known}; this release reads up to {MANIFEST_FORMAT}.",
+                    hint="pip install -U featurestore",
+                )
+            data = unsealed(content)
             manifest = cls.from_json(data)
         except MalformedJson as error:
             raise _damaged(path, str(error)) from error
         if data.get("content_hash") != manifest.content_hash:
             raise _damaged(path, f"its content hash is not {manifest.content_hash}")
         return manifest
-
-
-def _parse(content: bytes, path: str) -> dict[str, Any]:
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if not isinstance(data, dict):
-        raise _damaged(path, "it is not a JSON object")
-    return data
-
-
-def _render(data: Mapping[str, Any]) -> bytes:
-    # A lone surrogate can be parsed from a damaged file: it must not stop the comparison.
-    text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
-    return text.encode("utf-8", errors="surrogatepass")
-
-
-def _checksum(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_render(data)).hexdigest()
 
 
 def _damaged(path: str, reason: str) -> DatasetDamaged:
@@ -258,6 +238,9 @@ def _manifest(data: JsonObject) -> Manifest:
         dropped = data.number("dropped_rows")
     if data.get("plan") is not None:
         plan = data.object("plan").data
+    view = None
+    if "view" in data:
+        view = _view(data.object("view"))
     return Manifest(
         name=name,
         version=data.number("version", least=1),
@@ -285,7 +268,14 @@ def _manifest(data: JsonObject) -> Manifest:
         uncovered_rows=data.number("uncovered_rows"),
         dropped_rows=dropped,
         prefixes=data.object("prefixes").each(_text_list),
+        view=view,
     )
+
+
+def _view(data: JsonObject) -> Mapping[str, Any]:
+    data.text("name")
+    data.number("version", least=1)
+    return data.data
 
 
 def _column(data: JsonObject) -> ManifestColumn:

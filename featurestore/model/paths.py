@@ -15,6 +15,7 @@ from featurestore.model.names import check_name
 
 FEATUREGROUPS = "featuregroups"
 TRAININGDATASETS = "trainingdatasets"
+FEATUREVIEWS = "featureviews"
 STAGING = "_staging"
 LOGS = "_logs"
 OWNERS = "_owners"
@@ -42,6 +43,11 @@ class StorePaths:
     def training_datasets(self) -> str:
         """The directory of all training datasets."""
         return os.path.join(self.location, TRAININGDATASETS)
+
+    @property
+    def feature_views(self) -> str:
+        """The directory of all feature views."""
+        return os.path.join(self.location, FEATUREVIEWS)
 
     @property
     def staging(self) -> str:
@@ -77,6 +83,14 @@ class StorePaths:
     def training_dataset_versions(self, name: str) -> str:
         """Return the directory that holds all versions of a training dataset."""
         return os.path.join(self.training_datasets, check_name(name, noun="training dataset"))
+
+    def feature_view(self, name: str, version: int) -> str:
+        """Return the directory of a version of a feature view."""
+        return os.path.join(self.feature_view_versions(name), f"v{check_version(version)}")
+
+    def feature_view_versions(self, name: str) -> str:
+        """Return the directory that holds all versions of a feature view."""
+        return os.path.join(self.feature_views, check_name(name, noun="feature view"))
 
     def stage(self, run_id: str) -> str:
         """Return the directory in which one run stages its rows.

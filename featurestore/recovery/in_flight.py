@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from featurestore.errors import FeatureStoreError, WriteConflict
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import datasets, groups, owners
+from featurestore.recovery import datasets, groups, owners, views
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import Registry, intents
@@ -75,11 +75,12 @@ def in_flight(
         store: The session.
         kind: One of those that ``registry.intents.Intent`` lists.
         name: The group or dataset.
-        version: Its version; None for the next one of a training dataset.
+        version: Its version; None for the next one of a training dataset or feature view.
         run_id: The id of a run that writes more than once; else the intent gives its own.
 
     Raises:
         FeatureGroupExists: The version to create exists, or another process is creating it.
+        FeatureViewExists: The version to define exists, or another process is writing it.
         TrainingDatasetExists: The version to export exists, or another process is exporting it.
     """
     # The id of a run may come from a job that writes more than once; the intent has its own.
@@ -115,6 +116,8 @@ def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version:
             number = groups.claim(connection, store.location, name, version)
         elif kind == "export":
             number = datasets.claim(connection, store.location, name, version)
+        elif kind == views.DEFINE:
+            number = views.claim(connection, store.location, name, version)
         else:
             number = version or 1
         heartbeats.record(connection, owner)

@@ -17,7 +17,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import datasets, groups, owners
+from featurestore.recovery import datasets, groups, owners, views
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
 from featurestore.registry import Registry, open_registry
@@ -40,6 +40,7 @@ _RESTORED = (
     "lineage",
     "training_datasets",
     "training_dataset_pins",
+    "feature_views",
 )
 
 Restore = Callable[[Connection, FeatureGroupSpec, str], None]
@@ -49,11 +50,12 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class Rebuilt:
     """What a rebuild found.
 
-    References of groups and datasets, and (path, reason) of what it could not read.
+    References of groups, datasets and views, and (path, reason) of what it could not read.
     """
 
     featuregroups: list[str] = field(default_factory=list)
     training_datasets: list[str] = field(default_factory=list)
+    feature_views: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
@@ -94,6 +96,7 @@ def rebuild(location: str, *, url: str | None = None, restore: Restore | None = 
                     connection.execute(table.delete())
             _restore_groups(connection, location, result, restore)
             _restore_datasets(connection, location, result)
+            _restore_views(connection, location, result)
     finally:
         registry.close()
     return result
@@ -123,6 +126,16 @@ def _restore_datasets(connection: Connection, location: str, result: Rebuilt) ->
             else:
                 datasets.register_found(connection, path, name, version)
                 result.training_datasets.append(f"{name}@v{version}")
+
+
+def _restore_views(connection: Connection, location: str, result: Rebuilt) -> None:
+    for name, version, path in _versions(StorePaths(location).feature_views, result):
+        with _alone(connection, path, result):
+            if views.is_view(path):
+                views.register(connection, views.read(path, name, version))
+                result.feature_views.append(f"{name}@v{version}")
+            elif version not in versions_in_flight(connection, location, views.DEFINE, name):
+                result.unreadable.append((path, "it has no view.json"))
 
 
 @contextmanager

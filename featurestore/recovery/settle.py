@@ -6,7 +6,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import InvalidArgument, InvalidName, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import datasets, groups
+from featurestore.recovery import datasets, groups, views
 from featurestore.registry import intents
 from featurestore.storage import files
 
@@ -19,6 +19,8 @@ def settle(connection: Connection, location: str, intent: intents.Intent) -> str
         stage = paths.stage(intent.run_id)
         if intent.kind in ("export", "remove"):
             done = _settle_dataset(connection, paths, intent)
+        elif intent.kind in (views.DEFINE, views.UNDEFINE):
+            done = _settle_view(connection, paths, intent)
         elif intent.kind in ("create", "write", "delete", "reclaim"):
             done = _settle_group(connection, paths, intent)
         else:
@@ -63,3 +65,17 @@ def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.I
         return "registered as its manifest says"
     datasets.remove_files(paths, name, version)
     return "removed, it had no manifest yet"
+
+
+def _settle_view(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+    name, version = intent.name, intent.version
+    directory = paths.feature_view(name, version)
+    if intent.kind == views.UNDEFINE:
+        views.forget(connection, name, version)
+        views.remove_files(paths, name, version)
+        return "finished"
+    if views.is_view(directory):
+        views.register(connection, views.read(directory, name, version))
+        return "registered as its file says"
+    views.remove_files(paths, name, version)
+    return "removed, it had no file yet"

@@ -20,8 +20,8 @@ class Intent:
     """A write that has begun; ``owner`` is the process that does it.
 
     ``kind``: "create", "write" and "delete" of a feature group, "reclaim" for a vacuum of it and
-    while a deletion looks who needs it, "export" and "remove" of a training dataset, "stage" for
-    rows that lie in the staging directory only.
+    while a deletion looks who needs it, "export" and "remove" of a training dataset, "define"
+    and "undefine" of a feature view, "stage" for rows that lie in the staging directory only.
     """
 
     run_id: str

@@ -5,8 +5,12 @@ The dataset, its pins, tags and lineage.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sqlalchemy.engine import Connection
 
+from featurestore.model.feature_view import view_source
 from featurestore.model.manifest import Manifest
 from featurestore.model.times import parse_moment
 from featurestore.registry import lineage, tags, training_datasets
@@ -32,13 +36,17 @@ def register(connection: Connection, manifest: Manifest) -> None:
     )
     training_datasets.add(connection, dataset)
     tags.replace(connection, KIND, name, version, manifest.tags)
+    inputs: list[Mapping[str, Any]] = list(manifest.sources)
+    if manifest.view is not None:
+        source = view_source(str(manifest.view["name"]))
+        inputs.append({"source": source, "version": manifest.view["version"]})
     lineage.add(
         connection,
         KIND,
         name,
         version,
         delta_version=None,
-        inputs=manifest.sources,
+        inputs=inputs,
         run_id=manifest.run_id,
     )
 

@@ -107,6 +107,17 @@ training_dataset_pins = Table(
     Index("ix_pins_featuregroup", "featuregroup", "version"),
 )
 
+# What each version of a feature view says, as its file does.
+feature_views = Table(
+    "feature_views",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("spec", Text, nullable=False),
+    UniqueConstraint("name", "version", name="uq_feature_views_name_version"),
+)
+
 validation_reports = Table(
     "validation_reports",
     metadata,

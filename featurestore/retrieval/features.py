@@ -48,10 +48,12 @@ def get_features(
     as_of: AsOfArgument | None = None,
     include_keys: bool = False,
     created_time_filter: bool = True,
+    pins: Pins | None = None,
 ) -> FeatureFrame:
     """Return the features as a lazy frame: one row per label row, each as of the label's time.
 
-    See ``FeatureStore.get_features`` for the arguments.
+    See ``FeatureStore.get_features`` for the arguments. ``pins`` are those of a call that this one
+    goes on from, so that both read the same versions; ``as_of`` is left out then.
 
     Raises:
         FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference means nothing, or too
@@ -67,9 +69,12 @@ def get_features(
         include_keys=include_keys,
         created_time_filter=created_time_filter,
     )
+    given = pins or Pins(session, RegisteredSpecs(session), as_of=as_of)
     plan, relation = _plan(
-        session, features, labels=labels, versions=versions, as_of=as_of, options=options
+        session, features, labels=labels, versions=versions, options=options, pins=given
     )
+    if pins is None:
+        given.check_used()
     check_unique(session, plan)
     return FeatureFrame.planned(session, plan, labels=relation)
 
@@ -126,16 +131,14 @@ def _plan(
     *,
     labels: object | None,
     versions: Mapping[str, int] | None,
-    as_of: AsOfArgument | None,
     options: RetrievalOptions,
+    pins: Pins,
 ) -> tuple[FeaturePlan, Labels | None]:
     registered = RegisteredSpecs(session)
-    pins = Pins(session, registered, as_of=as_of)
     specs = pins.specs()
     asked = _Asked.of(features, specs, versions, registered.groups_with)
     if labels is None:
         plan = _without_labels(asked, pins=pins, options=options)
-        pins.check_used()
         return plan, None
     if options.include_keys:
         raise InvalidArgument(
@@ -145,7 +148,6 @@ def _plan(
         )
     opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)
     plan = _with_labels(asked, opened.left, pins=pins, options=options)
-    pins.check_used()
     _warn_of_early_times(opened.left, plan)
     return plan, opened.relation
 

@@ -71,10 +71,15 @@ class FeatureFrame:
             self._schema = schema
         self._plan = plan
         self._labels: Labels | None = None
+        self._view: tuple[str, int] | None = None
 
     @classmethod
     def planned(
-        cls, session: Session, plan: FeaturePlan, *, labels: Labels | None = None
+        cls,
+        session: Session,
+        plan: FeaturePlan,
+        *,
+        labels: Labels | None = None,
     ) -> FeatureFrame:
         """Return the frame of a feature plan.
 
@@ -84,6 +89,20 @@ class FeatureFrame:
             session, lambda: run(session, plan, labels=labels), schema=plan.schema, plan=plan
         )
         frame._labels = labels
+        return frame
+
+    def _with(self, plan: FeaturePlan) -> FeatureFrame:
+        """Return the frame of another plan over the same labels."""
+        frame = FeatureFrame.planned(self._session, plan, labels=self._labels)
+        frame._view = self._view
+        return frame
+
+    def of_view(self, name: str, version: int) -> FeatureFrame:
+        """Return the frame, marked as the rows of a feature view."""
+        if self._plan is None:
+            raise InvalidArgument("Rows without a plan are of no feature view.")
+        frame = self._with(self._plan)
+        frame._view = (name, version)
         return frame
 
     # -- what it is -----------------------------------------------------------------------
@@ -118,6 +137,11 @@ class FeatureFrame:
     def labels(self) -> Labels | None:
         """What gives the caller's labels of the plan, where it has such."""
         return self._labels
+
+    @property
+    def view(self) -> tuple[str, int] | None:
+        """Name and version of the feature view that the rows are of, if they are of one."""
+        return self._view
 
     @property
     def relation(self) -> Relation:
@@ -165,9 +189,7 @@ class FeatureFrame:
                 f"select({', '.join(map(repr, chosen))}) needs one or more different columns."
             )
         if self._plan is not None:
-            return FeatureFrame.planned(
-                self._session, self._plan.select(chosen), labels=self._labels
-            )
+            return self._with(self._plan.select(chosen))
         schema = pa.schema([self.schema.field(name) for name in chosen])
         renames = dict(zip(chosen, chosen, strict=True))
         return FeatureFrame(
@@ -213,7 +235,7 @@ class FeatureFrame:
                     f"the clock of the filter {sql!r} was read when it was given: {now.isoformat()}"
                 )
                 plan = replace(plan, notes=(*plan.notes, note))
-            return FeatureFrame.planned(self._session, plan, labels=self._labels)
+            return self._with(plan)
         return FeatureFrame(
             self._session, lambda: engine.filter(self.relation, condition), schema=self.schema
         )
@@ -265,9 +287,7 @@ class FeatureFrame:
             names = self._names([by])
         sample = RowSample(float(fraction), seed, tuple(names))
         if self._plan is not None:
-            return FeatureFrame.planned(
-                self._session, self._plan.sample(sample), labels=self._labels
-            )
+            return self._with(self._plan.sample(sample))
         engine = self._session.engine
         return FeatureFrame(
             self._session, lambda: sampled(engine, self.relation, sample), schema=self.schema

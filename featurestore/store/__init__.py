@@ -11,6 +11,7 @@ from featurestore.plugins.engine import find_engine
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.publication import is_durable
+from featurestore.store.feature_views import FeatureViewCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["FeatureStore", "connect"]
 
 
-class FeatureStore(FeatureGroupCalls, FeatureCalls, TrainingDatasetCalls, InsightCalls, JobCalls):
+class FeatureStore(
+    FeatureGroupCalls,
+    FeatureCalls,
+    FeatureViewCalls,
+    TrainingDatasetCalls,
+    InsightCalls,
+    JobCalls,
+):
     """A connection to one store.
 
     Every call exists as a function of the module ``featurestore``, too.

@@ -47,7 +47,7 @@ def questions() -> pa.Table:
 
 
 def fill(store: FeatureStore) -> None:
-    """Make the groups of the examples, and the training dataset ``late_flights``."""
+    """Make the groups of the examples, and the training dataset and the feature view ``late_flights``."""
     store.create_featuregroup(
         weather(),
         "weather",
@@ -62,6 +62,9 @@ def fill(store: FeatureStore) -> None:
     )
     frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
     store.create_training_dataset(frame, "late_flights", label="late", shards=1, progress=False)
+    store.create_feature_view(
+        "late_flights", features=["weather.temp", "planes.seats"], labels="questions", label="late"
+    )
 
 
 JOBS = '''

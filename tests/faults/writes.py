@@ -56,6 +56,9 @@ READS = frozenset(
         "get_feature",
         "get_features",
         "sql",
+        "FeatureView",
+        "get_feature_view",
+        "get_feature_views",
         "explain_features",
         "check_leakage",
         "get_training_dataset",
@@ -99,6 +102,7 @@ def prepare(location: Path) -> None:
         store.insert_into_featuregroup(rows(ROWS, 20, value=2), "g")
         store.create_featuregroup(rows(0, 10, value=1), "spare", primary_key="id", event_time="t")
         store.create_training_dataset(rows(0, 40, value=1), "spare_d", label="late")
+        store.create_feature_view("spare_v", features=["g.x as again"], labels="g", label="late")
         store.register_jobs(job_file(location))
 
 
@@ -209,6 +213,15 @@ WRITES = {
     "delete a group": Write(
         "delete_featuregroup", lambda store: store.delete_featuregroup("spare", version=1)
     ),
+    "define a view": Write(
+        "create_feature_view",
+        lambda store: store.create_feature_view(
+            "v", features="g.x as again", labels="g", version=1
+        ),
+    ),
+    "delete a view": Write(
+        "delete_feature_view", lambda store: store.delete_feature_view("spare_v", version=1)
+    ),
     "validate": Write(
         "validate_featuregroup",
         lambda store: store.validate_featuregroup(
@@ -292,6 +305,9 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             counts = [(split, dataset.num_rows(split)) for split in sorted(dataset.splits)]
             said = (sorted(dataset.tags.items()), dataset.description)
             seen[f"dataset {dataset.name} v{dataset.version}"] = (counts, said)
+        for view in store.get_feature_views():
+            assert view.problems == []
+            seen[f"view {view.name} v{view.version}"] = (view.features, view.get_features().count())
         for job in store.get_jobs():
             seen[f"job {job.name}"] = bool(getattr(job, "paused", False))
         left = [] if at_work else _leftovers(location)
@@ -313,5 +329,8 @@ def _leftovers(location: Path) -> list[str]:
     left = [str(each) for each in staging.iterdir()] if staging.exists() else []
     for version in (location / "trainingdatasets").glob("*/v*"):
         if not (version / "manifest.json").exists():
+            left.append(str(version))
+    for version in (location / "featureviews").glob("*/v*"):
+        if not (version / "view.json").exists():
             left.append(str(version))
     return [os.path.relpath(each, location) for each in left]

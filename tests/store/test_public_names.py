@@ -60,6 +60,10 @@ PARAMETERS = {
     "sql": "query * as_of dataframe_type",
     "explain_features": "features * labels",
     "check_leakage": "frame * sample seed",
+    "create_feature_view": "name * features labels label label_time version description tags",
+    "get_feature_view": "name * version",
+    "get_feature_views": "",
+    "delete_feature_view": "name * version",
     "create_training_dataset": (
         "data name * label data_format splits split_by stratify seed key shards "
         "rows_per_shard version compression description tags expectations validation "
@@ -104,6 +108,7 @@ ELSEWHERE = [
     "TrainingDataset",
     "FeatureGroup",
     "FeatureFrame",
+    "FeatureView",
     "FeatureStoreError",
     "compare_statistics",
     "connect",

@@ -28,6 +28,7 @@ class Provenance:
     sources: tuple[Mapping[str, Any], ...] = ()
     reproducible: bool = True
     reproducible_reason: str | None = None
+    view: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,16 @@ def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
     if time is not None and time not in key:
         key = (*key, time)
     reason = _why_not_reproducible(plan)
+    view = None
+    if frame.view is not None:
+        view = {"name": frame.view[0], "version": frame.view[1]}
     provenance = Provenance(
         plan=plan.to_json(),
         plan_hash=plan.hash,
         sources=tuple(source.to_json() for source in _sources(plan)),
         reproducible=reason is None,
         reproducible_reason=reason,
+        view=view,
     )
     return ExportData(
         relation=lambda: frame.relation,

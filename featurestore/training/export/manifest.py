@@ -65,6 +65,7 @@ def build_manifest(
         uncovered_rows=plan.uncovered,
         dropped_rows=dropped_rows,
         prefixes=prefixes_of(written),
+        view=provenance.view,
     )
 
 

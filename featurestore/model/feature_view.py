@@ -1,0 +1,204 @@
+"""Feature views: a named, versioned retrieval that training and scoring share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
+from featurestore.model.arrow_json import type_to_json
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.names import check_name
+from featurestore.model.paths import FEATUREVIEWS
+from featurestore.model.references import FeatureReference, parse_group_reference
+from featurestore.model.sealed import sealed, unsealed
+
+VIEW_FILE = "view.json"
+VIEW_FORMAT = 1
+JOINS = ("left", "inner")
+
+
+@dataclass(frozen=True)
+class ViewFeature:
+    """One column of a version of a group, called ``name`` in the rows; ``type`` is its JSON."""
+
+    group: str
+    version: int
+    column: str
+    name: str
+    type: Any
+
+    @property
+    def reference(self) -> str:
+        """The feature as ``get_features`` takes it."""
+        alias = None
+        if self.name != self.column:
+            alias = self.name
+        return str(FeatureReference(self.column, self.group, self.version, alias))
+
+
+@dataclass(frozen=True)
+class ViewStep:
+    """One call of ``get_features``: its features and how they are joined to what came before."""
+
+    features: tuple[ViewFeature, ...]
+    join_key: Any = None
+    join: Literal["left", "inner"] = "left"
+
+
+@dataclass(frozen=True)
+class FeatureViewSpec:
+    """What one version of a feature view says.
+
+    ``steps`` are calls of ``get_features``, each over the result of the one before it. Groups are
+    pinned to their versions, not to Delta versions: the definition stands, the data goes on.
+    ``labels`` is the reference of the group on the label side, where the view has one.
+    """
+
+    name: str
+    version: int
+    steps: tuple[ViewStep, ...]
+    labels: str | None = None
+    label: tuple[str, ...] = ()
+    label_time: str | None = None
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    created: str = ""
+
+    @property
+    def features(self) -> tuple[ViewFeature, ...]:
+        """The features of all steps, in order."""
+        found: list[ViewFeature] = []
+        for step in self.steps:
+            found += step.features
+        return tuple(found)
+
+    @property
+    def groups(self) -> tuple[tuple[str, int], ...]:
+        """Name and version of each group that is read, the label side first."""
+        read: dict[tuple[str, int], None] = {}
+        if self.labels is not None:
+            name, version = parse_group_reference(self.labels)
+            read[name, version or 1] = None
+        for feature in self.features:
+            read[feature.group, feature.version] = None
+        return tuple(read)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that ``from_json`` reads back equal."""
+        steps = []
+        for step in self.steps:
+            features = [vars(feature) for feature in step.features]
+            steps.append({"features": features, "join_key": step.join_key, "join": step.join})
+        return {
+            "format": VIEW_FORMAT,
+            "name": self.name,
+            "version": self.version,
+            "steps": steps,
+            "labels": self.labels,
+            "label": list(self.label),
+            "label_time": self.label_time,
+            "description": self.description,
+            "tags": dict(self.tags),
+            "created": self.created,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> FeatureViewSpec:
+        """Return the view that ``to_json`` wrote; MalformedJson says what is wrong with it."""
+        given = JsonObject.of(data)
+        known = given.number("format", least=1)
+        if known > VIEW_FORMAT:
+            raise MalformedJson(f"it has format {known}; this release reads up to {VIEW_FORMAT}")
+        labels = given.optional_text("labels")
+        try:
+            name = check_name(given.text("name"), noun="feature view")
+            if labels is not None:
+                parse_group_reference(labels)
+        except (InvalidName, InvalidReference) as error:
+            raise MalformedJson(error.message) from error
+        return cls(
+            name=name,
+            version=given.number("version", least=1),
+            steps=tuple(map(_step, given.objects("steps"))),
+            labels=labels,
+            label=given.texts("label"),
+            label_time=given.optional_text("label_time"),
+            description=given.text("description"),
+            tags=given.object("tags").each(JsonObject.text),
+            created=given.text("created"),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the view's file."""
+        return sealed(self.to_json())
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, path: str) -> FeatureViewSpec:
+        """Return the view that ``to_bytes`` wrote.
+
+        Raises:
+            FeatureViewDamaged: The content is not what was written.
+        """
+        try:
+            return cls.from_json(unsealed(content))
+        except MalformedJson as error:
+            raise FeatureViewDamaged(
+                f"The feature view {path!r} is damaged: {error}.",
+                hint="restore the file from a copy, or delete the view and make it again",
+            ) from error
+
+
+def view_source(name: str) -> str:
+    """Return what lineage calls a view: its folder below the location.
+
+    >>> view_source("late_flights")
+    'featureviews/late_flights'
+    """
+    return f"{FEATUREVIEWS}/{name}"
+
+
+def unmet(features: Iterable[ViewFeature], spec: FeatureGroupSpec) -> list[str]:
+    """Return what a definition of a group no longer gives of the features asked of it."""
+    missing = []
+    for feature in features:
+        if feature.column not in spec.schema.names:
+            missing.append(f"{feature.column!r} is gone")
+            continue
+        kind = spec.schema.field(feature.column).type
+        if type_to_json(kind) != feature.type:
+            missing.append(f"{feature.column!r} is {kind} now, it was {_shown(feature.type)}")
+    return missing
+
+
+def _shown(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    return "of another type"
+
+
+def _step(data: JsonObject) -> ViewStep:
+    join = data.text("join")
+    if join not in JOINS:
+        raise data.wrong("join", "'left' or 'inner'")
+    join_key = data.get("join_key")
+    if join_key is not None and not isinstance(join_key, str | list | dict):
+        raise data.wrong("join_key", "a name, a list or an object")
+    features = tuple(map(_feature, data.objects("features")))
+    return ViewStep(features, join_key, join)  # type: ignore[arg-type]
+
+
+def _feature(data: JsonObject) -> ViewFeature:
+    try:
+        group = check_name(data.text("group"))
+    except InvalidName as error:
+        raise MalformedJson(error.message) from error
+    return ViewFeature(
+        group=group,
+        version=data.number("version", least=1),
+        column=data.text("column"),
+        name=data.text("name"),
+        type=data.get("type"),
+    )

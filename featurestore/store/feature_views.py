@@ -1,0 +1,106 @@
+"""Calls on feature views: made, found, deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from featurestore.store.connected import Connected
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from featurestore.views import FeatureView
+
+__all__ = ["FeatureViewCalls"]
+
+
+class FeatureViewCalls(Connected):
+    """The calls on feature views."""
+
+    def create_feature_view(
+        self,
+        name: str,
+        *,
+        features: str | Sequence[str | Mapping[str, Any]],
+        labels: str | None = None,
+        label: str | Sequence[str] | None = None,
+        label_time: str | None = None,
+        version: int | None = None,
+        description: str = "",
+        tags: Mapping[str, str] | None = None,
+    ) -> FeatureView:
+        """Keep a retrieval under a name, so that training and scoring ask for the same features.
+
+        References are pinned to the versions of groups of now, and ``group.*`` to the columns of
+        now. A second role of a group (the weather at the destination beside that at the origin) is
+        one more join: an object with its features and its join key behind the references.
+
+        Args:
+            name: ``[a-z][a-z0-9_]{0,62}``.
+            features: References as in ``get_features``; behind them one object for each further
+                join: ``{"features": ["weather.temp as dest_temp"], "join_key": {"dest": "origin"}}``
+                (and ``"join": "inner"``).
+            labels: The group on the label side; None: labels come with each call.
+            label: The label column or columns of training datasets.
+            label_time: The time column of the label side.
+            version: The version to make; None: the next one.
+            description: What it is for.
+            tags: Texts to find it by.
+
+        Raises:
+            FeatureViewExists: The version exists.
+            FeatureNotFound: A feature or the label does not exist.
+            NoJoinKey: A group's key is not among the columns of the label side.
+
+        >>> features = ["weather.temp", "planes.seats as plane_seats"]
+        >>> view = store.create_feature_view(
+        ...     "delays", features=features, labels="questions", label="late"
+        ... )
+        >>> (view.version, view.featuregroups)
+        (1, ['questions@v1', 'weather@v1', 'planes@v1'])
+        """
+        from featurestore.views import FeatureView, catalog
+        from featurestore.views.definition import define
+
+        spec = define(
+            self._session,
+            name,
+            features=features,
+            labels=labels,
+            label=label,
+            label_time=label_time,
+            description=description,
+            tags=dict(tags or {}),
+        )
+        return FeatureView(self._session, catalog.create(self._session, spec, version=version))
+
+    def get_feature_view(self, name: str, *, version: int | None = None) -> FeatureView:
+        """Return a feature view; ``version=None`` takes the latest.
+
+        >>> store.get_feature_view("late_flights").version
+        1
+        """
+        from featurestore.views import FeatureView, catalog
+
+        return FeatureView(self._session, catalog.get(self._session, name, version))
+
+    def get_feature_views(self) -> list[FeatureView]:
+        """Return every version of every feature view, by name and version.
+
+        >>> [view.name for view in store.get_feature_views()]
+        ['late_flights']
+        """
+        from featurestore.views import FeatureView, catalog
+
+        return [FeatureView(self._session, spec) for spec in catalog.every(self._session)]
+
+    def delete_feature_view(self, name: str, *, version: int) -> None:
+        """Delete one version of a feature view; what was made of it stays.
+
+        >>> store.delete_feature_view("late_flights", version=1)
+        >>> store.get_feature_views()
+        []
+        """
+        from featurestore.views import catalog
+
+        catalog.remove(self._session, name, version)

@@ -1,0 +1,232 @@
+"""FeatureView: the handle of one version of a feature view."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.references import format_group_reference
+from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.catalog import RegisteredSpecs
+from featurestore.session import Session
+from featurestore.views import catalog
+from featurestore.views.definition import check_label
+from featurestore.views.retrieval import problems, rows_of
+
+if TYPE_CHECKING:
+    from featurestore.model.plan import FeaturePlan
+    from featurestore.model.splits import TimeSplit
+    from featurestore.training import TrainingDataset
+
+
+class FeatureView:
+    """One version of a feature view: a retrieval that training and scoring share.
+
+    It is immutable, and names versions of groups, not Delta versions: what it means stays, and its
+    rows are those of the groups when they are asked for.
+
+    >>> view = store.get_feature_view("late_flights")
+    >>> (view.name, view.version, view.labels, view.label)
+    ('late_flights', 1, 'questions@v1', ('late',))
+    >>> view.features
+    ['weather@v1.temp', 'planes@v1.seats']
+    """
+
+    def __init__(self, session: Session, spec: FeatureViewSpec) -> None:
+        self._session = session
+        self._spec = spec
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._spec.name
+
+    @property
+    def version(self) -> int:
+        """The version."""
+        return self._spec.version
+
+    @property
+    def spec(self) -> FeatureViewSpec:
+        """The definition."""
+        return self._spec
+
+    @property
+    def features(self) -> list[str]:
+        """The features as references, each with the version of its group."""
+        return [feature.reference for feature in self._spec.features]
+
+    @property
+    def labels(self) -> str | None:
+        """The group on the label side, where the view has one."""
+        return self._spec.labels
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        """The label columns of training datasets."""
+        return self._spec.label
+
+    @property
+    def label_time(self) -> str | None:
+        """The time column of the label side, where the view names one."""
+        return self._spec.label_time
+
+    @property
+    def description(self) -> str:
+        """The description."""
+        return self._spec.description
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags."""
+        return dict(self._spec.tags)
+
+    @property
+    def featuregroups(self) -> list[str]:
+        """The groups that are read, with their versions, the label side first."""
+        return [format_group_reference(*group) for group in self._spec.groups]
+
+    @property
+    def problems(self) -> list[str]:
+        """What the groups no longer have of what the view reads; empty for a view that works.
+
+        >>> store.get_feature_view("late_flights").problems
+        []
+        """
+        return problems(self._spec, RegisteredSpecs(self._session))
+
+    def get_features(
+        self,
+        *,
+        labels: object | None = None,
+        label_time: datetime | str | None = None,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    ) -> FeatureFrame:
+        """Return the features for labels: those of the view, or others to be scored.
+
+        Args:
+            labels: A dataframe, a FeatureFrame or the name of a group; None: the view's own.
+            label_time: Their time column, or one time for all rows; None: the view's.
+            as_of: Read the store as it was at a time, or ``{group: Delta version or time}``.
+
+        Raises:
+            FeatureViewBroken: A group no longer has what the view reads.
+
+        >>> view = store.get_feature_view("late_flights")
+        >>> view.get_features().columns
+        ['tailnum', 'origin', 'asked_at', 'late', 'temp', 'seats']
+        >>> asked = [{"tailnum": "N10", "origin": "JFK"}]
+        >>> rows = view.get_features(labels=asked, label_time=hour(7)).to_arrow()
+        >>> rows.column("temp").to_pylist()
+        [39.0]
+        """
+        return rows_of(self._session, self._spec, labels=labels, label_time=label_time, as_of=as_of)
+
+    def explain(
+        self,
+        *,
+        labels: object | None = None,
+        label_time: datetime | str | None = None,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    ) -> FeaturePlan:
+        """Write the plan of ``get_features`` to standard output and return it; nothing is run.
+
+        >>> plan = store.get_feature_view("late_flights").explain()
+        columns    tailnum, origin, asked_at, late, temp, seats
+        ...
+        """
+        frame = self.get_features(labels=labels, label_time=label_time, as_of=as_of)
+        assert frame.plan is not None
+        sys.stdout.write(str(frame.plan))
+        return frame.plan
+
+    def create_training_dataset(
+        self,
+        name: str,
+        *,
+        labels: object | None = None,
+        label_time: datetime | str | None = None,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+        features: str | Sequence[str] | None = None,
+        exclude: str | Sequence[str] | None = None,
+        weight: str | None = None,
+        data_format: str = "tfrecord",
+        splits: Mapping[str, float] | TimeSplit | None = None,
+        split_by: str | Sequence[str] | None = None,
+        stratify: str | Sequence[str] | None = None,
+        seed: int = 0,
+        key: str | Sequence[str] | None = None,
+        shards: int | None = None,
+        rows_per_shard: int | None = None,
+        block_rows: int | None = None,
+        version: int | None = None,
+        compression: str | None = None,
+        description: str = "",
+        tags: Mapping[str, str] | None = None,
+        expectations: object = None,
+        validation: str = "strict",
+        statistics: bool = True,
+        progress: bool | Callable[[str, int, int], None] | None = None,
+    ) -> TrainingDataset:
+        """Export the rows of the view as a training dataset, which remembers the view.
+
+        ``labels``, ``label_time`` and ``as_of`` are those of ``get_features``, all others those of
+        ``FeatureStore.create_training_dataset``; the label is the view's.
+
+        >>> view = store.get_feature_view("late_flights")
+        >>> dataset = view.create_training_dataset("delays", progress=False)
+        >>> dataset.manifest.view
+        {'name': 'late_flights', 'version': 1}
+        """
+        from featurestore.training.create import create
+
+        request = TrainingDatasetRequest(
+            name=name,
+            label=self._spec.label or None,
+            features=features,
+            exclude=exclude,
+            weight=weight,
+            data_format=data_format,
+            splits=splits,
+            split_by=split_by,
+            stratify=stratify,
+            seed=seed,
+            key=key,
+            shards=shards,
+            rows_per_shard=rows_per_shard,
+            block_rows=block_rows,
+            version=version,
+            compression=compression,
+            description=description,
+            tags=tags,
+            expectations=expectations,
+            validation=validation,
+            statistics=statistics,
+        )
+        frame = self.get_features(labels=labels, label_time=label_time, as_of=as_of)
+        check_label(self._spec, frame.columns)
+        return create(self._session, frame, request, progress=progress)
+
+    def training_datasets(self) -> list[tuple[str, int]]:
+        """Return name and version of the training datasets that were made of the view.
+
+        >>> store.get_feature_view("late_flights").training_datasets()
+        []
+        """
+        return catalog.datasets_of(self._session, self.name, self.version)
+
+    def __repr__(self) -> str:
+        return f"FeatureView({self.name!r}, version={self.version})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FeatureView):
+            return NotImplemented
+        here = (self._session.location, self.name, self.version)
+        return here == (other._session.location, other.name, other.version)
+
+    def __hash__(self) -> int:
+        return hash((self._session.location, self.name, self.version))

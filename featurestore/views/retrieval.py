@@ -1,0 +1,74 @@
+"""The rows of a feature view: its calls of get_features, one over the result of the other."""
+
+from __future__ import annotations
+
+from featurestore.errors import FeatureGroupNotFound, FeatureViewBroken
+from featurestore.model.feature_view import FeatureViewSpec, ViewFeature, unmet
+from featurestore.model.references import format_group_reference
+from featurestore.retrieval import FeatureFrame, get_features
+from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
+from featurestore.retrieval.planner import LabelTime
+from featurestore.retrieval.resolve import find_spec
+from featurestore.session import Session
+
+
+def rows_of(
+    session: Session,
+    spec: FeatureViewSpec,
+    *,
+    labels: object | None = None,
+    label_time: LabelTime | None = None,
+    as_of: AsOfArgument | None = None,
+) -> FeatureFrame:
+    """Return the rows of a view lazily; all its calls read the same Delta versions.
+
+    Raises:
+        FeatureViewBroken: A group no longer has what the view reads.
+    """
+    registered = RegisteredSpecs(session)
+    found = problems(spec, registered)
+    if found:
+        raise FeatureViewBroken(
+            f"Feature view {spec.name!r} version {spec.version} cannot be read: "
+            f"{'; '.join(found)}.",
+            hint="restore the group, or make the next version of the view",
+        )
+    side = labels
+    if side is None:
+        side = spec.labels
+    time = label_time
+    if time is None:
+        time = spec.label_time
+    pins = Pins(session, registered, as_of=as_of)
+    for step in spec.steps:
+        side = get_features(
+            session,
+            [feature.reference for feature in step.features],
+            labels=side,
+            label_time=time,
+            join_key=step.join_key,
+            join=step.join,
+            pins=pins,
+        )
+    pins.check_used()
+    assert isinstance(side, FeatureFrame)
+    return side.of_view(spec.name, spec.version)
+
+
+def problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
+    """Return what the groups of a view no longer have, one line for each group."""
+    asked: dict[tuple[str, int], list[ViewFeature]] = {group: [] for group in spec.groups}
+    for feature in spec.features:
+        asked[feature.group, feature.version].append(feature)
+    found = []
+    for (name, version), features in asked.items():
+        reference = format_group_reference(name, version)
+        try:
+            group = find_spec(name, version=version, specs=registered)
+        except FeatureGroupNotFound:
+            found.append(f"{reference} is gone")
+            continue
+        missing = unmet(features, group)
+        if missing:
+            found.append(f"of {reference} {', '.join(missing)}")
+    return found

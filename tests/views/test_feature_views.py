@@ -1,0 +1,214 @@
+"""Feature views: one retrieval for training and scoring, kept as a file, said when it breaks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pytest
+
+import featurestore
+import featurestore_schemas
+from featurestore.errors import (
+    FeatureNotFound,
+    FeatureViewBroken,
+    FeatureViewDamaged,
+    FeatureViewExists,
+    FeatureViewNotFound,
+    FeatureViewWarning,
+    InvalidArgument,
+    NoJoinKey,
+    UsedByFeatureView,
+)
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.recovery.rebuild import rebuild
+from featurestore.store import FeatureStore
+
+START = datetime(2013, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+BOTH_ENDS = [
+    "planes.seats",
+    "weather.temp as origin_temp",
+    {"features": ["weather.temp as dest_temp"], "join_key": {"dest": "origin"}},
+]
+
+
+def fill(store: FeatureStore) -> FeatureStore:
+    """Make weather of two places, planes, and flights between the places to learn from."""
+    weather = {
+        "origin": ["JFK", "LGA"] * 3,
+        "t": [START + hour * HOUR for hour in range(6)],
+        "temp": [30.0 + hour for hour in range(6)],
+    }
+    asked = {
+        "tail": ["N1", "N2"],
+        "origin": ["JFK", "LGA"],
+        "dest": ["LGA", "JFK"],
+        "asked": [START + 3 * HOUR, START + 5 * HOUR],
+        "late": [False, True],
+    }
+    planes = {"tail": ["N1", "N2"], "seats": [100, 200]}
+    store.create_featuregroup(pa.table(weather), "weather", primary_key="origin", event_time="t")
+    store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+    store.create_featuregroup(pa.table(asked), "asked", primary_key="tail", event_time="asked")
+    return store
+
+
+@pytest.fixture
+def flights(duckdb_store: FeatureStore) -> FeatureStore:
+    return fill(duckdb_store)
+
+
+def test_training_and_scoring_get_the_same_features_from_a_view(store: FeatureStore) -> None:
+    """On each engine, with two roles of one group."""
+    fill(store)
+    made = store.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
+    view = store.get_feature_view("late")
+    assert view == made
+    dataset = view.create_training_dataset("flights", data_format="parquet", progress=False)
+    trained = {row["tail"]: row for row in dataset.read("train").to_arrow().to_pylist()}
+    assert (trained["N1"]["origin_temp"], trained["N1"]["dest_temp"]) == (32.0, 33.0)
+    assert dataset.manifest.column("late").role == "label"
+    scored = [{"tail": "N1", "origin": "JFK", "dest": "LGA"}]
+    frame = view.get_features(labels=scored, label_time=START + 3 * HOUR)
+    (row,) = frame.to_arrow().to_pylist()
+    for name in ("seats", "origin_temp", "dest_temp"):
+        assert row[name] == trained["N1"][name]
+
+
+def test_a_training_dataset_remembers_its_view_and_is_made_again_without_it(
+    flights: FeatureStore,
+) -> None:
+    view = flights.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
+    first = view.create_training_dataset("flights", tags={"of": "a view"}, progress=False)
+    rows = view.get_features().filter("seats > 100")
+    second = flights.create_training_dataset(rows, "few", label="late", progress=False)
+    plain = flights.create_training_dataset(flights.get_featuregroup("planes"), "plain")
+    assert first.manifest.view == second.manifest.view == {"name": "late", "version": 1}
+    assert "view" not in plain.manifest.to_json()
+    assert view.training_datasets() == [("flights", 1), ("few", 1)]
+    derived = {(edge.kind, edge.name) for edge in flights.featuregroup("weather").derived()}
+    assert derived == {
+        ("feature_view", "late"),
+        ("training_dataset", "flights"),
+        ("training_dataset", "few"),
+    }
+    flights.delete_feature_view("late", version=1)
+    report = flights.get_training_dataset("flights").verify(recompute=True)
+    assert report.ok, report.problems
+    again = flights.create_feature_view("late", features="planes.seats")
+    assert again.version == 2  # the number 1 stays that of the view which the datasets remember
+    assert flights.get_training_dataset("flights").manifest.view == {"name": "late", "version": 1}
+
+
+def test_a_view_stays_what_it_was_when_groups_go_on(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("v", features=["planes.*"], labels="asked")
+    wider = {"tail": "N1", "seats": 101, "wings": 2}
+    flights.insert_into_featuregroup([wider], "planes", mode="upsert", schema_change="add")
+    flights.create_featuregroup([{"tail": "N1", "seats": -1}], "planes", primary_key="tail")
+    assert view.featuregroups == ["asked@v1", "planes@v1"]
+    rows = view.get_features().select("tail", "seats").to_arrow().to_pylist()
+    assert sorted(row["seats"] for row in rows) == [101, 200]
+    before = view.get_features(as_of={"planes": 1}).to_arrow().column("seats")
+    assert sorted(before.to_pylist()) == [100, 200]
+
+
+def test_a_change_that_keeps_a_view_back_or_breaks_it_is_said_when_it_happens(
+    flights: FeatureStore,
+) -> None:
+    view = flights.create_feature_view("v", features=["planes.seats"], labels="asked")
+    with pytest.warns(FeatureViewWarning, match="in version 2 'seats' is gone. It goes on reading"):
+        flights.create_featuregroup([{"tail": "N1", "chairs": 1}], "planes", primary_key="tail")
+    with pytest.warns(FeatureViewWarning, match="'seats' is string now, it was int64"):
+        flights.create_featuregroup([{"tail": "N1", "seats": "a"}], "planes", primary_key="tail")
+    assert view.problems == []
+    with pytest.raises(UsedByFeatureView, match="'v version 1'"):
+        flights.delete_featuregroup("planes", version=1)
+    with pytest.warns(FeatureViewWarning, match="cannot be read any more"):
+        flights.delete_featuregroup("planes", version=1, force=True)
+    assert view.problems == ["planes@v1 is gone"]
+    with pytest.raises(FeatureViewBroken, match="planes@v1 is gone"):
+        view.get_features()
+    with pytest.warns(FeatureViewWarning, match=r"is string now.* It cannot be read any more"):
+        flights.create_featuregroup(
+            [{"tail": "N1", "seats": "a"}], "planes", primary_key="tail", version=1
+        )
+    with pytest.raises(FeatureViewBroken, match="'seats' is string now, it was int64"):
+        view.get_features()
+
+
+def test_a_view_that_cannot_work_is_refused_before_anything_is_written(
+    flights: FeatureStore,
+) -> None:
+    frame = pa.table({"tail": ["N1"]})
+    refused: list[tuple[type[Exception], dict[str, Any]]] = [
+        (FeatureNotFound, {"features": "planes.wings"}),
+        (FeatureNotFound, {"features": "planes.seats", "labels": "asked", "label": "lat"}),
+        (NoJoinKey, {"features": "weather.temp", "labels": "planes"}),
+        (InvalidArgument, {"features": "planes.seats", "labels": frame}),
+        (InvalidArgument, {"features": "planes.seats", "label_time": START}),
+        (InvalidArgument, {"features": [{"feature": "planes.seats"}]}),
+        (InvalidArgument, {"features": [{"features": ["planes.seats"]}, "weather.temp"]}),
+    ]
+    for error, arguments in refused:
+        with pytest.raises(error):
+            flights.create_feature_view("v", **arguments)
+    assert flights.get_feature_views() == []
+    assert not list(Path(flights.location).glob("featureviews/v/*/*"))
+    flights.create_feature_view("v", features="planes.seats")
+    with pytest.raises(FeatureViewExists, match="Version 1"):
+        flights.create_feature_view("v", features="planes.seats", version=1)
+    with pytest.raises(FeatureViewNotFound, match="there are 'v'"):
+        flights.get_feature_view("w")
+
+
+def test_the_file_is_the_truth_of_a_view(flights: FeatureStore) -> None:
+    flights.create_feature_view("v", features=BOTH_ENDS, labels="asked", tags={"team": "sky"})
+    flights.create_feature_view("v", features="planes.seats")
+    file = Path(flights.location) / "featureviews" / "v" / "v1" / "view.json"
+    schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
+    jsonschema.validate(json.loads(file.read_text()), json.loads(schema.read_text()))
+    flights.close()
+    (Path(flights.location) / "registry.db").unlink()
+    assert rebuild(flights.location).feature_views == ["v@v1", "v@v2"]
+    again = featurestore.connect(flights.location, engine="duckdb")
+    view = again.get_feature_view("v", version=1)
+    assert (view.tags, view.labels, len(view.features)) == ({"team": "sky"}, "asked@v1", 3)
+    with pytest.raises(UsedByFeatureView):
+        again.delete_featuregroup("weather", version=1)
+    content = file.read_bytes()
+    assert FeatureViewSpec.from_bytes(content, path=str(file)).to_bytes() == content
+    file.write_bytes(content.replace(b"sky", b"sea"))
+    with pytest.raises(FeatureViewDamaged, match="checksum"):
+        again.get_feature_view("v", version=1)
+    with pytest.warns(UserWarning, match="v version 1 is left out"):
+        assert [each.version for each in again.get_feature_views()] == [2]
+    again.close()
+    found = rebuild(again.location)
+    assert found.feature_views == ["v@v2"]
+    assert [path for path, _ in found.unreadable] == [str(file.parent)]
+
+
+def test_the_command_line_lists_and_shows_views(flights: FeatureStore, command_line: Any) -> None:
+    view = flights.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
+    view.create_training_dataset("flights", progress=False)
+    location = ("--location", flights.location, "--output", "json")
+    (listed,) = json.loads(command_line("fv", "list", *location).out)
+    assert (listed["name"], listed["labels"], listed["label"]) == ("late", "asked@v1", ["late"])
+    shown = json.loads(command_line("fv", "show", "late", *location).out)
+    assert shown["training_datasets"] == ["flights version 1"]
+    assert shown["joins"][1]["join_key"] == {"dest": "origin"}
+    assert shown["problems"] == []
+
+
+def test_a_view_exports_with_the_arguments_of_every_export() -> None:
+    of_store = inspect.signature(FeatureStore.create_training_dataset).parameters
+    of_view = inspect.signature(featurestore.FeatureView.create_training_dataset).parameters
+    missing = set(of_store) - set(of_view) - {"data", "label"}
+    assert missing == set()
+    assert set(of_view) - set(of_store) == {"labels", "label_time", "as_of"}

@@ -164,7 +164,10 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(flat[0], flat[1], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+# What one and two workers see is seen by the tests of Keras, too.
+@pytest.mark.parametrize(
+    "workers", [3, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
+)
 def test_a_custom_loop_sees_the_same_global_batches_with_any_number_of_workers(
     tfrecord: Example, reader: Reader, tmp_path: Path, workers: int
 ) -> None:

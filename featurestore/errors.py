@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Sequence
 
-MANY_FILES_HINT = "allow more open files (ulimit -n 65536), or let the group have fewer: compact_featuregroup(name)"
+MANY_FILES_HINT = (
+    "allow more open files (ulimit -n 65536), or let the group have fewer: "
+    "compact_featuregroup(name)"
+)
 
 
 class FeatureStoreError(Exception):
@@ -304,7 +307,7 @@ def missing_extra(library: str, extra: str) -> MissingExtra:
 
 
 def refusal_hint(error: OSError) -> str | None:
-    """Return what to do about a refusal of the operating system that has one usual way out, else None.
+    """Return what to do about a refusal of the operating system that has one way out, else None.
 
     >>> refusal_hint(OSError(errno.ENOSPC, "No space left on device"))
     'free some space and repeat'

@@ -190,7 +190,7 @@ def _index(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:
     return np.concatenate([[len(lengths)], starts[::step], [end]]).astype("<u8").tobytes()
 
 
-# -- text ------------------------------------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------
 
 
 def csv_lines(batch: pa.RecordBatch) -> pa.Array:

@@ -46,7 +46,7 @@ class FixedPoint:
     count: int
 
     def limbs(self) -> Iterator[Integers]:
-        """Yield ``count`` arrays, one for each digit; every element is below ``2**bits`` times 3."""
+        """Yield ``count`` arrays, one a digit; every element is below ``2**bits`` times 3."""
         cut_terms = [_cut(term, self.bits) for term in self.terms]
         for number in range(self.count):
             total = None

@@ -45,7 +45,7 @@ class WindowSide:
 
     @property
     def needs_tie_hash(self) -> bool:
-        """Whether rows of equal times may have to be told apart: as versions, or as the last one."""
+        """Whether rows of equal times may have to be told apart, as versions or as the last."""
         source = self.join.source
         is_unique = source.unique and bool(source.spec.primary_key)
         by_order = any(output.function in _BY_ORDER for output in self.join.outputs)

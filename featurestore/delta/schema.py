@@ -110,7 +110,7 @@ def _field(given: Mapping[str, Any], column: str) -> pa.Field:
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return what a column's metadata says in texts (a comment, a shape), None where that is nothing.
+    """Return the texts of a column's metadata (a comment, a shape), None where there are none.
 
     It is written again with each new schema of the table.
     """

@@ -19,7 +19,7 @@ UNEQUAL = "pad or resize them to one shape, or keep the encoded bytes (PNG, JPEG
 
 
 def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
-    """Return an array of shape (rows, ...) as a column; ``valid`` (rows,) is False where rows are null.
+    """Return an array of shape (rows, ...) as a column; ``valid`` is False where rows are null.
 
     >>> from_numpy(np.zeros((3, 8, 6), np.uint8)).type == shaped_type(pa.uint8(), (8, 6))
     True
@@ -133,7 +133,7 @@ def first_of_other_shape(column: pa.Array, kind: pa.DataType) -> tuple[int, tupl
 
 
 def from_tensors(column: Any) -> pa.Array:
-    """Return a column of Arrow's fixed-shape tensors as fixed-size lists in the tensors' own order."""
+    """Return a column of Arrow's fixed-shape tensors as fixed-size lists, in their own order."""
     kind = column.type
     shape = tuple(kind.shape)
     storage = column.storage
@@ -191,7 +191,7 @@ def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | 
 
 
 def _column_of_objects(arrays: Mapping[int, Any], rows: int, *, name: str) -> pa.Array | None:
-    """Return arrays of texts, objects and masked numbers as lists, shaped where they are numbers."""
+    """Return arrays of texts, objects and masked numbers as lists; numbers keep their shape."""
     cells: list[Any] = [None] * rows
     for row, array in arrays.items():
         if array.dtype.kind not in "biufOUS":

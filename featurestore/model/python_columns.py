@@ -14,7 +14,7 @@ from featurestore.model.arrays import column_of_cells, from_numpy
 
 
 def table_of_rows(rows: Sequence[Any]) -> pa.Table:
-    """Return rows (dicts, tuples, lists, arrays) as a table; without names ``col_0``, ``col_1``, ...
+    """Return rows (dicts, tuples, lists, arrays) as a table; without names ``col_0``, ``col_1``.
 
     Arrays of two dimensions or more, such as images, are the cells of one column ``col_0``.
 
@@ -78,7 +78,7 @@ def table_of_columns(columns: Mapping[Any, Any]) -> pa.Table:
 
 
 def table_of_array(array: Any) -> pa.Table:
-    """Return a numpy array: (rows, columns) as ``col_0``, ``col_1``, ..., more axes as one ``col_0``.
+    """Return a numpy array: (rows, columns) as ``col_0``, ``col_1``; more axes as one ``col_0``.
 
     >>> table_of_array(np.zeros((3, 28, 28, 1))).column_names
     ['col_0']

@@ -271,7 +271,7 @@ class Engine(Protocol):
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many keys occur more than once (nulls left out) and examples with their count in ``n``."""
+        """Return how many keys without nulls occur more than once, and examples with counts in ``n``."""
         ...
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
@@ -337,7 +337,7 @@ class Engine(Protocol):
         ...
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        """Remove data files that neither a version at or after ``retain`` nor one of ``keep_versions`` needs."""
+        """Remove files that no version at or after ``retain`` and none of ``keep_versions`` needs."""
         ...
 
     # -- queries ------------------------------------------------------------------------

@@ -183,7 +183,7 @@ class RecordAccess(Protocol):
         ...
 
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
-        """Return what writes columns of one number a record into arrays, as fast as the layout allows.
+        """Return what writes columns of single numbers into arrays, as fast as the layout allows.
 
         A group is the rows of one array: columns of one numpy type (that of ``decode``), presence
         in arrays of booleans; rows of None are left alone.
@@ -214,7 +214,7 @@ class NativeReading(Protocol):
 
 @runtime_checkable
 class NarrowProfile(Protocol):
-    """What a format may offer besides, when its layout does not depend on the values of every column."""
+    """What a format may offer whose layout does not depend on the values of every column."""
 
     def profiled(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns to look at; of the others a ``ColumnProfile`` tells the rows alone."""
@@ -226,7 +226,7 @@ class ShardFitting(Protocol):
     """What a format may offer besides, when its layout depends on how many rows a shard has."""
 
     def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
-        """Return the layout for a dataset whose largest split has so many rows in so many shards."""
+        """Return the layout for a dataset whose largest split has these rows in these shards."""
         ...
 
 
@@ -277,7 +277,7 @@ class DatasetFormat(Protocol):
         ...
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        """Raise UnsupportedType (all columns in one message) or InvalidArgument for what the format cannot hold."""
+        """Raise UnsupportedType (of all columns) or InvalidArgument for what the format cannot hold."""
         ...
 
     def layout(

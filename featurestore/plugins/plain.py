@@ -1,4 +1,4 @@
-"""What formats have in common that keep every feature type as it is, and that rows reach in batches of any size."""
+"""What formats share that keep every feature type as it is and take batches of any size."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class PlainFormat:
 
 
 def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of ``rows`` (the last may have fewer), so that bytes do not depend on the cuts."""
+    """Yield the same rows in batches of ``rows``, the last with what is left, however they were cut."""
     held: list[pa.RecordBatch] = []
     missing = rows
     for batch in batches:

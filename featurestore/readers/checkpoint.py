@@ -1,4 +1,4 @@
-"""Checkpoints that hold what is trained and the position in the data, so that a run goes on at the very next step.
+"""Checkpoints of what is trained and of the position in the data: a run goes on at the next step.
 
 A checkpoint is a directory ``step-<epoch>-<step>`` that appears by one rename, with the variables
 and the reader's state in it: a killed run leaves either the whole or nothing. The first worker's
@@ -124,7 +124,7 @@ class ReaderCheckpoint:
     def heartbeat(
         self, *, directory: str | os.PathLike[str] | None = None, timeout: float = 600.0
     ) -> Heartbeat:
-        """Return the heartbeat of this worker, beside the checkpoints unless ``directory`` says otherwise."""
+        """Return the heartbeat of this worker, in ``directory`` or beside the checkpoints."""
         if directory is None:
             directory = os.path.join(self.directory, _HEARTBEATS)
         return Heartbeat(directory, worker=self.worker, workers=self.workers, timeout=timeout)
@@ -138,7 +138,7 @@ class ReaderCheckpoint:
         save_every: int = 1000,
         heartbeat: Heartbeat | None = None,
     ) -> Any:
-        """Return a Keras callback that saves every ``save_every`` steps and at the end of each epoch.
+        """Return a Keras callback that saves every ``save_every`` steps and after each epoch.
 
         Args:
             model: The model that is fitted.

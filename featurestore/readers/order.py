@@ -127,7 +127,7 @@ class ReaderOrder:
 
     @property
     def longest_lane(self) -> int:
-        """Rows of the longest lane, or those that the steps of an epoch take of a lane, whichever are more."""
+        """Rows of the longest lane, or those that an epoch takes of a lane, whichever are more."""
         return max(-(-self.rows // self.lanes), self.steps_per_epoch * self.lane_batch)
 
     def worker_counts(self) -> list[int]:
@@ -137,7 +137,7 @@ class ReaderOrder:
         return divisors(self.lanes)
 
     def check_workers(self, worker: int, workers: int) -> None:
-        """Raise ReaderConfigError unless the lanes divide among the workers and ``worker`` is one of them."""
+        """Raise ReaderConfigError unless lanes divide among workers and ``worker`` is one of them."""
         if self.remainder == "keep" and workers > 1:
             raise ReaderConfigError(
                 f'remainder="keep" is for one worker: the last batches of {workers} would differ.',
@@ -202,7 +202,7 @@ class EpochOrder:
         return self.batches(step, step + 1, worker=worker, workers=workers)[0]
 
     def batches(self, start: int, stop: int, *, worker: int = 0, workers: int = 1) -> Rows:
-        """Return the batches of steps ``[start, stop)`` as an array (steps, rows of a worker's batch)."""
+        """Return the batches of steps ``[start, stop)`` as an array (steps, rows of a batch)."""
         order = self.order
         lanes = order.worker_lanes(worker, workers)
         if not 0 <= start <= stop <= order.steps_per_epoch:
@@ -265,7 +265,7 @@ class EpochOrder:
                 yield from permutations(size, keys[first : first + together])
 
     def window_ranges(self, lane: int, window: int) -> tuple[Rows, Rows]:
-        """Return the ranges ``[start, stop)`` of canonical rows that make up a window before it is permuted."""
+        """Return the ranges ``[start, stop)`` of canonical rows of a window before it is permuted."""
         low, high = self._window_bounds(lane, window)
         return self.ranges(low, high)
 

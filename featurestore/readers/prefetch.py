@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 def prefetched(
     work: Callable[[Item], Result], items: Iterable[Item], *, threads: int, ahead: int
 ) -> Iterator[Result]:
-    """Yield ``work(item)`` for each item in order, with up to ``ahead`` results computed before they are asked for.
+    """Yield ``work(item)`` for each item in order, up to ``ahead`` of them computed beforehand.
 
     Closing the iterator early cancels what has not begun and waits for what has.
     """

@@ -199,7 +199,7 @@ class Reader:
         return keys(self, epoch=epoch)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
-        """Return loss and metrics of a compiled Keras model over every row once, none of them padding.
+        """Return loss and metrics of a compiled Keras model over every row once, without padding.
 
         The last batch is as short as it is, whatever ``remainder`` the reader has, so that
         ``metrics=`` and ``weighted_metrics=`` are both right.
@@ -460,7 +460,7 @@ def open_reader(
     lanes: int | None = None,
     window_rows: int | None = None,
 ) -> Reader:
-    """Return the reader of a split, after everything that can be known before reading has been checked.
+    """Return the reader of a split, after checking all that can be known before reading.
 
     Args:
         path: The dataset's directory.

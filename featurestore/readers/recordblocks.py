@@ -63,7 +63,7 @@ class RecordBlocks:
     def _read(
         self, steps: StepRange, packing: Packing, read_alone: ReadAlone
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
-        """Return the arrays of the groups of a packing, of shape (outputs, rows), and the other outputs."""
+        """Return the arrays of a packing's groups, of shape (outputs, rows), and the others."""
         if not steps.part.order.shuffle:
             parts = self.files.slices(*steps.canonical_ranges())
             count = sum(map(len, parts))  # padding stands at the end of the last step
@@ -154,7 +154,7 @@ class RecordBlocks:
             yield records[: len(some)]
 
     def _locations(self, steps: StepRange) -> Rows:
-        """Return the locations of the rows of steps in reading order, ``PADDING`` beyond the end of a lane."""
+        """Return where the rows of steps are, in reading order; ``PADDING`` beyond the end of a lane."""
         lanes, order = steps.part.lanes, steps.part.order
         b = order.lane_batch
         row, stop = steps.start * b, steps.stop * b

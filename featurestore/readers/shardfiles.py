@@ -170,7 +170,7 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 
 
 def check_shards(directory: str, split: ManifestSplit) -> None:
-    """Raise DatasetDamaged unless every shard of a split exists with the size that the manifest says."""
+    """Raise DatasetDamaged unless every shard of a split has the size that the manifest says."""
 
     def check(shards: Sequence[ManifestShard]) -> None:
         for shard in shards:

@@ -151,7 +151,7 @@ def _put_piece(target: Values, lane: int, piece: _Piece, found: Values) -> None:
 
 
 def _put_lane(target: Any, lane: int, offset: int, values: npt.NDArray[Any]) -> None:
-    """Write values of a lane into a (steps, lanes, b, ...) array from an offset in the lane's rows on.
+    """Write values of a lane into a (steps, lanes, b, ...) array, from an offset in it on.
 
     The first step may be entered in its middle and the last one left there; the steps between are
     whole.

@@ -64,7 +64,7 @@ _guard = threading.Lock()
 
 
 def _forget_parent() -> None:
-    """Let a child made by ``fork`` begin without the locks of its parent, held by whatever thread."""
+    """Let a child made by ``fork`` begin without its parent's locks, whatever thread held them."""
     global _guard
     _guard = threading.Lock()
     _mine.clear()

@@ -171,7 +171,7 @@ def _warn_of_early_times(left: LabelSide, plan: FeaturePlan) -> None:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What was asked for: features as of the label's time, aggregates over windows, and the order."""
+    """What was asked for: features at the label's time, aggregates over windows, the order."""
 
     features: tuple[Feature, ...]
     windows: tuple[tuple[Feature, WindowFeature], ...]

@@ -177,7 +177,7 @@ class TrainingDataset:
 
     @property
     def class_weights(self) -> ClassWeights | dict[str, ClassWeights]:
-        """The balanced weight of each class: rows / (classes * rows of the class), of the first split.
+        """The balanced weight of each class of the first split: rows / (classes * its rows).
 
         ``{class: weight}``, or ``{label: {class: weight}}`` of several labels. Booleans are 0 and
         1, so that ``model.fit(..., class_weight=dataset.class_weights)`` takes them.

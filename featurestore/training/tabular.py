@@ -57,7 +57,7 @@ def matrix(
 
 
 def class_weights(manifest: Manifest) -> ClassWeights | dict[str, ClassWeights]:
-    """Return the balanced weight of each class of the first split, as Keras' ``class_weight=`` takes them.
+    """Return the balanced weight of each class of the first split, for ``class_weight=`` of Keras.
 
     Raises:
         InvalidArgument: There is no label, or one with too many values to count them.

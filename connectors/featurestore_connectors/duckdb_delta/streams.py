@@ -80,7 +80,7 @@ class MappedStream:
 
 
 class SortedStream(MappedStream):
-    """An Arrow source that hands all batches of a sorted relation to a function, one after another."""
+    """An Arrow source that hands the batches of a sorted relation to a function in turn."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Expectations about a whole table that a few numbers decide, which engines compute without loading rows."""
+"""Expectations that a few numbers of a table decide: engines compute them, no row is loaded."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class Combination:
 
 
 def parse_condition(given: object) -> Condition | None:
-    """Return a row condition, given as a text or as the JSON object of Great Expectations' own conditions.
+    """Return a row condition, given as a text or as JSON of Great Expectations' own conditions.
 
     Raises:
         InvalidExpectation: It is not of the grammar.

@@ -204,7 +204,7 @@ def _is_map(kind: str) -> bool:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict as it is stored, read by Great Expectations once, so that it can be read again."""
+    """Return a dict as it is stored: Great Expectations has read it once, and can again."""
     kind = given.get("type") or given.get("expectation_type")
     kwargs = given.get("kwargs", {})
     if not isinstance(kind, str) or not isinstance(kwargs, Mapping):

@@ -50,7 +50,7 @@ def _nullable(kind: pa.DataType) -> Any:
 
 
 def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
-    """Return an expectation whose ISO texts are times where the column that it is about holds times."""
+    """Return an expectation whose ISO texts are times where its column holds times."""
     kwargs = expectation["kwargs"]
     name = kwargs.get("column")
     if name is None or name not in schema.names:

@@ -53,7 +53,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=1)
 def frames() -> Any:
-    """Return the batch definition over frames in memory, of a context without files, progress bars and network."""
+    """Return the batch definition over frames in memory, of a context without files and network."""
     gx = library()
     from great_expectations.data_context.types.base import (
         DataContextConfig,

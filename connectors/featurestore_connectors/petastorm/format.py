@@ -59,7 +59,7 @@ WHOLE_POOL = "dummy"
 
 
 class PetastormFormat(PlainFormat):
-    """Writes Parquet with petastorm's metadata, reads it without petastorm (the interface ``DatasetFormat``)."""
+    """Writes Parquet with petastorm's metadata, and reads it without petastorm."""
 
     name = "petastorm"
     null = "definition level"

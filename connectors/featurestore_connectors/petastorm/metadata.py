@@ -45,7 +45,7 @@ def petastorm() -> Any:
 def described_schema(
     manifest: Manifest, split: ManifestSplit, *, shaped: bool = False
 ) -> pa.Schema:
-    """Return the schema of a split's files with petastorm's own metadata, made of the manifest alone.
+    """Return the schema of a split's files with petastorm's metadata, from the manifest alone.
 
     ``shaped`` tells petastorm the shapes of arrays, which its batch reader restores. Its row reader
     would give flat values under the name of that shape, so files that both read do not say it.
@@ -82,7 +82,8 @@ def unischema_of(
             shape, leaf = (None,), leaf.value_type
         kind = _numpy_type(leaf)
         if kind is np.datetime64 and field.name in nullable:
-            kind = np.object_  # petastorm calls the type with each value, and numpy makes no datetime64 of pandas' NaT
+            # petastorm calls the type with each value; numpy makes no datetime64 of pandas' NaT.
+            kind = np.object_
         # Interned, because a pickle tells equal texts from the same text, and its bytes are in the
         # manifest's hash.
         name = sys.intern(field.name)

@@ -230,8 +230,8 @@ def test_tables_fit_80_columns_and_wide_ones_hold_more(location: str, run: Run) 
                 {
                     "destination_airport": ["JFK"] * 1_200,
                     "observed_at": days,
-                    "wind_speed_in_knots": [each * 0.37 for each in range(1_200)],
-                    "kind": [f"kind {each}" for each in range(1_200)],
+                    "wind_speed_in_knots": [each % 700 * 0.37 for each in range(1_200)],
+                    "kind": [f"kind {each % 700}" for each in range(1_200)],
                 }
             )
             store.create_featuregroup(
@@ -257,4 +257,3 @@ def test_tables_fit_80_columns_and_wide_ones_hold_more(location: str, run: Run) 
         assert max(map(len, lines)) <= 80, words
         wide = run(*words, "--wide").splitlines()
         assert max(map(len, wide)) > 80, words
-        assert len(wide) >= len(lines) - 1

@@ -18,7 +18,7 @@ polars' lists, DuckDB's ``T[]``). Of an iterator the first part decides.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 65_536
 _LOOKED_AT = 20
-# Libraries whose types are the user's word: lists of any length, bytes.
-_TYPED = ("pyarrow", "polars", "duckdb", "_duckdb")
+# Where the type of a column is not the user's word: bytes may be arrays that a codec has encoded.
+_UNTYPED = ("pandas", "builtins", "pyspark")
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
     "__arrow_c_stream__, "
@@ -127,14 +127,23 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
 def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation | None:
     """Return a native frame of the engine as a relation, None for any other.
 
-    Arguments as in ``to_relation``. Spark's types do not say how long arrays are: without ``like``
-    a job looks at their lengths.
+    Arguments as in ``to_relation``. Spark's types do not say how long arrays are: a job looks at the
+    lengths of those that ``like`` does not have.
     """
     adopted = engine.adopt(df)
-    if adopted is None or like is not None or library_of(df) != "pyspark":
+    if adopted is None or library_of(df) != "pyspark":
         return adopted
-    _refuse_encoded_bytes(adopted, engine)
-    return _with_found_shapes(adopted, engine)
+    new = _new_fields(adopted.schema, like)
+    _refuse_encoded_bytes(adopted, binary_columns(new), engine)
+    lists = [field.name for field in new if is_list_of_numbers(field.type)]
+    return _with_found_shapes(adopted, lists, engine)
+
+
+def _new_fields(given: pa.Schema, like: pa.Schema | None) -> pa.Schema:
+    """Return the columns about which ``like`` says nothing."""
+    if like is None:
+        return given
+    return pa.schema([field for field in given if field.name not in like.names])
 
 
 def _in_shapes_of(like: pa.Schema | None, given: pa.Schema) -> pa.Schema:
@@ -150,17 +159,15 @@ def _in_shapes_of(like: pa.Schema | None, given: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _refuse_encoded_bytes(relation: Relation, engine: Engine) -> None:
-    names = binary_columns(relation.schema)
+def _refuse_encoded_bytes(relation: Relation, names: Sequence[str], engine: Engine) -> None:
     if names:
         cells = engine.select(relation, dict(zip(names, names, strict=True)))
         for batch in engine.stream(cells, limit=_LOOKED_AT):
             refuse_encoded_arrays(batch, library="pyspark")
 
 
-def _with_found_shapes(relation: Relation, engine: Engine) -> Relation:
+def _with_found_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> Relation:
     """Return a relation whose lists of numbers have a shape where all rows have the same."""
-    lists = [field.name for field in relation.schema if is_list_of_numbers(field.type)]
     if not lists:
         return relation
     shapes = engine.aggregate(
@@ -191,8 +198,8 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     """
     reader = open_stream(_untyped_where_empty(df, like))
     _check_names(reader.schema)
-    if like is None and library_of(df) not in _TYPED:
-        reader = _without_encoded_arrays(reader, library=library_of(df))
+    if library_of(df) in _UNTYPED:
+        reader = _without_encoded_arrays(reader, like, library=library_of(df))
     target = _target(reader.schema, like)
     naive = _naive_columns(reader.schema)
     if naive:
@@ -203,14 +210,20 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     return pa.RecordBatchReader.from_batches(target, _converted(reader, target))
 
 
-def _without_encoded_arrays(reader: pa.RecordBatchReader, *, library: str) -> pa.RecordBatchReader:
-    """Return a stream of the same rows, the first of which hold no encoded arrays."""
-    if not binary_columns(reader.schema):
+def _without_encoded_arrays(
+    reader: pa.RecordBatchReader, like: pa.Schema | None, *, library: str
+) -> pa.RecordBatchReader:
+    """Return a stream of the same rows, the first of which hold no encoded arrays.
+
+    Columns of bytes that ``like`` has are meant to be bytes.
+    """
+    columns = binary_columns(_new_fields(reader.schema, like))
+    if not columns:
         return reader
     first = next(iter(reader), None)
     if first is None:
         return reader
-    refuse_encoded_arrays(first, library=library)
+    refuse_encoded_arrays(first.select(columns), library=library)
     return pa.RecordBatchReader.from_batches(reader.schema, itertools.chain([first], reader))
 
 

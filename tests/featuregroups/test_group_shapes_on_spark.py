@@ -52,6 +52,10 @@ def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
     labelled = store.get_features("images.small", labels=frame.select("id", "image"))
     assert shape_of(labelled.schema.field("image").type) == (2, 2)
 
+    wider = frame.selectExpr("*", "array(1D, 2D, 3D) AS extra").where("id < 2")
+    group.insert(wider, mode="upsert", schema_change="add")
+    assert shape_of(group.read().schema.field("extra").type) == (3,)
+
     other = featurestore.connect(tmp_path / "other")
     there = other.create_featuregroup(frame, "images")
     assert there.schema == group.schema

@@ -19,7 +19,13 @@ from featurestore import _current
 from tests.pages.pages import ROOT, Block, blocks, pages, run_page, run_shell
 
 # Pages that want TensorFlow or petastorm: each runs in a process of its own.
-HEAVY = {"README.md", "docs/formats.md", "docs/training.md", "docs/tutorial.md"}
+HEAVY = {
+    "README.md",
+    "docs/coming-from/petastorm.md",
+    "docs/formats.md",
+    "docs/training.md",
+    "docs/tutorial.md",
+}
 SPARK = {"docs/how-to/spark.md"}
 
 

@@ -19,7 +19,7 @@ static atomic_int armed;
 static atomic_long count;
 static long wanted;
 static int action;     /* a signal, or the negative of an errno */
-static int persistent; /* whether every later call fails, too, as on a full disk */
+static int persistent; /* whether every later call that needs room fails, too, as on a full disk */
 
 void fault_arm(long n, int what, int stays) {
     wanted = n;
@@ -35,10 +35,11 @@ long fault_count(void) {
 }
 
 /* Return whether the call that is about to be made has to fail; errno says how. */
-static int met(void) {
+static int met_by(int needs_room) {
     if (!atomic_load(&armed)) return 0;
     long number = atomic_fetch_add(&count, 1) + 1;
-    if (wanted <= 0 || number < wanted || (number > wanted && !persistent)) return 0;
+    if (wanted <= 0 || number < wanted) return 0;
+    if (number > wanted && !(persistent && needs_room)) return 0;
     if (action > 0) {
         kill(getpid(), action);
         return 0;
@@ -46,6 +47,9 @@ static int met(void) {
     errno = -action;
     return 1;
 }
+
+static int met(void) { return met_by(1); }
+static int met_freeing(void) { return met_by(0); }
 
 static int regular(int fd) {
     struct stat what;
@@ -100,15 +104,15 @@ ssize_t writev(int fd, const struct iovec *parts, int number) {
 PWRITE(pwrite)
 PWRITE(pwrite64)
 
-#define ONE(symbol, type, guard)                                                \
+#define ONE(symbol, type, fails)                                                \
     int symbol(type a) {                                                        \
         REAL(int, #symbol, type);                                               \
-        return (guard) && met() ? -1 : real(a);                                 \
+        return fails() ? -1 : real(a);                                          \
     }
-ONE(unlink, const char *, 1)
-ONE(rmdir, const char *, 1)
-ONE(fsync, int, 1)
-ONE(fdatasync, int, 1)
+ONE(unlink, const char *, met_freeing)
+ONE(rmdir, const char *, met_freeing)
+ONE(fsync, int, met)
+ONE(fdatasync, int, met)
 
 #define TWO(symbol, first, second)                                              \
     int symbol(first a, second b) {                                             \
@@ -123,7 +127,7 @@ TWO(ftruncate64, int, off_t)
 
 int unlinkat(int folder, const char *path, int flags) {
     REAL(int, "unlinkat", int, const char *, int);
-    return met() ? -1 : real(folder, path, flags);
+    return met_freeing() ? -1 : real(folder, path, flags);
 }
 
 int mkdirat(int folder, const char *path, mode_t mode) {

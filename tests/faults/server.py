@@ -1,5 +1,7 @@
 """Forks a process for each trial of a write, so that a trial takes no start-up; speaks JSON lines.
 
+{"store": path, "writers": n, "rounds": n} -> {"errors": [text of each that failed]}
+
 {"store": path, "write": name, "at": n, "action": a, "stays": bool}
     -> {"status": exit status, "error": text, "calls": calls that changed files}
 ``at`` = 0 counts only; ``action`` is a signal, or the negative of an errno. A write that was
@@ -20,6 +22,7 @@ import traceback
 import warnings
 from typing import Any
 
+import trials
 import writes
 
 
@@ -34,10 +37,11 @@ def serve() -> None:
     # none.
     warnings.simplefilter("ignore")
     for line in sys.stdin:
-        answer = trial(json.loads(line))
+        asked = json.loads(line)
+        answer = several(asked) if "writers" in asked else trial(asked)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-        _import(answer.pop("modules"))
+        _import(answer.get("modules", []))
 
 
 def _import(names: list[str]) -> None:
@@ -46,6 +50,42 @@ def _import(names: list[str]) -> None:
         if name not in sys.modules:
             with contextlib.suppress(ImportError, AttributeError):
                 importlib.import_module(name)
+
+
+def several(asked: dict[str, Any]) -> dict[str, Any]:
+    """Let several processes write at once; say what went wrong in each."""
+    errors = []
+    with contextlib.ExitStack() as files:
+        children = []
+        for number in range(asked["writers"]):
+            told = files.enter_context(tempfile.NamedTemporaryFile("r"))
+            child = os.fork()
+            if child == 0:
+                _writer(asked, number, told.name)
+            children.append((child, told))
+        for child, told in children:
+            status = os.waitpid(child, 0)[1]
+            text = told.read()
+            if status or text:
+                errors.append(text or f"ended with {os.waitstatus_to_exitcode(status)}")
+    return {"errors": errors}
+
+
+def _be_silent() -> None:
+    """Let nothing that a write prints come between the answers."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _writer(asked: dict[str, Any], number: int, told: str) -> None:
+    _be_silent()
+    try:
+        trials.many(asked["store"], number, asked["rounds"])
+    except BaseException:
+        with open(told, "w", encoding="utf-8") as stream:
+            stream.write(traceback.format_exc())
+    finally:
+        os._exit(0)
 
 
 def trial(asked: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +120,7 @@ def _wait(child: int) -> int:
 def _child(asked: dict[str, Any], told: str) -> None:
     import featurestore
 
+    _be_silent()
     faults = ctypes.CDLL(None)
     faults.fault_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int]
     faults.fault_count.restype = ctypes.c_long

@@ -6,7 +6,6 @@ Nothing is lost, nothing doubled.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -14,9 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,48 +22,14 @@ import featurestore
 from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import featuregroups, intents
+from tests.faults import trials
+from tests.faults.conftest import Server
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-PROGRAM = Path(__file__).with_name("trials.py")
 WRITES = ("create", "append", "upsert", "overwrite")
 SEED = 20_240_101
-
-
-def load(path: Path) -> Any:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("featurestore_fault_trials", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-trials = load(PROGRAM)
-
-
-@pytest.fixture(scope="module")
-def ask() -> Iterator[Callable[..., dict[str, Any]]]:
-    """Ask the server that forks writers."""
-    server = subprocess.Popen(
-        [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    stdin, stdout = server.stdin, server.stdout
-    assert stdin is not None
-    assert stdout is not None
-
-    def call(**asked: Any) -> dict[str, Any]:
-        stdin.write(json.dumps(asked) + "\n")
-        stdin.flush()
-        answer: dict[str, Any] = json.loads(stdout.readline())
-        return answer
-
-    with server:
-        yield call
-        stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +78,11 @@ def _written(store: FeatureStore, write: str) -> str:
 
 
 def test_eight_writers_at_once_lose_nothing_and_repeat_nothing(
-    ask: Callable[..., dict[str, Any]], template: Path, tmp_path: Path
+    ask: Server, template: Path, tmp_path: Path
 ) -> None:
     location = tmp_path / "store"
     shutil.copytree(template, location)
-    told = ask(store=str(location), writers=8, rounds=4)
-    assert told["errors"] == []
+    assert ask.several(location, writers=8, rounds=4) == []
     with featurestore.connect(location) as store:
         ids = store.get_featuregroup("g").select("id").to_arrow()["id"].to_pylist()
         expected = {
@@ -201,7 +164,7 @@ def spark_trial(
     for location in locations.values():
         shutil.copytree(template, location)
     program = SPARK.format(
-        folder=str(PROGRAM.parent),
+        folder=str(Path(__file__).parent),
         locations={each: str(location) for each, location in locations.items()},
         settings=SETTINGS,
     )

@@ -1,16 +1,7 @@
-"""Writes whose outcome can be told from the rows, and a small server that forks several writers at once.
-
-Run as a program; each line of standard input is a JSON object, each answer a line of JSON.
-{"store": path, "writers": n, "rounds": n} -> {"errors": [text, ...]}
-"""
+"""Writes whose outcome can be told from the rows, and what several writers at once do."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
-import warnings
 from typing import Any
 
 import numpy as np
@@ -56,61 +47,12 @@ NEW = {
 }
 
 
-def serve() -> None:
-    import deltalake  # noqa: F401
-    import duckdb  # noqa: F401
-
-    import featurestore.featuregroups
-    import featurestore.retrieval
-    import featurestore.store  # noqa: F401
-    import featurestore_connectors.duckdb_delta  # noqa: F401
-
-    # Threads of the libraries would not survive a fork: nothing has been opened yet, so there are
-    # none.
-    warnings.simplefilter("ignore", DeprecationWarning)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        sys.stdout.write(json.dumps(writers(asked)) + "\n")
-        sys.stdout.flush()
-
-
-def writers(asked: dict[str, Any]) -> dict[str, Any]:
-    error_reader, error_writer = os.pipe()
-    children = []
-    for number in range(asked["writers"]):
-        child = os.fork()
-        if child == 0:
-            child_main(lambda number=number: many(asked, number), error_writer)
-        children.append(child)
-    os.close(error_writer)
-    with os.fdopen(error_reader) as stream:
-        errors = stream.read()
-    for child in children:
-        os.waitpid(child, 0)
-    return {"errors": [each for each in errors.split("\0") if each]}
-
-
-def many(asked: dict[str, Any], number: int) -> None:
+def many(location: str, number: int, rounds: int) -> None:
     """Append and upsert rows of keys that no other writer has, in turns."""
     import featurestore
 
-    store = featurestore.connect(asked["store"])
-    for turn in range(asked["rounds"]):
+    store = featurestore.connect(location)
+    for turn in range(rounds):
         first = 1_000_000 * (number + 1) + 1_000 * turn
         mode = "append" if (turn + number) % 2 else "upsert"
         store.insert_into_featuregroup(rows(first, 10, value=number), "g", mode=mode)
-
-
-def child_main(work: Any, error_writer: int) -> None:
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        os.write(error_writer, (traceback.format_exc() + "\0").encode())
-    finally:
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    serve()

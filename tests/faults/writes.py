@@ -50,6 +50,7 @@ READS = frozenset(
         "get_latest_featuregroup_version",
         "get_featuregroup_history",
         "get_featuregroup_partitions",
+        "get_featuregroup_quarantine",
         "get_features_list",
         "search",
         "get_featuregroup_tags",
@@ -101,7 +102,9 @@ def prepare(location: Path) -> None:
         store.add_featuregroup_tag("g", "owner", "ada")
         store.insert_into_featuregroup(rows(ROWS, 20, value=2), "g")
         store.create_featuregroup(rows(0, 10, value=1), "spare", primary_key="id", event_time="t")
-        store.create_training_dataset(rows(0, 40, value=1), "spare_d", label="late")
+        store.create_training_dataset(
+            rows(0, 40, value=1), "spare_d", label="late", key=["id", "t"]
+        )
         store.create_feature_view("spare_v", features=["g.x as again"], labels="g", label="late")
         store.register_jobs(job_file(location))
 

@@ -1,0 +1,72 @@
+"""One server for all fault tests: it forks the processes that write, under faults or several at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+class Server:
+    """The server: a line of JSON is asked, a line is answered."""
+
+    def __init__(self, stdin: Any, stdout: Any, *, injects: bool) -> None:
+        self._stdin, self._stdout, self._injects = stdin, stdout, injects
+
+    def several(self, store: Path, *, writers: int, rounds: int) -> list[str]:
+        """Let several processes write at once; return what went wrong."""
+        told = self._ask(store=str(store), writers=writers, rounds=rounds)
+        errors: list[str] = told["errors"]
+        return errors
+
+    def __call__(
+        self, store: Path, write: str, *, at: int, action: int = 0, stays: bool = False
+    ) -> dict[str, Any]:
+        """Do a write that meets a fault at its n-th call that changes files; 0 only counts."""
+        if not self._injects:
+            pytest.skip("no C compiler: the library that injects faults cannot be built")
+        return self._ask(store=str(store), write=write, at=at, action=action, stays=stays)
+
+    def go_on(self) -> dict[str, Any]:
+        """Let a write that was stopped go on to its end."""
+        return self._ask()
+
+    def _ask(self, **asked: Any) -> dict[str, Any]:
+        self._stdin.write(json.dumps(asked) + "\n")
+        self._stdin.flush()
+        answer: dict[str, Any] = json.loads(self._stdout.readline())
+        return answer
+
+
+@pytest.fixture(scope="session")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server that forks a process for each trial."""
+    environment = dict(os.environ)
+    compiler = shutil.which("cc")
+    if compiler is not None:
+        library = tmp_path_factory.mktemp("faults") / "faults.so"
+        source = str(HERE / "faults.c")
+        subprocess.run(
+            [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True
+        )
+        environment["LD_PRELOAD"] = str(library)
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "server.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert server.stdin is not None
+    with server:
+        yield Server(server.stdin, server.stdout, injects=compiler is not None)
+        server.stdin.close()

@@ -48,7 +48,7 @@ class ValidationReport:
 
     name: str
     version: int
-    policy: str
+    validation: str
     time: datetime
     rows: int
     results: tuple[ExpectationResult, ...] = ()
@@ -73,7 +73,7 @@ class ValidationReport:
             subject += f" (Delta {self.delta_version})"
         if self.failed:
             outcome = f"{len(self.failed)} of {len(self.results)} checks failed"
-        lines = [f"{subject}: {self.rows:,} rows, {outcome}, validation={self.policy!r}"]
+        lines = [f"{subject}: {self.rows:,} rows, {outcome}, validation={self.validation!r}"]
         for each in self.results:
             if each.success:
                 lines.append(f"  ok   {describe(each.expectation)}")
@@ -93,7 +93,7 @@ class ValidationReport:
             "failed": ", ".join(str(each.expectation["type"]) for each in self.failed) or None,
             "rows": self.rows,
             "rows_quarantined": self.rows_quarantined,
-            "validation": self.policy,
+            "validation": self.validation,
         }
 
     def _repr_html_(self) -> str:
@@ -121,7 +121,7 @@ class ValidationReport:
             "format": REPORT_FORMAT,
             "name": self.name,
             "version": self.version,
-            "policy": self.policy,
+            "policy": self.validation,
             "success": self.success,
             "time": self.time.isoformat(),
             "rows": self.rows,
@@ -138,7 +138,7 @@ class ValidationReport:
         return cls(
             name=data["name"],
             version=data["version"],
-            policy=data["policy"],
+            validation=data["policy"],
             time=datetime.fromisoformat(data["time"]),
             rows=data["rows"],
             results=tuple(map(_result_from, data["results"])),

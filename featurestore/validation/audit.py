@@ -262,9 +262,9 @@ def _refuse(
     """Raise when nothing may land."""
     refused = []
     for each in report.failed:
-        if report.policy == "strict":
+        if report.validation == "strict":
             refused.append(each)
-        elif report.policy == "quarantine":
+        elif report.validation == "quarantine":
             if each not in row_failures:
                 refused.append(each)
         elif mode == "upsert" and _is(each, DUPLICATE_KEYS):
@@ -279,7 +279,7 @@ def _refuse(
         "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "
         "their reasons"
     )
-    if report.policy == "quarantine":
+    if report.validation == "quarantine":
         hint = (
             "an expectation about the whole table cannot be met by leaving rows out; "
             "validation='warn' lands them all"

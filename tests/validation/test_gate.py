@@ -118,7 +118,7 @@ def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
     assert [row["age"] for row in rows(store)][-3:] == [40, 300, 41]
 
     history = [
-        (each.policy, each.success, each.rows, each.rows_quarantined)
+        (each.validation, each.success, each.rows, each.rows_quarantined)
         for each in store.get_validation_history("people")
     ]
     assert history == [

@@ -85,7 +85,7 @@ def _summary(report: ValidationReport) -> str:
 
 
 def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
-    yield "validation", report.policy
+    yield "validation", report.validation
     yield "time", f"{report.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if report.delta_version is not None:
         yield "Delta version", report.delta_version

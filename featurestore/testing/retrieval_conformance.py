@@ -175,8 +175,8 @@ def _moments(random: np.random.Generator, hours: int, count: int) -> list[dateti
     return list(map(at, random.integers(0, hours, count).tolist()))
 
 
-class RetrievalConformance:
-    """The rules of point-in-time retrieval; each test is one."""
+class RetrievalFixtures:
+    """What all suites of retrieval are given."""
 
     # Small random cases merged into one table and one query; engines with slow queries take many.
     cases_at_once = 40
@@ -191,6 +191,10 @@ class RetrievalConformance:
     def retrieval(self, engine: Engine, writer: Engine, tmp_path: Path) -> RetrievalCheck:
         """Return the groups of one test."""
         return RetrievalCheck(engine, tmp_path, writer)
+
+
+class RuleConformance(RetrievalFixtures):
+    """Which row answers: each test is a rule that the random cases draw, too."""
 
     # -- which row ----------------------------------------------------------------------
 
@@ -266,21 +270,6 @@ class RetrievalConformance:
         retrieval.group("mixed", mixed, primary_key=("k",), event_time="t", parts=2)
         rows = retrieval.check(["w.x", "mixed.x as y"], labels_of(k=[1], at=[at(3)]))
         assert rows[0]["x"] == rows[0]["y"]
-
-    def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(
-        self, retrieval: RetrievalCheck
-    ) -> None:
-        retrieval.group(
-            "w",
-            {"k": [1] * 6, "t": [at(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
-            primary_key=("k",),
-            event_time="t",
-        )
-        labels = labels_of(k=[1], at=[at(1)])
-        both = retrieval.check(["w.x", "w.y"], labels)[0]
-        assert retrieval.check(["w.y"], labels)[0]["y"] == both["y"]
-        assert retrieval.check(["w.x"], labels)[0]["x"] == both["x"]
-        assert retrieval.check(["w.y", "w.x"], labels)[0] == both
 
     # -- known at -----------------------------------------------------------------------
 
@@ -417,6 +406,25 @@ class RetrievalConformance:
         )
         rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[at(4), at(5), at(6)]))
         assert values_of(rows, "x") == [None, 1, None]
+
+
+class ResultConformance(RetrievalFixtures):
+    """Keys, types and shapes of results, and many small random cases against the oracle."""
+
+    def test_the_winner_of_a_tie_does_not_depend_on_what_is_requested(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        retrieval.group(
+            "w",
+            {"k": [1] * 6, "t": [at(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
+            primary_key=("k",),
+            event_time="t",
+        )
+        labels = labels_of(k=[1], at=[at(1)])
+        both = retrieval.check(["w.x", "w.y"], labels)[0]
+        assert retrieval.check(["w.y"], labels)[0]["y"] == both["y"]
+        assert retrieval.check(["w.x"], labels)[0]["x"] == both["x"]
+        assert retrieval.check(["w.y", "w.x"], labels)[0] == both
 
     # -- keys ---------------------------------------------------------------------------
 
@@ -812,6 +820,10 @@ class RetrievalConformance:
             check_cases(retrieval, shape, count=self.cases_at_once, seed=round_)
 
 
+class RetrievalConformance(RuleConformance, ResultConformance):
+    """The rules of point-in-time retrieval; each test is one."""
+
+
 def check_cases(retrieval: RetrievalCheck, shape: JoinShape, *, count: int, seed: int) -> None:
     """Compare an engine with the oracle on random cases of a shape, and count them in ``CASES``."""
     cases = random_cases(shape, count=count, seed=seed)
@@ -852,4 +864,13 @@ def _assert_equal_cases(
     )
 
 
-__all__ = ["CASES", "RetrievalConformance", "RetrievalCheck", "at", "check_cases", "labels_of"]
+__all__ = [
+    "CASES",
+    "ResultConformance",
+    "RetrievalCheck",
+    "RetrievalConformance",
+    "RuleConformance",
+    "at",
+    "check_cases",
+    "labels_of",
+]

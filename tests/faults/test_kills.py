@@ -198,7 +198,10 @@ def spark_trial(
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.parametrize(("write", "point"), [("upsert", "written"), ("append", "committed")])
+@pytest.mark.parametrize(
+    ("write", "point"),
+    [("append", "committed"), pytest.param("upsert", "written", marks=pytest.mark.soak)],
+)
 def test_killed_spark_writers_leave_the_old_or_the_new_tables(
     template: Path, tmp_path: Path, write: str, point: str
 ) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import SHAPES, JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import (
+    ResultConformance,
     RetrievalCheck,
-    RetrievalConformance,
+    RuleConformance,
     check_cases,
 )
 
@@ -35,7 +36,7 @@ def writer() -> Iterator[Engine]:
     writer.close()
 
 
-class TestSpark(RetrievalConformance):
+class OnSpark:
     cases_at_once = 150
 
     @pytest.fixture
@@ -48,6 +49,13 @@ class TestSpark(RetrievalConformance):
     def writer(self, writer: Engine) -> Engine:
         return writer
 
+
+@pytest.mark.soak
+class TestSparkByRule(OnSpark, RuleConformance):
+    """Each rule alone; the random cases of the other suite draw all of them."""
+
+
+class TestSpark(OnSpark, ResultConformance):
     # The rules are the same whether Spark compiles a query or not; the random cases run as users do.
     @pytest.mark.usefixtures("compiled_queries")
     @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 from collections.abc import Iterable, Sequence
 
@@ -17,11 +18,15 @@ class FeatureStoreError(Exception):
     Args:
         message: What was asked and what exists, in one or more sentences.
         hint: The thing to type or do next; shown after ``Hint:``.
+        command: What the command line says instead of a hint in Python.
     """
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, command: str | None = None
+    ) -> None:
         self.message = message
         self.hint = hint
+        self.command = command
         super().__init__(message if hint is None else f"{message}\nHint: {hint}")
 
 
@@ -99,6 +104,10 @@ class PublicationWarning(UserWarning):
     """
 
 
+class DataWarning(UserWarning):
+    """Rows were taken as they are, and something about them should be looked at."""
+
+
 class TableDamaged(StorageError):
     """A Delta log or data file is missing or unreadable; the message names the file."""
 
@@ -136,6 +145,10 @@ class KeyRequired(FeatureStoreError, ValueError):
 
 class WriteConflict(FeatureStoreError, RuntimeError):
     """Concurrent writers kept winning; nothing of this write landed."""
+
+
+class NotIterable(FeatureStoreError, TypeError):
+    """A reader was handed over where its batches are meant."""
 
 
 class VersionNotFound(FeatureStoreError, LookupError):
@@ -291,6 +304,32 @@ def listing(names: Iterable[object], *, limit: int = 10) -> str:
         return "none"
     more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
     return ", ".join(shown[:limit]) + more
+
+
+def did_you_mean(given: object, known: Iterable[str], *, write: str = "{}") -> str | None:
+    """Return the hint for a name that is mistyped, None where nothing known is near it.
+
+    Args:
+        given: What was written.
+        known: What there is.
+        write: What to paste, with ``{}`` for the name.
+
+    >>> did_you_mean("Parket", ["parquet", "csv"], write="data_format={!r}")
+    "did you mean data_format='parquet'?"
+    """
+    folded: dict[str, str] = {}
+    for name in known:
+        folded.setdefault(name.lower(), name)
+    text = str(given).lower()
+    near = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.6)
+    if text in folded:
+        near = [text]
+    if not near and len(text) > 2:
+        near = [name for name in folded if name.startswith(text)][:3]
+    if not near:
+        return None
+    written = [write.format(folded[name]) for name in near]
+    return f"did you mean {' or '.join(written)}?"
 
 
 def missing_extra(library: str, extra: str) -> MissingExtra:

@@ -18,15 +18,23 @@ polars' lists, DuckDB's ``T[]``). Of an iterator the first part decides.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType
+from featurestore.errors import (
+    DataWarning,
+    InvalidName,
+    UnsupportedDataframe,
+    UnsupportedType,
+    listing,
+)
 from featurestore.model.arrays import (
     UNEQUAL,
     column_of_cells,
@@ -40,6 +48,7 @@ from featurestore.model.codecs import binary_columns, refuse_encoded_arrays
 from featurestore.model.fitting import may_fit
 from featurestore.model.found_shapes import FindShapes, is_list_of_numbers, with_found_shape
 from featurestore.model.names import check_feature_names
+from featurestore.model.odd_columns import check_dtype, refusal
 from featurestore.model.python_columns import table_of_array, table_of_columns, table_of_rows
 from featurestore.model.shapes import is_tensor, shape_of, shaped_type
 from featurestore.model.times import NaiveTimeWarning
@@ -52,6 +61,7 @@ _BATCH_ROWS = 65_536
 _LOOKED_AT = 20
 # Where the type of a column is not the user's word: bytes may be arrays that a codec has encoded.
 _UNTYPED = ("pandas", "builtins", "pyspark")
+_PEEK_ROWS = 1000
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
     "__arrow_c_stream__, "
@@ -200,6 +210,8 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     _check_names(reader.schema)
     if library_of(df) in _UNTYPED:
         reader = _without_encoded_arrays(reader, like, library=library_of(df))
+    if like is None:
+        _warn_of_date_texts(df)
     target = _target(reader.schema, like)
     naive = _naive_columns(reader.schema)
     if naive:
@@ -253,6 +265,36 @@ def library_of(df: object) -> str:
     return type(df).__module__.split(".")[0]
 
 
+def _warn_of_date_texts(df: Any) -> None:
+    """Warn of columns of a pandas frame whose first texts are all dates or times."""
+    if not hasattr(df, "columns") or not hasattr(df, "iloc"):
+        return
+    found = []
+    for name in df.columns:
+        if str(df[name].dtype) in ("object", "string", "str"):
+            texts = df[name].iloc[:_PEEK_ROWS].dropna().tolist()
+            if texts and all(map(_is_date_text, texts)):
+                found.append(name)
+    if found:
+        listed = "; ".join(
+            f"df[{name!r}] = pd.to_datetime(df[{name!r}], utc=True)" for name in found
+        )
+        warn_caller(
+            f"columns of texts that are dates stay texts: {', '.join(map(repr, found))}; {listed}",
+            DataWarning,
+        )
+
+
+def _is_date_text(value: object) -> bool:
+    if not isinstance(value, str) or len(value) < len("2024-01-31") or value[4:5] != "-":
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
+
+
 def open_stream(df: object) -> pa.RecordBatchReader:
     """Return a dataframe argument as an Arrow stream with the types that it was given with."""
     if isinstance(df, pa.RecordBatchReader):
@@ -294,12 +336,19 @@ def _from_python(df: object) -> pa.RecordBatchReader:
 
 
 def _from_pandas(df: Any) -> pa.RecordBatchReader:
+    if hasattr(df, "to_frame") and not hasattr(df, "columns"):
+        name = df.name if df.name is not None else "col_0"  # a series is one column
+        df = df.to_frame(name) if hasattr(df, "index") else df.to_frame(index=False, name=name)
     if not hasattr(df, "columns"):
-        raise UnsupportedDataframe(
-            f"A pandas {type(df).__name__} is not a dataframe.", hint="series.to_frame() makes one"
-        )
+        raise _not_a_dataframe(df)
     if set(df.index.names) != {None}:
         df = df.reset_index()
+    elif index_holds_values(df):
+        warn_caller(
+            "the index of the dataframe has no name and is left out; "
+            "df.rename_axis('name').reset_index() keeps it",
+            DataWarning,
+        )
     wrong = []
     for name in df.columns:
         if not isinstance(name, str):
@@ -309,35 +358,65 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
             f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
             hint=_renaming(wrong[:20]),
         )
-    try:
-        return _reader(_pandas_table(df))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-        raise UnsupportedType(
-            f"The dataframe cannot be converted: {'; '.join(map(str, error.args))}.",
-            hint="give the column one type, for example df[name].astype(str)",
-        ) from error
-    except ValueError as error:  # two columns of one name
+    if not df.columns.is_unique:
         raise InvalidName(
-            f"The dataframe cannot be converted: {error}.", hint="rename the columns"
-        ) from error
+            f"Column names must be unique; these are not: "
+            f"{listing(df.columns[df.columns.duplicated()].unique())}.",
+            hint=f"df.columns = {_unique_names(df.columns)!r}",
+        )
+    return _reader(_pandas_table(df))
+
+
+def index_holds_values(df: object) -> bool:
+    """Tell whether a dataframe of pandas has an index that is more than the numbers of its rows."""
+    index = getattr(df, "index", None)
+    names = getattr(index, "names", [""])
+    if not hasattr(df, "columns") or set(names) != {None}:
+        return False
+    dtype = getattr(index, "dtype", None)
+    return dtype is not None and dtype.kind not in "iu"
+
+
+def _unique_names(names: Iterable[str]) -> list[str]:
+    """Return names of which none repeats: a, a, b become a, a_2, b."""
+    counts: dict[str, int] = {}
+    unique = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name}_{counts[name]}")
+    return unique
 
 
 def _pandas_table(df: Any) -> pa.Table:
     """Return a pandas frame as a table; arrays and lists of one length keep their shape."""
     shaped = {}
-    if df.columns.is_unique:
-        for name in df.columns:
-            if df[name].dtype == object:
-                column = column_of_cells(df[name].tolist(), name=name)
-                if column is not None:
-                    shaped[name] = column
-    table = pa.Table.from_pandas(df.drop(columns=list(shaped)), preserve_index=False)
+    for name in df.columns:
+        check_dtype(name, df[name].dtype)
+        if df[name].dtype == object:
+            column = column_of_cells(df[name].tolist(), name=name)
+            if column is not None:
+                shaped[name] = column
+    plain = df.drop(columns=list(shaped))
+    try:
+        table = pa.Table.from_pandas(plain, preserve_index=False)
+    except (pa.ArrowException, OverflowError) as error:
+        raise _refused_column(plain) from error
     if not shaped:
         return table.replace_schema_metadata(None)
     columns = {}
     for name in df.columns:
         columns[name] = shaped[name] if name in shaped else table[name]
     return pa.table(columns)
+
+
+def _refused_column(df: Any) -> UnsupportedType:
+    """Return the error for the first column of a pandas frame that cannot be stored."""
+    for name in df.columns:
+        try:
+            pa.Array.from_pandas(df[name])
+        except (pa.ArrowException, OverflowError):
+            return refusal(name, df[name].tolist(), dtype=df[name].dtype)
+    return UnsupportedType("The dataframe cannot be stored.", hint="give each column one type")
 
 
 def _renaming(names: list[Any]) -> str:
@@ -401,8 +480,9 @@ def _from_iterator(parts: Iterator[Any]) -> pa.RecordBatchReader:
     is_row = isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
     if is_row or isinstance(first, Mapping):
         raise UnsupportedDataframe(
-            f"An iterator of {type(first).__name__} is not a dataframe.",
-            hint="yield pyarrow record batches or dataframes, or hand over a list",
+            f"An iterator of {type(first).__name__} is not a dataframe; one of dataframes or "
+            "record batches is.",
+            hint="hand over all rows at once: list(rows)",
         )
     opened = open_stream(first)
     schema = opened.schema
@@ -556,6 +636,31 @@ def _reader(table: pa.Table) -> pa.RecordBatchReader:
 
 
 def _not_a_dataframe(df: object) -> UnsupportedDataframe:
+    if isinstance(df, str | os.PathLike):
+        path = os.fspath(df)
+        return UnsupportedDataframe(
+            f"{path!r} is the name of a file, not a dataframe: files are read first.",
+            hint=_reading(str(path)),
+        )
     return UnsupportedDataframe(
-        f"A {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}."
+        f"{df!r:.60} of type {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}.",
+        hint="pd.DataFrame({'column': [value]}) makes one",
     )
+
+
+def _reading(path: str) -> str:
+    """Return the line that reads a file.
+
+    >>> _reading("trips.parquet")
+    "df = pyarrow.parquet.read_table('trips.parquet')"
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending in (".csv", ".tsv", ".txt", ".gz"):
+        return f"df = pandas.read_csv({path!r}), or larger than memory: duckdb.read_csv({path!r})"
+    if ending in (".json", ".jsonl", ".ndjson"):
+        return f"df = duckdb.read_json({path!r})"
+    if ending in (".xls", ".xlsx"):
+        return f"df = pandas.read_excel({path!r})"
+    if ending in (".parquet", ".pq"):
+        return f"df = pyarrow.parquet.read_table({path!r})"
+    return f"df = duckdb.read_parquet({path + '/*.parquet'!r}), or pandas.read_csv(...)"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,13 +114,27 @@ def show_json(data: Any) -> None:
 def show_error(error: FeatureStoreError, *, output: Output) -> None:
     """Print an error to standard error: one line and the hint."""
     message = " ".join(error.message.split())
+    hint = _hint(error)
     if output is Output.JSON:
-        told = {"error": {"type": type(error).__name__, "message": message, "hint": error.hint}}
+        told = {"error": {"type": type(error).__name__, "message": message, "hint": hint}}
         sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
         return
     sys.stderr.write(f"error: {message}\n")
-    if error.hint:
-        sys.stderr.write(f"hint: {error.hint}\n")
+    if hint:
+        sys.stderr.write(f"hint: {hint}\n")
+
+
+# Calls, arguments and frames of Python; `pip install 'featurestore[spark]'` is none.
+_PYTHON = re.compile(r"\w\(|\w=['\"{\[(\dA-Z]|\w= |\bdf\b|\w\[['\"]")
+
+
+def _hint(error: FeatureStoreError) -> str | None:
+    """Return the hint in the words of the command line; one in Python is of no use there."""
+    if error.command is not None:
+        return error.command
+    if error.hint is None or (_PYTHON.search(error.hint) and "pip install" not in error.hint):
+        return None
+    return error.hint
 
 
 def plain(value: Any) -> Any:

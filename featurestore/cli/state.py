@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -35,10 +36,39 @@ def settings(context: typer.Context) -> Settings:
     return context.find_object(Settings) or Settings()
 
 
+def check_store(options: Settings) -> None:
+    """Refuse a location without a store: a command that looks never makes one.
+
+    Raises:
+        ConfigurationError: Names the stores that were found near it.
+    """
+    from featurestore import config
+    from featurestore.errors import ConfigurationError, listing
+    from featurestore.registry import is_store
+    from featurestore.storage import files
+
+    resolved = config.resolve(
+        location=options.location, engine=options.engine, registry=options.registry
+    )
+    directory = files.local_directory(resolved.location)
+    if is_store(directory) or resolved.registry is not None:
+        return
+    near = []
+    for folder in dict.fromkeys([os.path.dirname(directory), directory, os.getcwd()]):
+        for name in files.list_directory(folder):
+            if is_store(os.path.join(folder, name)):
+                near.append(os.path.join(folder, name))
+    raise ConfigurationError(
+        f"There is no store at {directory!r}; stores found near it: {listing(near)}.",
+        hint=f"--location {near[0]}" if near else f"featurestore init {directory}",
+    )
+
+
 def store(context: typer.Context) -> FeatureStore:
     """Return the store that the global options mean, closed when the command ends."""
     from featurestore.store import connect
 
     options = settings(context)
+    check_store(options)
     connected = connect(options.location, engine=options.engine, registry=options.registry)
     return context.with_resource(connected)

@@ -102,11 +102,13 @@ def version_at(path: str, moment: datetime) -> int:
     versions = listed.commits[first:]
     position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
     if position == 0:
-        began = "never"
+        began = ended = "never"
         if versions:
             began = from_micros(commit_time(path, versions[0]) * 1000).isoformat()
+            ended = from_micros(commit_time(path, versions[-1]) * 1000).isoformat()
         raise VersionNotFound(
-            f"{path} has no version at {moment.isoformat()}: its first commit is of {began}.",
+            f"{path} has no version at {moment.isoformat()}: its commits are of {began} to "
+            f"{ended}.",
             hint=f"as_of={began!r}",
         )
     return versions[position - 1]

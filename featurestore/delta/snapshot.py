@@ -30,6 +30,7 @@ from featurestore.delta.bounds import (
     has_bounds,
 )
 from featurestore.delta.datafile import DataFile, order_of_writing, parsed_statistics
+from featurestore.delta.deleted import deletion_of
 from featurestore.delta.log import FileState
 from featurestore.delta.protocol import Protocol
 from featurestore.delta.replay import Replay
@@ -115,6 +116,9 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
     """
     path = os.path.abspath(path)
     if not log.is_delta_table(path):
+        deleted = deletion_of(path)
+        if deleted is not None:
+            raise deleted
         raise TableDamaged(
             f"There is no Delta log at {Path(path) / log.LOG_FOLDER}.",
             hint="featurestore registry rebuild",

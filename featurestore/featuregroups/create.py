@@ -62,7 +62,7 @@ def create(
             f"version={version!r} is no version of a group.", hint="versions are 1, 2, ..."
         )
     asked = write or Write()
-    write = replace(asked, mode="append", validation=asked.validation)
+    write = replace(asked, mode="create", validation=asked.validation)
     while True:
         number = version if version is not None else next_version(session, name)
         with ExitStack() as held:

@@ -10,7 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import DefinitionMismatch, InvalidArgument, listing
+from featurestore.errors import (
+    DefinitionMismatch,
+    InvalidArgument,
+    did_you_mean,
+    listing,
+)
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
 from featurestore.model.types import is_nested
@@ -108,7 +113,8 @@ def check_policy(policy: str | None) -> None:
     if policy is not None and policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
             f"validation={policy!r} is not a policy.",
-            hint=f"one of {', '.join(VALIDATION_POLICIES)}",
+            hint=did_you_mean(policy, VALIDATION_POLICIES, write="validation={!r}")
+            or f"one of {', '.join(VALIDATION_POLICIES)}",
         )
 
 

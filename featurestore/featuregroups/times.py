@@ -6,7 +6,10 @@ from datetime import datetime
 
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import (
+    DataWarning,
+    InvalidArgument,
+)
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.definition import Declaration
 from featurestore.model.callers import warn_caller
@@ -14,7 +17,7 @@ from featurestore.model.epochs import conversion_hint, is_number, library_of, mi
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.validation.checks import EARLY_TIMES
+from featurestore.validation.checks import EARLY_TIMES, FUTURE_TIMES
 
 _PEEK_ROWS = 1000
 
@@ -40,12 +43,20 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
         )
 
 
-def warn_of_early_times(audited: AuditedRows, spec: FeatureGroupSpec) -> None:
-    """Warn of event times before 1980, which are earlier than all labels and answer them."""
+def warn_of_odd_times(audited: AuditedRows, spec: FeatureGroupSpec) -> None:
+    """Warn of event times before 1980, which answer all labels, and of those in the future."""
     if audited.report is None or spec.event_time is None:
         return
     for result in audited.report.results:
-        if result.expectation["type"] != EARLY_TIMES:
+        if result.expectation["type"] == FUTURE_TIMES and result.unexpected:
+            latest = max([sample[spec.event_time] for sample in result.samples], default="")
+            warn_caller(
+                f"feature group {spec.name!r}: {result.message}, as far as {latest}; labels find "
+                "them only then (event_time_tolerance= at creation allows for clocks that go "
+                "ahead)",
+                DataWarning,
+            )
+        if result.expectation["type"] != EARLY_TIMES or not result.unexpected:
             continue
         times = []
         for sample in result.samples:

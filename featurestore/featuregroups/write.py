@@ -21,6 +21,7 @@ from featurestore.errors import (
     RegistryError,
     SchemaMismatch,
     ValidationFailed,
+    did_you_mean,
 )
 from featurestore.featuregroups import keys, partitions
 from featurestore.featuregroups.audit import (
@@ -34,8 +35,9 @@ from featurestore.featuregroups.conform import Conformed, conform
 from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
+from featurestore.featuregroups.repeats import warn_of_repeats
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.featuregroups.times import warn_of_early_times
+from featurestore.featuregroups.times import warn_of_odd_times
 from featurestore.ingest import handed_over, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
@@ -132,6 +134,8 @@ def commit(
         return replace(commits.commit_of(group.path, state.version), applied=False)
     landed = LandedRows(group, conformed.spec, written, write.mode, audited)
     committed = register(session, landed, run=run)
+    if write.mode == "append" and not group.spec.primary_key and write.transaction is None:
+        warn_of_repeats(group, written)
     compact_when_due(session, conformed.spec, group.path, run=run)
     return committed
 
@@ -158,7 +162,7 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
         audited = audit_staged(
             session, relation, spec, validation=validation, run=run, mode=write.mode
         )
-        warn_of_early_times(audited, spec)
+        warn_of_odd_times(audited, spec)
         return audited
     if write.mode == "upsert":
         keys.refuse_duplicates(relation, spec, engine=engine)
@@ -196,9 +200,11 @@ def _record_refusal(session: Session, error: ValidationFailed | DuplicateKeys) -
 
 
 def _check(write: Write, spec: FeatureGroupSpec) -> None:
-    if write.mode not in (*WRITE_MODES, "replace"):
+    if write.mode not in WRITE_MODES and not (write.mode == "replace" and write.replace):
         raise InvalidArgument(
-            f"mode={write.mode!r} is not known.", hint=f"one of {', '.join(WRITE_MODES)}"
+            f"mode={write.mode!r} is not known. 'append' adds the rows; 'upsert' replaces rows of "
+            "the same key and adds the others; 'overwrite' replaces everything.",
+            hint=_nearest_mode(write.mode),
         )
     if write.on_duplicates not in ("error", "last"):
         raise InvalidArgument(
@@ -213,6 +219,27 @@ def _check(write: Write, spec: FeatureGroupSpec) -> None:
         )
     if write.transaction is not None:
         _check_transaction(write.transaction)
+
+
+# What other libraries call them.
+_MODES = {
+    "replace": "overwrite",
+    "w": "overwrite",
+    "write": "overwrite",
+    "truncate": "overwrite",
+    "merge": "upsert",
+    "update": "upsert",
+    "insert": "append",
+    "add": "append",
+    "a": "append",
+}
+
+
+def _nearest_mode(mode: object) -> str:
+    meant = _MODES.get(str(mode).lower())
+    if meant is not None:
+        return f"did you mean mode={meant!r}?"
+    return did_you_mean(mode, WRITE_MODES, write="mode={!r}") or "mode='append'"
 
 
 def _check_transaction(transaction: object) -> None:

@@ -14,6 +14,7 @@ import importlib.util
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -214,6 +215,23 @@ def _from_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, J
         return _executed(name, path, source, sha256), file
 
 
+def _line_in(error: BaseException, path: str) -> int:
+    """Return the last line of a file that an error came through."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return error.lineno or 0
+    line = 0
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:
+            line = frame.lineno or 0
+    return line
+
+
+def _missing(error: BaseException) -> str | None:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"pip install {error.name.split('.')[0]}"
+    return None
+
+
 def _executed(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
     """Execute the text that was hashed: a compiled file beside it might be of another one."""
     spec = importlib.util.spec_from_file_location(name, path)
@@ -232,8 +250,9 @@ def _executed(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
     except Exception as error:  # a job's code may raise anything
         sys.modules.pop(name, None)
         raise InvalidJob(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}",
-            hint=f"python {path} shows where",
+            f"{path} cannot be loaded, line {_line_in(error, path)}: "
+            f"{type(error).__name__}: {error}",
+            hint=_missing(error),
         ) from error
     finally:
         sys.path.remove(folder)

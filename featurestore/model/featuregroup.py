@@ -9,7 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.errors import InvalidArgument, KeyRequired
+from featurestore.errors import (
+    InvalidArgument,
+    KeyRequired,
+    did_you_mean,
+)
 from featurestore.model import html, types
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.durations import format_duration, parse_duration
@@ -216,7 +220,8 @@ def _check_columns(spec: FeatureGroupSpec, role: str, columns: Sequence[str]) ->
         raise InvalidArgument(
             f"{role} names columns that the dataframe does not have: "
             f"{', '.join(map(repr, absent))}. It has {', '.join(map(repr, spec.schema.names))}.",
-            hint="column names are case-sensitive",
+            hint=did_you_mean(absent[0], spec.schema.names, write=f"{role}={{!r}}")
+            or "column names are case-sensitive",
         )
     if len(set(columns)) != len(columns):
         raise InvalidArgument(f"{role} names a column twice: {columns!r}.")

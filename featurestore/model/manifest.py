@@ -16,6 +16,7 @@ from featurestore.errors import (
     InvalidName,
     InvalidSplit,
     TrainingDatasetNotFound,
+    did_you_mean,
     listing,
 )
 from featurestore.model.json_object import JsonObject, MalformedJson
@@ -140,7 +141,8 @@ class Manifest:
                 return each
         raise InvalidSplit(
             f"Training dataset {self.name!r} version {self.version} has no split {name!r}; "
-            f"it has {listing(split.name for split in self.splits)}."
+            f"it has {listing(split.name for split in self.splits)}.",
+            hint=did_you_mean(name, [split.name for split in self.splits], write="{!r}"),
         )
 
     def column(self, name: str) -> ManifestColumn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 
 from featurestore.errors import InvalidName
@@ -52,7 +53,7 @@ def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:
     twins: list[str] = []
     for name in names:
         if not _FEATURE.fullmatch(name) or name.lower().startswith(RESERVED_PREFIX):
-            renames[name] = suggest_feature_name(name)
+            renames[name] = _unused(suggest_feature_name(name), {*names, *renames.values()})
         folded = name.lower()
         if folded in seen:
             twins.append(f"{seen[folded]!r} and {name!r}")
@@ -67,9 +68,30 @@ def check_feature_names(names: Iterable[str]) -> tuple[str, ...]:
     if twins:
         raise InvalidName(
             f"Feature names must be unique ignoring case; these are not: {'; '.join(twins)}.",
-            hint="rename one of each pair",
+            hint=f"with pandas: df.rename(columns={_apart(names)!r})",
         )
     return names
+
+
+def _apart(names: tuple[str, ...]) -> dict[str, str]:
+    """Return new names for those that differ from earlier ones in case only."""
+    renames: dict[str, str] = {}
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            renames[name] = _unused(name, {*names, *renames.values()})
+        seen.add(name.lower())
+    return renames
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """Return a name that nothing has yet, with a number where need be."""
+    folded = {each.lower() for each in taken}
+    number, found = 1, name
+    while found.lower() in folded:
+        number += 1
+        found = f"{name}_{number}"
+    return found
 
 
 def suggest_feature_name(name: str) -> str:
@@ -78,7 +100,9 @@ def suggest_feature_name(name: str) -> str:
     >>> suggest_feature_name("wind speed (m/s)")
     'wind_speed_m_s'
     """
-    cleaned = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", name)).strip("_")
+    letters = unicodedata.normalize("NFKD", name)
+    letters = re.sub(r"[\u0300-\u036f]", "", letters)  # accents
+    cleaned = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", letters)).strip("_")
     if not cleaned:
         return "feature"
     if cleaned[0].isdigit():

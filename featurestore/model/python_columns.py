@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidName, UnsupportedDataframe, UnsupportedType, listing
 from featurestore.model.arrays import column_of_cells, from_numpy
+from featurestore.model.odd_columns import refusal
 
 
 def table_of_rows(rows: Sequence[Any]) -> pa.Table:
@@ -162,9 +163,7 @@ def _column(name: object, values: Any) -> pa.Array | pa.ChunkedArray:
         pa.ArrowNotImplementedError,
         OverflowError,
     ) as error:
-        raise UnsupportedType(
-            f"Column {name!r} cannot be converted: {error}.", hint="give all its values one type"
-        ) from error
+        raise refusal(name, values, dtype=getattr(values, "dtype", None)) from error
 
 
 def _stacked(name: str, values: Any) -> pa.Array:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from featurestore.errors import InvalidReference
+from featurestore.errors import (
+    InvalidReference,
+    did_you_mean,
+)
 
 _REFERENCE = re.compile(
     r"\s*(?:(?P<group>[a-z][a-z0-9_]{0,62})(?:@v(?P<version>[1-9][0-9]*))?[.:])?"
@@ -114,10 +116,7 @@ def meant_group(name: str, known: Iterable[str], *, feature: str | None = None) 
     ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
     if ended is not None and ended[1] in names:
         return f"did you mean {f'{ended[1]}@v{ended[2]}{suffix}'!r}?"
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    if not close:
-        return None
-    return f"did you mean {' or '.join(repr(each + suffix) for each in close)}?"
+    return did_you_mean(name, names, write=f"'{{}}{suffix}'")
 
 
 def _version(text: str | None) -> int | None:

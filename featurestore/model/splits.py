@@ -49,7 +49,7 @@ class FractionSplit:
     def __post_init__(self) -> None:
         for name, fraction in self.fractions:
             check_name(name, noun="split")
-            if not (isinstance(fraction, int | float) and 0 < fraction <= 1):
+            if not (isinstance(fraction, int | float) and fraction > 0):
                 raise InvalidSplit(
                     f"Split {name!r} has fraction {fraction!r}.",
                     hint="fractions are above 0 and at most 1",
@@ -58,8 +58,23 @@ class FractionSplit:
         if not self.fractions or abs(total - 1) > 1e-9:
             raise InvalidSplit(
                 f"The fractions of the splits sum to {total:g}, not 1: {dict(self.fractions)!r}.",
-                hint="splits={'train': 0.8, 'test': 0.2}",
+                hint=f"splits={_scaled(self.fractions, total)!r}",
             )
+
+
+def _scaled(fractions: tuple[tuple[str, float], ...], total: float) -> dict[str, float]:
+    """Return fractions of the same proportions that sum to 1; 80 and 20 become 0.8 and 0.2.
+
+    >>> _scaled((("train", 80), ("test", 20)), 100)
+    {'train': 0.8, 'test': 0.2}
+    """
+    if not fractions:
+        return {"train": 0.8, "test": 0.2}
+    scaled = {}
+    for name, fraction in fractions[:-1]:
+        scaled[name] = round(fraction / total, 4)
+    scaled[fractions[-1][0]] = round(1 - math.fsum(scaled.values()), 4)
+    return scaled
 
 
 def _check_ranges(split: TimeSplit) -> None:

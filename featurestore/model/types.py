@@ -117,17 +117,18 @@ def feature_schema(given: pa.Schema) -> pa.Schema:
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
     """
-    fields, refused = [], []
+    fields, refused, pasted = [], [], []
     for field in given:
         result = feature_type(field.type)
         if result is None:
             refused.append(f"{field.name}: {field.type} ({_way_out(field.type)})")
+            pasted.append(_paste(field.name, field.type))
         else:
             fields.append(pa.field(field.name, result, nullable=True))
     if refused:
         raise UnsupportedType(
-            f"These columns have types that a feature group cannot hold: {'; '.join(refused)}.",
-            hint="convert or drop them before writing",
+            f"These columns have types that cannot be stored: {'; '.join(refused)}.",
+            hint=f"with pandas: {'; '.join(pasted)}",
         )
     return pa.schema(fields)
 
@@ -293,6 +294,17 @@ def _is_bytes(kind: pa.DataType) -> bool:
         or pat.is_fixed_size_binary(kind)
         or str(kind) == "binary_view"
     )
+
+
+def _paste(name: str, kind: pa.DataType) -> str:
+    """Return the line that makes a column storable, for a dataframe of pandas."""
+    if pat.is_null(kind) or pat.is_decimal(kind):
+        return f"df[{name!r}] = df[{name!r}].astype('float64')"
+    if pat.is_duration(kind):
+        return f"df[{name!r}] = df[{name!r}].dt.total_seconds()"
+    if pat.is_time(kind):
+        return f"df[{name!r}] = df[{name!r}].astype(str)"
+    return f"df = df.drop(columns={name!r})"
 
 
 def _way_out(kind: pa.DataType) -> str:

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from featurestore.errors import InvalidArgument, listing
+from featurestore.errors import (
+    InvalidArgument,
+    did_you_mean,
+    listing,
+)
 from featurestore.plugins.lookup import find_plugin, plugin_names
 
 if TYPE_CHECKING:
@@ -388,7 +392,8 @@ def find_engine(name: str, *, durability: str = "full") -> Engine:
     if found is None:
         raise InvalidArgument(
             f"engine={name!r} is not installed; there are {listing(plugin_names('engines'))}.",
-            hint="engine='duckdb'",
+            hint=did_you_mean(name, plugin_names("engines"), write="engine={!r}")
+            or "engine='duckdb'",
         )
     engine: Engine = found.load()(durability=durability)
     return engine

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from featurestore.errors import InvalidArgument, listing
+from featurestore.errors import (
+    InvalidArgument,
+    did_you_mean,
+    listing,
+)
 from featurestore.plugins.lookup import find_plugin, plugin_names
 
 if TYPE_CHECKING:
@@ -350,11 +354,14 @@ def find_format(name: str) -> DatasetFormat:
         InvalidArgument: No such format; lists those installed.
     """
     found = find_plugin("formats", name)
+    if found is None and isinstance(name, str):
+        found = find_plugin("formats", name.lower())
     if found is None:
         there = listing(plugin_names("formats"))
         raise InvalidArgument(
             f"data_format={name!r} is not installed; there are {there}.",
-            hint="data_format='tfrecord'",
+            hint=did_you_mean(name, plugin_names("formats"), write="data_format={!r}")
+            or "data_format='tfrecord'",
         )
     result: DatasetFormat = found.load()()
     return result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.errors import ManifestMismatch, ReaderConfigError
+from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
 from featurestore.model.arguments import answers_calls
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.cores import usable_cores
@@ -58,6 +58,12 @@ _AHEAD = 3
 _THREADS = 2
 
 
+_IN_LIBRARIES = (
+    "model.fit(reader.tf_dataset(epochs)) with Keras; with PyTorch torch.from_numpy(batch[name]) "
+    "of each batch of reader.batches(epoch)"
+)
+
+
 @answers_calls
 @dataclass(frozen=True)
 class Reader:
@@ -78,6 +84,12 @@ class Reader:
     order: ReaderOrder
     columns: tuple[SelectedColumn, ...] = field(repr=False)
     settings: Mapping[str, Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Reader of split {self.split.name!r} of {self.manifest.name!r}, "
+            f"{self.steps_per_epoch} steps of {self.global_batch_size} rows: {_IN_LIBRARIES}>"
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -146,6 +158,27 @@ class Reader:
         if self.weight is None:
             batch[SAMPLE_WEIGHT] = weight
         return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        raise self._not_iterable("iterated")
+
+    def __next__(self) -> Batch:
+        raise self._not_iterable("iterated")
+
+    def __len__(self) -> int:
+        raise self._not_iterable("taken for a list")
+
+    def __getitem__(self, _index: object) -> Batch:
+        raise self._not_iterable("taken for a list")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _not_iterable(self, what: str) -> NotIterable:
+        return NotIterable(
+            f"A reader cannot be {what}: its batches belong to an epoch and a worker.",
+            hint=f"for batch in reader.batches(epoch): ...; {_IN_LIBRARIES}",
+        )
 
     def rows(
         self, epoch: int, step: int, *, worker: int = 0, workers: int = 1

@@ -23,6 +23,7 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
+from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import stores
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
@@ -220,15 +221,18 @@ def _parsed(directory: str, url: str | None) -> sa.URL:
         return sa.make_url(url)
     except (exc.ArgumentError, ValueError):
         # Not chained: the text of the cause may hold the password.
-        raise ConfigurationError(
-            "registry= is not a database URL.",
-            hint="registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'",
-        ) from None
+        hint = "registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'"
+        if "@" not in url and ":" not in url:  # a path, which holds no password
+            hint = f"registry={f'sqlite:///{os.path.abspath(url)}'!r}"
+        raise ConfigurationError("registry= is not a database URL.", hint=hint) from None
 
 
 def is_store(directory: str, *, url: str | None = None) -> bool:
     """Tell whether a directory holds a store: it is there, and so is its registry."""
-    return files.exists(directory if url is not None else _file(directory))
+    if url is not None:
+        return files.exists(directory)
+    places = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
+    return any(files.exists(os.path.join(directory, name)) for name in places)
 
 
 @cache
@@ -401,7 +405,7 @@ def shown(url: sa.URL) -> str:
 
 
 def _unusable(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
-    reason = str(error.orig)
+    reason = _reason(url, error)
     for secret in _secrets(url):
         reason = reason.replace(secret, "***")
     return RegistryError(
@@ -409,9 +413,36 @@ def _unusable(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
     )
 
 
+def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
+    """Return what went wrong in one line, without the driver's own advice and lists."""
+    text = str(error.orig)
+    if url.get_backend_name() == "sqlite":
+        return text
+    known = {
+        "refused": "the server refuses connections",
+        "resolve": "its host is not known",
+        "translate host": "its host is not known",
+        "password authentication failed": "the password or the user is wrong",
+        "no password supplied": "the server wants a password",
+        "timeout": "the server does not answer",
+    }
+    for part, said in known.items():
+        if part in text:
+            return said
+    return text.splitlines()[0].rstrip(". ")
+
+
 def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
     if url.get_backend_name() != "sqlite":
-        return "check the URL and the server"
+        who = url.username or "of this process"
+        return (
+            f"is a server running at host {url.host or 'localhost'}, port {url.port or 5432}, and "
+            f"may user {who} open database {url.database}? "
+            "registry='postgresql://user:password@host:5432/database'"
+        )
+    folder = os.path.dirname(os.path.abspath(url.database or ""))
+    if not files.is_directory(folder):
+        return f"there is no folder {folder!r}: make it first"
     if "locked" in str(error.orig):
         return "another process writes it for long; try again"
     if isinstance(error, exc.OperationalError):

@@ -9,7 +9,12 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.errors import FeatureGroupExists, FeatureGroupNotFound, listing
+from featurestore.errors import (
+    FeatureGroupExists,
+    FeatureGroupNotFound,
+    did_you_mean,
+    listing,
+)
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import meant_group
 from featurestore.model.times import from_micros, to_micros, utc_now
@@ -109,12 +114,13 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
         raise FeatureGroupNotFound(
             f"Feature group {name!r} has no version {version}; "
             f"it has {', '.join(map(str, known))}.",
-            hint="leave version=None for the latest",
+            hint=f"the latest is {name}@v{max(known)}",
         )
     groups = names(connection)
     raise FeatureGroupNotFound(
         f"There is no feature group {name!r}; there are {listing(groups)}.",
         hint=meant_group(name, groups) or "featurestore.create_featuregroup(df, name) makes one",
+        command=did_you_mean(name, groups) or "featurestore fg list",
     )
 
 

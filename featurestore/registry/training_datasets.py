@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,12 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.errors import TrainingDatasetExists, TrainingDatasetNotFound, listing
+from featurestore.errors import (
+    TrainingDatasetExists,
+    TrainingDatasetNotFound,
+    did_you_mean,
+    listing,
+)
 from featurestore.model.paths import check_version
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry.rows import readable
@@ -89,13 +93,14 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
         raise TrainingDatasetNotFound(
             f"Training dataset {name!r} has no version {version}; "
             f"it has {', '.join(map(str, known))}.",
-            hint="leave version=None for the latest",
+            hint=f"the latest is version {max(known)}",
         )
     column = training_datasets.c.name
     names = connection.execute(sa.select(column).distinct().order_by(column)).scalars().all()
     raise TrainingDatasetNotFound(
         f"There is no training dataset {name!r}; there are {listing(names)}.",
         hint=_meant(name, names),
+        command=did_you_mean(name, names) or "featurestore td list",
     )
 
 
@@ -104,10 +109,9 @@ def _meant(name: str, known: Sequence[str]) -> str:
     ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
     if ended is not None and ended[1] in known:
         return f"get_training_dataset({ended[1]!r}, version={ended[2]})"
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
-    return "featurestore.create_training_dataset(data, name) makes one"
+    return did_you_mean(name, known, write="{!r}") or (
+        "featurestore.create_training_dataset(data, name) makes one"
+    )
 
 
 def versions(connection: Connection, name: str) -> list[int]:

@@ -6,6 +6,7 @@ Definitions from the registry, sources pinned in the Delta logs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from featurestore.delta import commits
@@ -58,18 +59,28 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
 class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
     """The definitions that held data at an instant, looked up when a group is asked for."""
 
-    def __init__(self, specs: Specs, version_at: Callable[[str, int], int | None]) -> None:
+    def __init__(self, specs: Specs, version_at: Callable[[str, int], int]) -> None:
         self._specs = specs
         self._version_at = version_at
 
     def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
         found = {}
         for version, spec in self._specs[name].items():
-            if self._version_at(name, version) is not None:
-                found[version] = spec
+            with suppress(VersionNotFound):
+                if self._version_at(name, version) > 0:  # commit 0 is an empty table
+                    found[version] = spec
         if not found:
             raise KeyError(name)
         return found
+
+    def absence_of(self, name: str) -> VersionNotFound | None:
+        """Return why a group that exists now is not there: its first commit came later."""
+        for version in sorted(self._specs.get(name, {}), reverse=True):
+            try:
+                self._version_at(name, version)
+            except VersionNotFound as error:
+                return error
+        return None
 
     def __iter__(self) -> Iterator[str]:
         for name in self._specs:
@@ -144,16 +155,9 @@ class Pins:
             return None
         return version_at(path, self._timestamp)
 
-    def _version_at(self, name: str, version: int) -> int | None:
-        try:
-            found = version_at(
-                self._session.featuregroup_path(name, version), self._timestamp_or_raise()
-            )
-        except VersionNotFound:
-            return None
-        if found > 0:
-            return found
-        return None  # commit 0 is an empty table: not a group yet
+    def _version_at(self, name: str, version: int) -> int:
+        path = self._session.featuregroup_path(name, version)
+        return version_at(path, self._timestamp_or_raise())
 
     def _timestamp_or_raise(self) -> datetime:
         if self._timestamp is None:

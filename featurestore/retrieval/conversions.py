@@ -9,7 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidArgument, UnsupportedType, listing, missing_extra
+from featurestore.errors import (
+    InvalidArgument,
+    UnsupportedType,
+    did_you_mean,
+    listing,
+    missing_extra,
+)
 from featurestore.model.arrays import flat_items, one_array, to_cells
 from featurestore.model.shapes import is_number, items_of, shape_of
 
@@ -49,7 +55,8 @@ def check_dataframe_type(dataframe_type: str | None) -> None:
     if dataframe_type is not None and dataframe_type not in known:
         raise InvalidArgument(
             f"dataframe_type={dataframe_type!r} is not one of {listing(known)} or None.",
-            hint='dataframe_type="pandas"',
+            hint=did_you_mean(dataframe_type, known, write="dataframe_type={!r}")
+            or "dataframe_type='pandas'",
         )
 
 

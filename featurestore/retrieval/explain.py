@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -25,6 +26,7 @@ from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
 from featurestore.usersql import quote
 
+_KEYS_LOOKED_AT = 10_000
 _SHOWN = 10
 _SHOWN_OF_THE_FUTURE = 3
 _FUTURE = "in the future"
@@ -62,6 +64,7 @@ class Explanation:
     lost: tuple[ExplainedRow, ...]
     lost_rows: int
     features: tuple[str, ...] = field(default=())
+    near: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         key = ", ".join([f"{name}={cell(value)}" for name, value in self.key.items()])
@@ -72,6 +75,8 @@ class Explanation:
         ]
         if self.row is None:
             lines.append("No row wins: every feature is null.")
+            if not self.lost_rows:
+                lines.append(f"There is no row of this key; keys near it: {_or_none(self.near)}.")
         else:
             for name in self.features:
                 lines.append(f"  {name:<24} {cell(self.row.values[name])}")
@@ -140,7 +145,40 @@ def explain_value(
         lost=tuple(history.dated(row) for row in shown),
         lost_rows=len(others),
         features=spec.features,
+        near=() if rows.num_rows else _near_keys(session, source, values),
     )
+
+
+def _or_none(keys: Sequence[str]) -> str:
+    return ", ".join(keys) or "none"
+
+
+def _near_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return up to five keys whose text is like the one that was asked for."""
+    engine = session.engine
+    names = source.spec.primary_key
+    columns = ", ".join([quote(name, dialect=engine.dialect) for name in names])
+    found = engine.sql(
+        f"SELECT DISTINCT {columns} FROM fs_rows ORDER BY {columns} LIMIT {_KEYS_LOOKED_AT}",
+        tables={
+            "fs_rows": engine.read_table(
+                source.path, version=source.delta_version, schema=source.spec.schema
+            )
+        },
+        parameters={},
+    )
+    fields = [source.spec.schema.field(name) for name in names]
+    relation = Relation(engine.name, found.native, pa.schema(fields))
+    texts = []
+    for row in engine.stream(relation).read_all().to_pylist():
+        texts.append(_key_text(row))
+    return tuple(difflib.get_close_matches(_key_text(key), texts, n=5, cutoff=0.3))
+
+
+def _key_text(key: Mapping[str, Any]) -> str:
+    if len(key) == 1:
+        return repr(next(iter(key.values())))
+    return repr(dict(key))
 
 
 @dataclass(frozen=True)
@@ -328,7 +366,10 @@ def _key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
         )
     given = _named_parts(spec, key)
     if given is None or set(given) != set(spec.primary_key):
-        example = ", ".join([f"{name!r}: ..." for name in spec.primary_key])
+        parts = []
+        for name in spec.primary_key:
+            parts.append(f"{name!r}: <{spec.schema.field(name).type}>")
+        example = ", ".join(parts)
         raise InvalidArgument(
             f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of "
             f"{spec.name!r}.",
@@ -364,7 +405,10 @@ def typed_key(value: Any, kind: pa.DataType, name: str) -> Any:
         OverflowError,
         ValueError,
     ) as error:
-        raise InvalidArgument(f"key: {name}={value!r} is no {kind}.") from error
+        raise InvalidArgument(
+            f"key: {name}={value!r} is no {kind}.",
+            hint=f"key={{{name!r}: ...}} with a {kind}; this one is of type {type(value).__name__}",
+        ) from error
 
 
 def _timestamp(value: datetime | date | None) -> datetime | None:

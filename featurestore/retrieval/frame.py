@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.errors import FeatureNotFound, InvalidArgument, listing
+from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.model.arguments import answers_calls
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.shapes import describe
@@ -315,7 +315,8 @@ class FeatureFrame:
         absent = [name for name in names if name not in self.columns]
         if absent:
             raise FeatureNotFound(
-                f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}."
+                f"No columns {listing(absent)}; there are {listing(self.columns, limit=50)}.",
+                hint=did_you_mean(absent[0], self.columns, write="{!r}"),
             )
         return names
 

@@ -12,6 +12,7 @@ from featurestore.errors import (
     FeatureNotFound,
     InvalidArgument,
     InvalidReference,
+    did_you_mean,
     listing,
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -87,6 +88,9 @@ def find_spec(
     ``feature`` is the one that is looked for, where there is one: the hint names it.
     """
     if name not in specs:
+        explain = getattr(specs, "absence_of", None)
+        if explain is not None and explain(name) is not None:
+            raise explain(name)
         raise FeatureGroupNotFound(
             f"No feature group {name!r}; there are {listing(sorted(specs))}.",
             hint=meant_group(name, specs, feature=feature),
@@ -130,7 +134,8 @@ def _find_in_group(
             f"Feature group {spec.name!r} version {spec.version} has no feature "
             f"{reference.feature!r}; "
             f"it has {listing(spec.schema.names, limit=20)}.",
-            hint=_near(reference.feature, spec.schema.names, prefix=f"{spec.name}."),
+            hint=_elsewhere(reference.feature, spec, specs)
+            or _near(reference.feature, spec.schema.names, prefix=f"{spec.name}."),
         )
     return [Feature(spec, reference.feature, reference.name)]
 
@@ -188,12 +193,19 @@ def _check_versions(pinned: Mapping[str, int], *, specs: Specs) -> None:
         find_spec(group, version=version, specs=specs)
 
 
-def _near(name: str, known: Iterable[str], *, prefix: str = "") -> str | None:
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    if not close:
+def _elsewhere(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
+    """Return the hint for a column that other groups have."""
+    found = []
+    for group in sorted(specs):
+        if group != spec.name and column in find_spec(group, version=None, specs=specs).features:
+            found.append(f"{group}.{column}")
+    if not found:
         return None
-    written = [repr(prefix + each) for each in close]
-    return f"did you mean {' or '.join(written)}?"
+    return f"another group has it: {' or '.join(map(repr, found[:5]))}"
+
+
+def _near(name: str, known: Iterable[str], *, prefix: str = "") -> str | None:
+    return did_you_mean(name, known, write=f"'{prefix}{{}}'")
 
 
 def _near_features(name: str, known: Mapping[str, str]) -> str:

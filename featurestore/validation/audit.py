@@ -110,7 +110,7 @@ def audit(
         engine: The engine that holds the rows.
         expectations: Plain dicts; empty: built-in checks only.
         validator: Knows the expectations; found among the entry points when None.
-        mode: "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys
+        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys
             whatever is asked for.
         now: The present, for event times in the future.
         event_time_tolerance: How far ahead an event time may lie.
@@ -274,6 +274,12 @@ def _refuse(
     message = _message(report, refused)
     if all(_is(each, DUPLICATE_KEYS) for each in refused):
         hint = "remove the copies, or keep the last of each key with on_duplicates='last'"
+        if mode == "create":  # which has no such argument
+            names = refused[0].expectation["kwargs"]["columns"]
+            hint = (
+                "keep the last row of each key, with pandas: "
+                f"df = df.drop_duplicates({list(names)!r}, keep='last')"
+            )
         raise DuplicateKeys(message, report=report, hint=hint)
     hint = (
         "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from featurestore.errors import InvalidExpectation
+from featurestore.errors import (
+    InvalidExpectation,
+    did_you_mean,
+)
 from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
 from featurestore_connectors.great_expectations.library import library, quiet
 
@@ -146,9 +149,39 @@ def build(expectation: Mapping[str, Any]) -> Any:
             f"There is no expectation {kind!r}.", hint=_nearest(kind)
         ) from error
     except (GreatExpectationsError, TypeError, ValueError) as error:
-        raise InvalidExpectation(
-            f"{kind}({dict(kwargs)!r}) cannot be read: {_first_line(error)}."
-        ) from error
+        raise _unreadable(kind, kwargs, error) from error
+
+
+# What every expectation has, and what is no argument of people.
+_COMMON = {
+    "id", "meta", "notes", "result_format", "description", "catch_exceptions", "rendered_content",
+    "windows", "batch_id", "severity", "strict_min", "strict_max",
+}  # fmt: skip
+
+
+def _unreadable(kind: str, kwargs: Mapping[str, Any], error: Exception) -> InvalidExpectation:
+    """Return the error for kwargs that an expectation does not take: which, and those it has."""
+    from great_expectations.expectations.registry import get_expectation_impl
+
+    fields = getattr(get_expectation_impl(kind), "__fields__", {})
+    known = [name for name in fields if name not in _COMMON]
+    unknown = [name for name in kwargs if name not in fields]
+    missing = []
+    for name in known:
+        if fields[name].required and name not in kwargs:
+            missing.append(name)
+    told = f"{kind}({dict(kwargs)!r})"
+    there = f"it has {', '.join(map(repr, known))}"
+    if unknown:
+        near = did_you_mean(unknown[0], known, write="{!r}")
+        return InvalidExpectation(f"{told}: there is no {unknown[0]!r}; {there}.", hint=near)
+    if missing:
+        example = dict.fromkeys(missing, "...")
+        return InvalidExpectation(
+            f"{told} lacks {', '.join(map(repr, missing))}; {there}.",
+            hint=repr({"type": kind, "kwargs": example}),
+        )
+    return InvalidExpectation(f"{told} cannot be read: {_first_line(error)}.", hint=there)
 
 
 def _refuse_code(kind: str, kwargs: Mapping[str, Any]) -> None:
@@ -231,8 +264,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nearest(kind: str) -> str:
-    from difflib import get_close_matches
-
     from great_expectations.expectations import core
 
     names = [
@@ -240,10 +271,9 @@ def _nearest(kind: str) -> str:
         for name in dir(core)
         if name.startswith("Expect")
     ]
-    near = get_close_matches(kind, names, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return "types are named like 'expect_column_values_to_not_be_null'"
+    return did_you_mean(kind, names, write="{!r}") or (
+        "types are named like 'expect_column_values_to_not_be_null'"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -27,6 +27,7 @@ from featurestore.training.export.audit import (
 )
 from featurestore.training.export.data import ExportData
 from featurestore.training.export.hashed_rows import HASH, HashedRows, hash_rows
+from featurestore.training.export.label_values import check_labels
 from featurestore.training.export.manifest import (
     build_manifest,
     manifest_file,
@@ -100,6 +101,7 @@ def export(
     )
     if data.warn_of_nulls is not None:
         data.warn_of_nulls(sum(plan.rows), _nulls(manifest))
+    check_labels(manifest, request.labels)
     if audited.quarantined is not None:
         write_quarantined(engine, audited.quarantined, directory=target.directory)
         reason = f"failing rows were put aside in {QUARANTINE}/"

@@ -16,7 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.errors import InvalidArgument, InvalidSplit, listing
+from featurestore.errors import (
+    InvalidArgument,
+    InvalidSplit,
+    did_you_mean,
+    listing,
+)
 from featurestore.hashing import row_hash
 from featurestore.model.splits import FractionSplit, TimeSplit
 from featurestore.model.times import to_micros
@@ -102,6 +107,8 @@ def make_rule(
             hint="leave split_by= and stratify= out",
         )
     rule = SplitRule(_rule(splits), by, classes)
+    check_columns(by, schema=schema, argument="split_by")
+    check_columns(classes, schema=schema, argument="stratify")
     check_columns(rule.columns, schema=schema, argument="splits")
     if isinstance(splits, TimeSplit):
         kind = schema.field(splits.column).type
@@ -144,7 +151,8 @@ def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -
         raise InvalidArgument(
             f"{argument} names columns that the data does not have: {listing(absent)}. "
             f"It has {listing(schema.names)}.",
-            hint="column names are case-sensitive",
+            hint=did_you_mean(absent[0], schema.names, write=f"{argument}={{!r}}")
+            or "column names are case-sensitive",
         )
 
 

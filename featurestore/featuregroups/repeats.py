@@ -1,0 +1,54 @@
+"""Rows that a group without a key has already: the same batch appended twice."""
+
+from __future__ import annotations
+
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import DataWarning, FeatureStoreError
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.model.callers import warn_caller
+from featurestore.storage import files
+
+# Reading many large files again would cost more than the write.
+_MOST_BYTES = 256 * 1024 * 1024
+
+
+def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
+    """Warn when all files of a commit hold, byte for byte, what the group had before it.
+
+    Only files of equal size, rows and statistics are read. The rows have landed, so nothing is
+    raised.
+    """
+    before: dict[tuple[int, int], list[DataFile]] = {}
+    for file in group.state.files:
+        before.setdefault((file.bytes, file.rows), []).append(file)
+    if not before:
+        return
+    try:
+        known = {file.path for file in group.state.files}
+        added = [
+            file
+            for file in read_snapshot(group.path, delta_version).files
+            if file.path not in known
+        ]
+        if sum(file.bytes for file in added) > _MOST_BYTES:
+            return
+        is_repeat = bool(added) and all(_has_twin(file, before) for file in added)
+    except (FeatureStoreError, OSError):
+        return  # what cannot be read now says nothing about the rows
+    if is_repeat:
+        rows = sum(file.rows for file in added)
+        warn_caller(
+            f"the same {rows:,} rows were in feature group {group.spec.name!r} already and are "
+            "there twice now; transaction=('name', number) makes a write happen once, and a group "
+            "with primary_key= takes mode='upsert'",
+            DataWarning,
+        )
+
+
+def _has_twin(file: DataFile, before: dict[tuple[int, int], list[DataFile]]) -> bool:
+    for other in before.get((file.bytes, file.rows), ()):
+        same = (other.statistics, other.partition) == (file.statistics, file.partition)
+        if same and files.sha256(other.path) == files.sha256(file.path):
+            return True
+    return False

@@ -1,0 +1,446 @@
+# ruff: noqa: E501
+"""Mistakes that people make, and what they are told: what was given, what is possible, what to type.
+
+A row is a mistake, the exception, and words that its text must have. No text shows a library's
+internal line, and nothing is written before the error.
+"""
+
+from __future__ import annotations
+
+import decimal
+import pathlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    AmbiguousFeature,
+    ConfigurationError,
+    DataWarning,
+    DuplicateKeys,
+    FeatureGroupNotFound,
+    FeatureNotFound,
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidExpectation,
+    InvalidName,
+    InvalidSplit,
+    InvalidSql,
+    LabelTimeRequired,
+    LocationNotWritable,
+    NotIterable,
+    ReaderConfigError,
+    RegistryError,
+    SchemaMismatch,
+    TrainingDatasetNotFound,
+    UnsupportedDataframe,
+    UnsupportedType,
+    VersionNotFound,
+)
+from featurestore.model.times import NaiveTimeWarning
+from featurestore.readers import Reader
+from featurestore.store import FeatureStore
+
+pd = pytest.importorskip("pandas")
+
+NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
+# What no user should have to read.
+INTERNAL = ("Traceback", "ArrowInvalid", "pyarrow.lib", "Conversion failed", "did not recognize",
+            "psycopg", "sqlite3.", "sqlalchemy", "pydantic", "validation error", "NoneType has")  # fmt: skip
+
+
+def table(**columns: Any) -> Any:
+    """Return twenty rows of four keys, by the hour, with other columns if need be."""
+    times = [NOON + timedelta(hours=number) for number in range(20)]
+    rows = {"k": list("abcd") * 5, "t": times, "x": np.arange(20.0), "y": [0, 1] * 10}
+    return pd.DataFrame({**rows, **columns})
+
+
+@dataclass(frozen=True)
+class World:
+    """One store for all mistakes, since none of them changes it."""
+
+    store: FeatureStore
+    reader: Reader
+    place: Path
+
+    def create(self, df: object, **arguments: Any) -> object:
+        return self.store.create_featuregroup(df, "made", **arguments)
+
+    def export(self, df: object, **arguments: Any) -> object:
+        return self.store.create_training_dataset(df, "made", label="y", **arguments)
+
+    def expect(self, kind: str, **kwargs: Any) -> object:
+        expectation = {"type": f"expect_column_{kind}", "kwargs": kwargs}
+        return self.create(table(), primary_key="k", event_time="t", expectations=[expectation])
+
+    def labels(self, **columns: Any) -> object:
+        labels = pd.DataFrame({"k": ["a"], **columns})
+        return self.store.get_features(["g.x"], labels=labels, label_time="t").to_pandas()
+
+    @property
+    def group(self) -> Any:
+        return self.store.featuregroup("g")
+
+    @property
+    def composite(self) -> Any:
+        return self.store.featuregroup("c")
+
+    def files(self) -> list[str]:
+        """Return the files of groups and datasets."""
+        found = []
+        for folder in ("featuregroups", "trainingdatasets"):
+            paths = (self.place / "store" / folder).rglob("*")
+            found += [str(path) for path in paths if path.is_file()]
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    place = tmp_path_factory.mktemp("mistakes")
+    with featurestore.connect(place / "store") as store:
+        keys: dict[str, Any] = {"primary_key": "k", "event_time": "t"}
+        store.create_featuregroup(table(), "g", **keys)
+        store.create_featuregroup(table().rename(columns={"x": "wind"}), "h", **keys)
+        store.create_featuregroup(table(n=1), "c", primary_key=["k", "n"], event_time="t")
+        store.create_featuregroup(table()[["x"]], "keyless")
+        made = store.create_training_dataset(table(), "made_before", label="y")
+        yield World(store, made.reader("train", global_batch_size=4, columns=["x", "y"]), place)
+
+
+Row = tuple[str, Callable[[World], object], type[Exception], tuple[str, ...]]
+
+
+def frame(**columns: Any) -> Any:
+    return pd.DataFrame(columns)
+
+
+DATA: list[Row] = [
+    ("mixed column", lambda w: w.create(frame(a=[1, "b", None])), UnsupportedType,
+     ("Column 'a'", "row 0 is int (1)", "row 1 is str ('b')", "pd.to_numeric(df['a'], errors='coerce')",
+      "df['a'].astype(str)", "df.drop(columns='a')")),
+    ("mixed rows", lambda w: w.create([{"a": 1}, {"a": "b"}]), UnsupportedType, ("row 0 is int", "row 1 is str")),
+    ("mixed category", lambda w: w.create(frame(a=pd.Categorical(["b", 1]))), UnsupportedType,
+     ("row 0 is str", "row 1 is int")),
+    ("complex numbers", lambda w: w.create(frame(a=[1j])), UnsupportedType, ("complex128", "df['a_real']", ".imag")),
+    ("large decimals", lambda w: w.create(frame(a=[decimal.Decimal(10) ** 40])), UnsupportedType,
+     ("38 digits", "df['a'] = df['a'].astype('float64')")),
+    ("timedelta", lambda w: w.create(frame(a=pd.to_timedelta([1], unit="h"))), UnsupportedType,
+     ("timedelta64", "df['a'] = df['a'].dt.total_seconds()")),
+    ("period", lambda w: w.create(frame(a=pd.period_range("2024-01", periods=1, freq="M"))), UnsupportedType,
+     ("period[M]", "df['a'] = df['a'].dt.to_timestamp()")),
+    ("all null", lambda w: w.create(frame(k=[1], a=[None])), UnsupportedType,
+     ("all values are null", "df['a'] = df['a'].astype('float64')")),
+    ("name of a CSV file", lambda w: w.create("trips.csv"), UnsupportedDataframe,
+     ("'trips.csv' is the name of a file", "pandas.read_csv('trips.csv')", "duckdb.read_csv('trips.csv')")),
+    ("path of a Parquet file", lambda w: w.create(pathlib.Path("a/trips.parquet")), UnsupportedDataframe,
+     ("pyarrow.parquet.read_table('a/trips.parquet')",)),
+    ("name of a folder", lambda w: w.create("trips"), UnsupportedDataframe, ("read_parquet('trips/*.parquet')",)),
+    ("name of a file to insert", lambda w: w.store.insert_into_featuregroup("trips.csv", "g"), UnsupportedDataframe,
+     ("pandas.read_csv('trips.csv')",)),
+    ("name of a file to export", lambda w: w.export("trips.csv"), UnsupportedDataframe, ("read_csv('trips.csv')",)),
+    ("dict of scalars", lambda w: w.create({"a": 1, "b": "c"}), UnsupportedDataframe, ("'a', 'b'", "[row]")),
+    ("iterator of rows", lambda w: w.create(iter([{"a": 1}])), UnsupportedDataframe, ("list(rows)",)),
+    ("None", lambda w: w.create(None), UnsupportedDataframe, ("NoneType", "pd.DataFrame(")),
+    ("number", lambda w: w.create(5), UnsupportedDataframe, ("5 of type int", "pandas or polars DataFrame")),
+    ("frame without columns", lambda w: w.create(pd.DataFrame()), UnsupportedDataframe, ("no columns",)),
+    ("empty list", lambda w: w.create([]), UnsupportedDataframe, ("no columns", "with types")),
+    ("names of two columns", lambda w: w.create(pd.DataFrame([[1, 2]], columns=["a", "a"])), InvalidName,
+     ("must be unique", "df.columns = ['a', 'a_2']")),
+    ("names by case", lambda w: w.create(frame(a=[1], A=[2])), InvalidName, ("df.rename(columns={'A': 'A_2'})",)),
+    ("names with spaces", lambda w: w.create(pd.DataFrame([[1] * 5], columns=["a b", "c.d", "é", "", "%"])),
+     InvalidName, ("{'a b': 'a_b', 'c.d': 'c_d', 'é': 'e', '': 'feature', '%': 'feature_2'}",)),
+    ("numbers as names", lambda w: w.create(pd.DataFrame([[1, 2]])), InvalidName, ("{0: 'col_0', 1: 'col_1'}",)),
+]  # fmt: skip
+
+GROUPS: list[Row] = [
+    ("name", lambda w: w.store.create_featuregroup(table(), "My Group"), InvalidName, ("'my_group'",)),
+    ("no such key", lambda w: w.create(table(), primary_key="kk"), InvalidArgument,
+     ("'kk'", "It has 'k', 't', 'x', 'y'", "primary_key='k'")),
+    ("no such time", lambda w: w.create(table(), primary_key="k", event_time="tt"), InvalidArgument, ("event_time='t'",)),
+    ("no such partition", lambda w: w.create(table(), partition_by="yy"), InvalidArgument, ("partition_by='y'",)),
+    ("time is text", lambda w: w.create(table(t="2024-01-01"), primary_key="k", event_time="t"), InvalidArgument,
+     ("df['t'] = pd.to_datetime(df['t'], utc=True)",)),
+    ("float key", lambda w: w.create(table(), primary_key="x"), InvalidArgument, ("double", "keys are integers")),
+    ("duplicate keys at creation", lambda w: w.create(table(), primary_key="k"), DuplicateKeys,
+     ("'a'", "df = df.drop_duplicates(['k'], keep='last')")),
+    ("duplicate keys of an insert", lambda w: w.store.insert_into_featuregroup(
+        pd.concat([table()] * 2), "g"), DuplicateKeys, ("on_duplicates='last'",)),
+    ("policy", lambda w: w.create(table(), validation="strickt"), InvalidArgument, ("validation='strict'",)),
+    ("mode replace", lambda w: w.group.insert(table(), mode="replace"), InvalidArgument,
+     ("'append' adds", "'upsert' replaces", "did you mean mode='overwrite'")),
+    ("mode w", lambda w: w.group.insert(table(), mode="w"), InvalidArgument, ("mode='overwrite'",)),
+    ("mode merge", lambda w: w.group.insert(table(), mode="merge"), InvalidArgument, ("mode='upsert'",)),
+    ("mode in capitals", lambda w: w.group.insert(table(), mode="Append"), InvalidArgument, ("mode='append'",)),
+    ("upsert without key", lambda w: w.store.insert_into_featuregroup(table()[["x"]], "keyless", mode="upsert"),
+     FeatureStoreError, ("no primary key", "mode='append'")),
+    ("missing column", lambda w: w.group.insert(table().drop(columns="x")), SchemaMismatch, ("missing: 'x'",)),
+    ("no such group", lambda w: w.store.get_featuregroup("gg"), FeatureGroupNotFound,
+     ("'c', 'g', 'h', 'keyless'", "did you mean 'g'")),
+    ("no such version", lambda w: w.store.get_featuregroup("g", version=3), FeatureGroupNotFound, ("it has 1", "g@v1")),
+    ("kind of dataframe", lambda w: w.store.get_featuregroup("g", dataframe_type="panda"), InvalidArgument,  # type: ignore[arg-type]
+     ("dataframe_type='pandas'",)),
+    ("condition", lambda w: w.store.delete_from_featuregroup("g", "kk = 'a'"), InvalidSql, ("'kk'", "'k', 't', 'x', 'y'")),
+    ("as of long ago", lambda w: w.store.get_featuregroup("g", as_of="2001-01-01T00:00Z"), VersionNotFound,
+     ("its commits are of", "as_of='")),
+    ("as of no time", lambda w: w.store.get_featuregroup("g", as_of="yesterday"), InvalidArgument, ("ISO 8601",)),
+    ("as of no version", lambda w: w.store.get_featuregroup("g", as_of=99), VersionNotFound, ("0 to 1", "as_of=1")),
+    ("features as of long ago", lambda w: w.store.get_features(["g.x"], as_of="2001-01-01T00:00Z"), FeatureStoreError,
+     ("2001-01-01", "as_of='")),
+    ("key of another type", lambda w: w.group.explain(key=5), InvalidArgument, ("k=5 is no string", "type int")),
+    ("part of a key", lambda w: w.composite.explain(key="a"), InvalidArgument, ("key={'k': <string>, 'n': <int64>}",)),
+    ("wrong part of a key", lambda w: w.composite.explain(key={"k": "a", "m": 1}), InvalidArgument,
+     ("key={'k': <string>, 'n': <int64>}",)),
+]  # fmt: skip
+
+FEATURES: list[Row] = [
+    ("no such feature", lambda w: w.store.get_features(["g.xx"]), FeatureNotFound, ("'g.x'",)),
+    ("feature of another group", lambda w: w.store.get_features(["g.wind"]), FeatureNotFound, ("'h.wind'",)),
+    ("no such plain feature", lambda w: w.store.get_features(["winds"]), FeatureNotFound, ("'h.wind'",)),
+    ("feature of several groups", lambda w: w.store.get_features(["y"]), AmbiguousFeature, ("'g.y'", "'h.y'")),
+    ("no such group", lambda w: w.store.get_features(["gg.x"]), FeatureGroupNotFound, ("did you mean 'g'",)),
+    ("drop", lambda w: w.store.get_featuregroup("g").drop("xx"), FeatureNotFound, ("'k', 't', 'x', 'y'", "'x'")),
+    ("select", lambda w: w.store.get_featuregroup("g").select("xx"), FeatureNotFound, ("did you mean 'x'",)),
+    ("label time is text", lambda w: w.labels(t=["2024-01-01 10:00"]), LabelTimeRequired,
+     ("string", "df['t'] = pd.to_datetime(df['t'], utc=True)")),
+    ("label time is a number", lambda w: w.labels(t=[5]), LabelTimeRequired, ("int64", "unit=")),
+    ("no such label time", lambda w: w.labels(time=[NOON]), LabelTimeRequired, ("'time'",)),
+]  # fmt: skip
+
+EXPECTATIONS: list[Row] = [
+    ("type", lambda w: w.expect("value_to_be_between", column="x"), InvalidExpectation,
+     ("did you mean 'expect_column_values_to_be_between'",)),
+    ("argument", lambda w: w.expect("values_to_be_between", column="x", min=0), InvalidExpectation,
+     ("there is no 'min'", "'min_value'", "did you mean")),
+    ("no column", lambda w: w.expect("values_to_not_be_null"), InvalidExpectation, ("lacks 'column'", "it has 'column'")),
+    ("no such column", lambda w: w.expect("values_to_not_be_null", column="xx"), InvalidExpectation,
+     ("'xx'", "'k', 't', 'x', 'y'")),
+]  # fmt: skip
+
+HALVES = {"a": 0.5, "b": 0.5}
+DATASETS: list[Row] = [
+    ("no such label", lambda w: w.store.create_training_dataset(table(), "made", label="z"), InvalidArgument,
+     ("label", "'z'", "'k', 't', 'x', 'y'")),
+    ("labels null", lambda w: w.export(table(y=np.nan)), InvalidArgument, ("'y' is null in all 20 rows",)),
+    ("labels without type", lambda w: w.export(table(y=None)), UnsupportedType, ("y: null", "all values are null")),
+    ("format", lambda w: w.export(table(), data_format="tfrecords"), InvalidArgument, ("data_format='tfrecord'",)),
+    ("no such format", lambda w: w.export(table(), data_format="json"), InvalidArgument, ("'csv', 'parquet'",)),
+    ("stratify", lambda w: w.export(table(), splits=HALVES, stratify="yy"), InvalidArgument,
+     ("stratify names columns", "'yy'", "stratify='y'")),
+    ("split_by", lambda w: w.export(table(), splits=HALVES, split_by="kk"), InvalidArgument, ("split_by='k'",)),
+    ("80 to 20", lambda w: w.export(table(), splits={"train": 80, "test": 20}), InvalidSplit,
+     ("splits={'train': 0.8, 'test': 0.2}",)),
+    ("0.99", lambda w: w.export(table(), splits={"train": 0.79, "test": 0.2}), InvalidSplit,
+     ("sum to 0.99", "splits={'train': 0.798, 'test': 0.202}")),
+    ("list of fractions", lambda w: w.export(table(), splits=[0.8, 0.2]), InvalidSplit, ("splits={'train': 0.8",)),
+    ("no such dataset", lambda w: w.store.get_training_dataset("made_bfore"), TrainingDatasetNotFound,
+     ("did you mean 'made_before'",)),
+    ("no such split", lambda w: w.store.get_training_dataset("made_before").read("trian"), InvalidSplit,
+     ("did you mean 'train'",)),
+    ("iterated", lambda w: list(w.reader), NotIterable, ("for batch in reader.batches(epoch)", "reader.tf_dataset(")),
+    ("next", lambda w: next(w.reader), NotIterable, ("model.fit(reader.tf_dataset(epochs))",)),
+    ("as a list", lambda w: w.reader[0], NotIterable, ("PyTorch", "reader.batches(epoch)")),
+    ("length", lambda w: len(w.reader), NotIterable, ("reader.batches",)),
+    ("batch too large", lambda w: w.store.get_training_dataset("made_before").reader(
+        "train", global_batch_size=400, columns=["x"]), ReaderConfigError, ("20 rows", "smaller")),
+    ("workers", lambda w: w.reader.batches(workers=3), ReaderConfigError, ("1, 2, 4 workers",)),
+]  # fmt: skip
+
+STORES: list[Row] = [
+    ("engine", lambda w: featurestore.connect(w.place / "new", engine="dukdb"), InvalidArgument, ("engine='duckdb'",)),
+    ("registry is a path", lambda w: featurestore.connect(w.place / "new", registry="/tmp/registry.db"),
+     ConfigurationError, ("registry='sqlite:////tmp/registry.db'",)),
+    ("registry of another kind", lambda w: featurestore.connect(w.place / "new", registry="mysql://host/db"),
+     ConfigurationError, ("sqlite and postgresql", "registry='postgresql://")),
+    ("no such folder", lambda w: featurestore.connect(w.place / "new", registry="sqlite:////no/such/r.db"), RegistryError,
+     ("'/no/such'", "make it first")),
+    ("location below a file", lambda w: featurestore.connect("/dev/null/store"), LocationNotWritable,
+     ("'/dev/null/store'", "$FEATURESTORE_LOCATION")),
+]  # fmt: skip
+
+TABLES = {
+    "data": DATA,
+    "groups": GROUPS,
+    "features": FEATURES,
+    "expectations": EXPECTATIONS,
+    "datasets": DATASETS,
+    "stores": STORES,
+}
+
+
+def rows() -> list[Any]:
+    found = []
+    for kind, mistakes in TABLES.items():
+        for title, *row in mistakes:
+            found.append(pytest.param(*row, id=f"{kind}: {title}"))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # said beside the error
+@pytest.mark.parametrize(("mistake", "kind", "words"), rows())
+def test_a_mistake_is_told_with_what_to_type(
+    world: World, mistake: Callable[[World], object], kind: type[Exception], words: tuple[str, ...]
+) -> None:
+    before = world.files()
+    with pytest.raises(kind) as told:
+        mistake(world)
+    assert isinstance(told.value, FeatureStoreError)
+    text = str(told.value)
+    assert [word for word in words if word not in text] == [], text
+    assert [word for word in INTERNAL if word in text] == [], text
+    assert "featurestore fg" not in text, text
+    assert world.files() == before
+
+
+def test_a_server_that_refuses_is_named_by_host_port_and_user(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(RegistryError) as told:
+        featurestore.connect(
+            tmp_path / "s", registry="postgresql://me:hunter2@127.0.0.1:1/features"
+        )
+    text = str(told.value)
+    for word in ("refuses", "127.0.0.1", "port 1", "user me", "database features"):
+        assert word in text
+    assert "hunter2" not in text
+    assert len(text.splitlines()) == 2
+
+
+TAKEN = {
+    "decimals": frame(a=[decimal.Decimal("1.5")]),
+    "categories": frame(a=pd.Categorical(["b", "c"])),
+    "intervals": frame(a=pd.interval_range(0, 2)),
+    "dict of columns": {"a": [1, 2]},
+    "series": pd.Series([1, 2], name="a"),
+    "chunks": (frame(a=[number]) for number in range(2)),
+    "typed and empty": frame(a=pd.Series([], dtype="int64")),
+    "dates": frame(a=[date(2024, 1, 1)]),
+    "zones": frame(a=[pd.Timestamp("2024-01-01", tz=zone) for zone in ("Europe/Stockholm", "UTC")]),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_what_loses_nothing_is_taken(tmp_path: Path, kind: str) -> None:
+    with featurestore.connect(tmp_path) as store:
+        made = store.create_featuregroup(TAKEN[kind], "made")
+        assert made.schema.names == ["a"]
+        assert made.read().count() == {"typed and empty": 0, "dates": 1, "decimals": 1}.get(kind, 2)
+
+
+@pytest.mark.parametrize("name", ["Parquet", "TFRecord", "CSV"])
+def test_formats_are_taken_in_any_case(tmp_path: Path, name: str) -> None:
+    with featurestore.connect(tmp_path) as store:
+        made = store.create_training_dataset(table(), "made", label="y", data_format=name)
+        assert made.manifest.data_format == name.lower()
+
+
+def test_an_unknown_key_is_answered_with_those_near_it(world: World) -> None:
+    text = str(world.group.explain(key="aa", at=NOON))
+    assert "There is no row of this key; keys near it: 'a'" in text
+    assert "near it" not in str(world.group.explain(key="a", at=NOON - timedelta(days=1)))
+
+
+def told_once(call: Callable[[], object]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        call()
+    return list(told)
+
+
+WARNED: list[Any] = [
+    ("one class", lambda s: s.create_training_dataset(table(y=1), "made", label="y"), "1 in 20 rows"),
+    ("no rows", lambda s: s.create_training_dataset(table()[:0].astype({"k": "string"}), "made", label="y"), "no rows"),
+    ("future times", lambda s: s.create_featuregroup(
+        table(t=datetime(2999, 1, 1, tzinfo=UTC), row=range(20)), "made", primary_key=["k", "row"], event_time="t"), "2999-01-01"),
+    ("appended twice", lambda s: s.create_featuregroup(table(), "made").insert(table()), "the same 20 rows"),
+    ("index with values", lambda s: s.create_featuregroup(
+        table().drop_duplicates("k").set_index("k").rename_axis(None), "made"), "reset_index()"),
+    ("dates as text", lambda s: s.create_featuregroup(table(t="2024-01-31"), "made"), "pd.to_datetime(df['t'], utc=True)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "word"), [pytest.param(*row[1:], id=row[0]) for row in WARNED])
+def test_what_is_odd_is_warned_of_once_at_the_line_of_the_caller(
+    tmp_path: Path, call: Callable[[FeatureStore], object], word: str
+) -> None:
+    with featurestore.connect(tmp_path) as store:
+        told = told_once(lambda: call(store))
+    assert [each.category for each in told] == [DataWarning]
+    assert word in str(told[0].message)
+    assert told[0].filename == __file__
+    assert len(str(told[0].message).splitlines()) == 1
+
+
+def test_rows_that_only_look_alike_are_not_called_repeated(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path) as store:
+        made = store.create_featuregroup(frame(a=[1, 2, 3]), "made")
+        assert told_once(lambda: made.insert(frame(a=[3, 2, 1]))) == []
+
+
+@pytest.mark.parametrize("as_of", ["2101-01-01", datetime(2101, 1, 1)])
+def test_a_time_without_zone_is_warned_of_where_it_was_given(world: World, as_of: Any) -> None:
+    told = told_once(lambda: world.store.get_featuregroup("g", as_of=as_of))
+    assert [each.category for each in told] == [NaiveTimeWarning]
+    assert told[0].filename == __file__
+
+
+def test_a_group_that_was_deleted_meanwhile_says_when_and_by_whom(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path) as store, featurestore.connect(tmp_path) as other:
+        store.create_featuregroup(table(), "made")
+        opened = store.get_featuregroup("made")
+        other.delete_featuregroup("made", version=1)
+        with pytest.raises(FeatureGroupNotFound, match=r"'made' v1 was deleted at .* by .*process"):
+            opened.to_pandas()
+        assert store.create_featuregroup(table(), "made").read().count() == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fg", "show", "gg"], "did you mean g?"),
+        (["td", "show", "made_bfore"], "did you mean made_before?"),
+        (["fg", "show", "g", "--version", "7"], "the latest is g@v1"),
+        (["job", "run", "nightly"], "featurestore job register path/to/jobs.py"),
+    ],
+)
+def test_the_command_line_answers_in_its_own_words(
+    world: World, command_line: Callable[..., Any], words: list[str], said: str
+) -> None:
+    told = command_line(*words, "--location", str(world.place / "store"), code=1)
+    assert f"hint: {said}" in told.err
+    assert "featurestore." not in told.err
+
+
+def test_the_command_line_makes_no_store_where_there_is_none(
+    world: World, command_line: Callable[..., Any]
+) -> None:
+    told = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
+    assert f"stores found near it: '{world.place / 'store'}'" in told.err
+    assert f"hint: --location {world.place / 'store'}" in told.err
+    assert not (world.place / "stroe").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import featurestore\nimport no_such_thing\n", "line 2: ModuleNotFoundError"),
+        ("x = 1\n\n1 / 0\n", "line 3: ZeroDivisionError: division by zero"),
+        ("def x(:\n", "line 1: SyntaxError"),
+    ],
+)
+def test_a_job_file_that_does_not_import_is_named_with_its_line(
+    world: World, command_line: Callable[..., Any], tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "jobs.py"
+    file.write_text(text)
+    told = command_line(
+        "job", "register", str(file), "--location", str(world.place / "store"), code=1
+    )
+    assert f"error: {file} cannot be loaded, {said}" in told.err
+    assert len(told.err.splitlines()) <= 2

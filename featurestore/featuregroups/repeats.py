@@ -36,8 +36,8 @@ def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
         is_repeat = bool(added) and all(_has_twin(file, before) for file in added)
     except (FeatureStoreError, OSError):
         return  # what cannot be read now says nothing about the rows
-    if is_repeat:
-        rows = sum(file.rows for file in added)
+    rows = sum(file.rows for file in added)
+    if is_repeat and rows > 1:
         warn_caller(
             f"the same {rows:,} rows were in feature group {group.spec.name!r} already and are "
             "there twice now; transaction=('name', number) makes a write happen once, and a group "

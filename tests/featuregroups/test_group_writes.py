@@ -241,7 +241,7 @@ def test_a_stream_is_not_touched_by_a_repeated_transaction(
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [
-        ({"mode": "merge"}, InvalidArgument, "append, upsert, overwrite"),
+        ({"mode": "merge"}, InvalidArgument, "did you mean mode='upsert'"),
         ({"on_duplicates": "first"}, InvalidArgument, "'error' or 'last'"),
         ({"schema_change": "any"}, InvalidArgument, "schema_change='add'"),
         ({"validation": "loose"}, InvalidArgument, "strict, warn, quarantine, off"),

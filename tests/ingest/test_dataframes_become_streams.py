@@ -127,7 +127,7 @@ def test_a_stream_is_read_batch_by_batch() -> None:
     ("df", "says"),
     [
         (3, "int is not a dataframe"),
-        ("rows.csv", "str is not a dataframe"),
+        ("rows.csv", "name of a file, not a dataframe"),
         ([], "no columns"),
         ([1, 2], "list of int"),
         ([[1], [1, 2]], "different lengths: 1, 2"),
@@ -137,7 +137,6 @@ def test_a_stream_is_read_batch_by_batch() -> None:
         ({"a": [1], "b": 2}, "these are not: 'b'"),
         ({"a": [1], "b": [1, 2]}, "'a' has 1, 'b' has 2"),
         (np.zeros((2, 0)), "no columns"),
-        (pd.Series([1]), "pandas Series"),
         (pl.LazyFrame({"a": [1]}), "LazyFrame"),
         (iter([]), "gave nothing"),
         (iter([{"a": 1}]), "iterator of dict"),
@@ -168,7 +167,7 @@ def test_bad_names_are_listed_with_the_rename_to_paste() -> None:
         read(pd.DataFrame({"wind speed": [1], "2nd": [2], "fine": [3]}))
     with pytest.raises(InvalidName, match="unique ignoring case"):
         read(pa.table({"a": [1], "A": [2]}))
-    with pytest.raises(InvalidName, match="Duplicate column names"):
+    with pytest.raises(InvalidName, match=r"df.columns = \['a', 'a_2'\]"):
         read(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 
@@ -266,7 +265,7 @@ def test_null_columns_take_the_type_that_the_group_has() -> None:
 
 
 def test_mixed_values_of_one_column_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedType, match="column a"):
+    with pytest.raises(UnsupportedType, match="Column 'a'"):
         read(pd.DataFrame({"a": [1, "x"]}))
     with pytest.raises(UnsupportedType, match="Column 'a'"):
         read([{"a": 1}, {"a": "x"}])

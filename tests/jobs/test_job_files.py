@@ -151,7 +151,7 @@ def test_a_notebook_may_define_a_job_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_file_that_cannot_be_loaded_is_named(define: Define) -> None:
-    with pytest.raises(InvalidJob, match=r"jobs\.py cannot be loaded: ZeroDivisionError"):
+    with pytest.raises(InvalidJob, match=r"jobs\.py cannot be loaded, line 1: ZeroDivisionError"):
         load(define("1 / 0"))
-    with pytest.raises(InvalidJob, match="cannot be loaded: SyntaxError"):
+    with pytest.raises(InvalidJob, match=r"cannot be loaded, line \d+: SyntaxError"):
         load(define(python_job().replace("def ", "deaf ")))

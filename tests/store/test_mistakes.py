@@ -205,7 +205,7 @@ FEATURES: list[Row] = [
     ("feature of another group", lambda w: w.store.get_features(["g.wind"]), FeatureNotFound, ("'h.wind'",)),
     ("no such plain feature", lambda w: w.store.get_features(["winds"]), FeatureNotFound, ("'h.wind'",)),
     ("feature of several groups", lambda w: w.store.get_features(["y"]), AmbiguousFeature, ("'g.y'", "'h.y'")),
-    ("no such group", lambda w: w.store.get_features(["gg.x"]), FeatureGroupNotFound, ("did you mean 'g'",)),
+    ("no such group", lambda w: w.store.get_features(["gg.x"]), FeatureGroupNotFound, ("did you mean 'g.x'",)),
     ("drop", lambda w: w.store.get_featuregroup("g").drop("xx"), FeatureNotFound, ("'k', 't', 'x', 'y'", "'x'")),
     ("select", lambda w: w.store.get_featuregroup("g").select("xx"), FeatureNotFound, ("did you mean 'x'",)),
     ("label time is text", lambda w: w.labels(t=["2024-01-01 10:00"]), LabelTimeRequired,

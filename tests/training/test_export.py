@@ -427,6 +427,7 @@ def test_types_that_no_record_can_hold_are_refused_together(duckdb_store: Featur
         duckdb_store.create_training_dataset(table, "nested", data_format="csv")
 
 
+@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
 def test_empty_data_makes_an_empty_dataset(store: FeatureStore, example: Example) -> None:
     dataset = store.create_training_dataset(
         example(0), "none", splits={"train": 0.5, "test": 0.5}, key=["at"]

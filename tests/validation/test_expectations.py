@@ -181,9 +181,9 @@ def test_a_severity_below_critical_is_a_warning(validator: Validator) -> None:
         ),
         (
             rule("column_values_to_be_between", column="a", minimum=1),
-            "minimum; extra fields not permitted",
+            "there is no 'minimum'; it has 'column'",
         ),
-        (rule("column_values_to_be_between", min_value=1), "column; field required"),
+        (rule("column_values_to_be_between", min_value=1), "lacks 'column'"),
         ({"kwargs": {}}, "is not an expectation"),
         ("expect_column_to_exist", "is not an expectation"),
         (

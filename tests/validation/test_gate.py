@@ -204,6 +204,7 @@ def test_a_batch_of_failing_rows_only_goes_to_quarantine_whole(duckdb_store: Fea
     assert len(quarantined(duckdb_store)) == 2
 
 
+@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
 def test_event_times_in_the_future_are_a_warning(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
     ahead = people([500], [30], hours=24 * 365 * 100)
@@ -220,6 +221,7 @@ def test_event_times_in_the_future_are_a_warning(duckdb_store: FeatureStore) -> 
     )
 
 
+@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
 def test_event_times_within_the_tolerance_are_no_warning(duckdb_store: FeatureStore) -> None:
     now = datetime.now(UTC)
     ahead = pd.DataFrame(

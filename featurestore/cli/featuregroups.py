@@ -65,7 +65,10 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         show_json({**found, "columns": columns})
         return
     show_record(context, found)
-    show_rows(context, columns, columns=["name", "type", "role"])
+    shown = ["name", "type", "role"]
+    if any(column["description"] for column in columns):
+        shown.append("description")
+    show_rows(context, columns, columns=shown)
 
 
 @app.command(epilog="Example: featurestore fg head weather -n 10")

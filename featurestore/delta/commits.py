@@ -53,16 +53,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Meta:
-    """Description and tags of a version of a group: they change without a new version."""
+    """Description and tags of a version of a group: they change without a new version.
+
+    ``features`` holds the descriptions of columns, by name.
+    """
 
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, str] = field(default_factory=dict)
 
     def to_text(self) -> str:
         """Return the JSON text of the table property."""
-        return json.dumps(
-            {"description": self.description, "tags": dict(self.tags)}, ensure_ascii=False
-        )
+        told: dict[str, Any] = {"description": self.description, "tags": dict(self.tags)}
+        if self.features:
+            told["features"] = dict(self.features)
+        return json.dumps(told, ensure_ascii=False)
 
 
 def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
@@ -116,9 +121,11 @@ def meta_of(state: Snapshot) -> Meta:
     with _stored(state, META):
         data = json.loads(state.properties.get(META, "{}"))
         description, tags = data.get("description", ""), dict(data.get("tags", {}))
-        if not all(isinstance(text, str) for text in (description, *tags, *tags.values())):
-            raise ValueError("a description, tags and their values are texts")
-        return Meta(description=description, tags=tags)
+        features = dict(data.get("features", {}))
+        texts = (description, *tags, *tags.values(), *features, *features.values())
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("descriptions, tags and their values are texts")
+        return Meta(description, tags, features)
 
 
 @contextmanager

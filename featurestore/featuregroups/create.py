@@ -159,7 +159,9 @@ def _create(
 ) -> Commit:
     audited = prepare(session, Conformed(rows, spec), write, run)
     path = session.featuregroup_path(spec.name, spec.version)
-    meta = commits.Meta(declared.description, dict(declared.tags))
+    meta = commits.Meta(
+        declared.description, dict(declared.tags), dict(declared.descriptions or {})
+    )
     session.engine.create_table(
         path,
         schema=spec.schema,

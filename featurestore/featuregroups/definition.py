@@ -35,6 +35,7 @@ class Declaration:
     validation: str = "strict"
     statistics: bool = True
     description: str = ""
+    descriptions: Mapping[str, str] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     job: str | None = None
     event_time_tolerance: timedelta | str | None = None
@@ -47,6 +48,8 @@ def define(
     """Return the spec of a declaration over the columns of a dataframe."""
     check_policy(declared.validation)
     check_tags(declared.tags)
+    check_text(declared.description)
+    check_descriptions(declared.descriptions or {}, schema.names)
     return FeatureGroupSpec(
         name=name,
         version=version,
@@ -116,6 +119,35 @@ def check_policy(policy: str | None) -> None:
             hint=did_you_mean(policy, VALIDATION_POLICIES, write="validation={!r}")
             or f"one of {', '.join(VALIDATION_POLICIES)}",
         )
+
+
+def check_text(description: object) -> None:
+    """Refuse a description that is no text."""
+    if not isinstance(description, str):
+        raise InvalidArgument(
+            f"description={description!r} is no text.", hint="description='Hourly weather'"
+        )
+
+
+def check_descriptions(given: object, columns: Sequence[str]) -> dict[str, str]:
+    """Return descriptions of features; InvalidArgument where they name none or are no texts."""
+    if not isinstance(given, Mapping):
+        raise InvalidArgument(
+            f"descriptions={given!r} is no dict of texts.", hint="descriptions={'temp': 'in F'}"
+        )
+    for feature, text in given.items():
+        if feature not in columns:
+            raise InvalidArgument(
+                f"descriptions names {feature!r}, which is no column. There are "
+                f"{listing(columns, limit=50)}.",
+                hint=did_you_mean(feature, columns, write="descriptions={{{!r}: '...'}}"),
+            )
+        if not isinstance(text, str):
+            raise InvalidArgument(
+                f"The description of {feature!r} is {text!r}, no text.",
+                hint=f"descriptions={{{feature!r}: '...'}}",
+            )
+    return dict(given)
 
 
 # What two definitions must have in common, beside their columns.

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from featurestore.delta import commits
-from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.featuregroups.registration import advance
+from featurestore.featuregroups.descriptions import write_meta
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import Commit, check_tags
 from featurestore.model.references import parse_reference
-from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups, features, lineage, tags
 from featurestore.session import Session
 
@@ -68,6 +66,7 @@ def _matches(session: Session, wanted: str, limit: int | None) -> Iterator[Match
     with session.registry.reading() as connection:
         tagged = tags.of_latest_groups(connection, featuregroups.KIND)
         described = featuregroups.latest_descriptions(connection)
+        described_features = features.latest_descriptions(connection)
     for (name, version), values in tagged.items():
         for key, value in values.items():
             if wanted in key.casefold() or wanted in value.casefold():
@@ -75,6 +74,9 @@ def _matches(session: Session, wanted: str, limit: int | None) -> Iterator[Match
     for name, version, description in described:
         if wanted in description.casefold():
             yield Match(name, version, "description", description, name)
+    for name, version, feature, description in described_features:
+        if wanted in description.casefold():
+            yield Match(name, version, "description", description, f"{name}.{feature}")
 
 
 def features_list(session: Session) -> list[str]:
@@ -158,8 +160,4 @@ def _newest_first(group: OpenGroup) -> Iterator[Commit]:
 
 
 def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -> None:
-    spec = group.spec
-    meta = commits.Meta(commits.meta_of(group.state).description, values)
-    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
-        session.engine.set_properties(group.path, {commits.META: meta.to_text()})
-        advance(session, spec, latest_version(group.path), run=run, tags=values)
+    write_meta(session, group, replace(commits.meta_of(group.state), tags=values))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.delta import commits
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
 from featurestore.featuregroups.read import history, quarantined, read
@@ -103,6 +104,13 @@ class FeatureGroup:
         """The description."""
         with self._session.registry.reading() as connection:
             return featuregroups.get(connection, self._name, self._version).description
+
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """The descriptions of those features that have one."""
+        return dict(
+            commits.meta_of(open_group(self._session, self._name, self._version).state).features
+        )
 
     @property
     def tags(self) -> dict[str, str]:

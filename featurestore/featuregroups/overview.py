@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from featurestore.delta import commits
 from featurestore.featuregroups.handle import FeatureGroup
 from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import format_ttl
@@ -50,12 +52,12 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "expectations": [dict(each) for each in spec.expectations],
         "statistics": spec.statistics,
         "job": spec.job,
-        "columns": _columns(spec),
+        "columns": _columns(spec, commits.meta_of(opened.state).features),
     }
 
 
-def _columns(spec: FeatureGroupSpec) -> list[dict[str, str]]:
-    """Return name, type and role of each column."""
+def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return name, type, role and description of each column."""
     columns = []
     for field in spec.schema:
         role = "feature"
@@ -63,5 +65,6 @@ def _columns(spec: FeatureGroupSpec) -> list[dict[str, str]]:
             role = "key"
         elif field.name in (spec.event_time, spec.created_time):
             role = "time"
-        columns.append({"name": field.name, "type": describe(field.type), "role": role})
+        told = {"name": field.name, "type": describe(field.type), "role": role}
+        columns.append({**told, "description": descriptions.get(field.name, "")})
     return columns

@@ -8,7 +8,6 @@ does it later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from sqlalchemy.engine import Connection
@@ -26,7 +25,6 @@ from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
-from featurestore.registry import tags as registered_tags
 from featurestore.session import Session
 from featurestore.storage.publication import after_publication, warn_published
 
@@ -76,17 +74,15 @@ def advance(
     delta_version: int,
     *,
     run: InFlight,
-    tags: Mapping[str, str] | None = None,
+    meta: commits.Meta | None = None,
 ) -> None:
-    """Register the Delta version of a commit that brought no rows, and the tags that it set."""
+    """Register the Delta version of a commit that brought no rows, and what it says of the group."""
     run.landed = delta_version
     with after_publication(_what(spec, delta_version)):
         with session.registry.transaction() as connection:
             featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
-            if tags is not None:
-                registered_tags.replace(
-                    connection, featuregroups.KIND, spec.name, spec.version, tags
-                )
+            if meta is not None:
+                groups.describe(connection, spec.name, spec.version, meta)
         run.registered = True
 
 
@@ -123,7 +119,8 @@ def _add_definition(
         description=declared.description,
         created=commit.timestamp,
     )
-    registered_tags.replace(connection, featuregroups.KIND, spec.name, spec.version, declared.tags)
+    meta = commits.Meta(declared.description, declared.tags, declared.descriptions or {})
+    groups.describe(connection, spec.name, spec.version, meta)
 
 
 def _what(spec: FeatureGroupSpec, delta_version: int) -> str:

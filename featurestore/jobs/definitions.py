@@ -43,7 +43,7 @@ def job(
     *,
     featuregroup: str,
     schedule: str,
-    inputs: Mapping[str, str],
+    inputs: Mapping[str, str] | None = None,
     name: str | None = None,
     primary_key: Columns = (),
     event_time: str | None = None,
@@ -75,7 +75,7 @@ def job(
         featuregroup: The group that the job fills; it is made by the first run.
         schedule: Cron expression; a window ends at each of its times.
         inputs: ``{name of an argument: group reference, or path of a Delta table or Parquet
-            folder}``.
+            folder}``; None: the function gets the window alone and fetches its rows itself.
         name: Name of the job; else that of the function.
         primary_key: As for ``create_featuregroup``.
         event_time: Column of the result; when the function gives none, the store writes the
@@ -130,7 +130,7 @@ def sql_job(
     *,
     sql: str,
     schedule: str,
-    inputs: Mapping[str, str],
+    inputs: Mapping[str, str] | None = None,
     featuregroup: str | None = None,
     primary_key: Columns = (),
     event_time: str | None = None,

@@ -38,7 +38,7 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         kind=kind,
         target=check_name(asked.featuregroup, noun="feature group"),
         schedule=asked.schedule,
-        inputs=asked.inputs,
+        inputs=asked.inputs or {},
         code=code,
         window=_duration(asked.window, "window"),
         start=_start(asked.start),
@@ -148,8 +148,6 @@ def _check_rows(spec: JobSpec) -> None:
 
 
 def _check_inputs(spec: JobSpec) -> None:
-    if not spec.inputs:
-        raise InvalidJob(f"Job {spec.name!r} has no inputs.", hint="inputs={'trips': 'taxi_trips'}")
     for name, source in spec.inputs.items():
         if not _INPUT_NAME.fullmatch(name) or name == "window":
             raise InvalidJob(

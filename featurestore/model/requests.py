@@ -50,8 +50,8 @@ class FeatureJobRequest:
 
     featuregroup: str
     schedule: str
-    inputs: Mapping[str, str]
     name: str
+    inputs: Mapping[str, str] | None = None
     primary_key: str | Sequence[str] = ()
     event_time: str | None = None
     created_time: str | None = None

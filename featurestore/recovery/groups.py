@@ -52,12 +52,17 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
         )
     else:
         featuregroups.advance(connection, name, version, delta_version=state.version, spec=spec)
-        featuregroups.describe(connection, name, version, meta.description)
-    tags.replace(connection, featuregroups.KIND, name, version, meta.tags)
+    describe(connection, name, version, meta)
     for commit in found:
         if known is None or commit.delta_version > known.delta_version:
             add_lineage(connection, spec, commit)
     return spec
+
+
+def describe(connection: Connection, name: str, version: int, meta: commits.Meta) -> None:
+    """Register what a table says of a group: description, descriptions of features, tags."""
+    featuregroups.describe(connection, name, version, meta.description, descriptions=meta.features)
+    tags.replace(connection, featuregroups.KIND, name, version, meta.tags)
 
 
 def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) -> None:

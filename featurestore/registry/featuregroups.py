@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -210,8 +211,18 @@ def advance(
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**changed))
 
 
-def describe(connection: Connection, name: str, version: int, description: str) -> None:
-    """Set the description of a version."""
+def describe(
+    connection: Connection,
+    name: str,
+    version: int,
+    description: str,
+    *,
+    descriptions: Mapping[str, str],
+) -> None:
+    """Set the description of a version, and those of its features."""
+    row = _row(connection, name, version)
+    if row is not None:
+        features.describe(connection, row.id, descriptions)
     connection.execute(
         featuregroups.update()
         .where(featuregroups.c.name == name, featuregroups.c.version == version)

@@ -5,6 +5,7 @@ For plain names and for search.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -45,6 +46,31 @@ def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> No
             }
         )
     connection.execute(features.insert(), rows)
+
+
+def describe(connection: Connection, group_id: int, descriptions: Mapping[str, str]) -> None:
+    """Set the descriptions of a group's columns; of all others they are empty."""
+    of_group = features.c.featuregroup_id == group_id
+    connection.execute(features.update().where(of_group).values(description=""))
+    for name, text in descriptions.items():
+        named = sa.and_(of_group, features.c.name == name)
+        connection.execute(features.update().where(named).values(description=text))
+
+
+def latest_descriptions(connection: Connection) -> list[tuple[str, int, str, str]]:
+    """Return group, version, name and description of the latest versions' features that have one."""
+    query = (
+        sa.select(
+            featuregroups.c.name.label("group"),
+            featuregroups.c.version,
+            features.c.name,
+            features.c.description,
+        )
+        .join(features, features.c.featuregroup_id == featuregroups.c.id)
+        .where(features.c.description != "", is_latest(featuregroups))
+        .order_by(featuregroups.c.name, features.c.position)
+    )
+    return [tuple(row) for row in connection.execute(query)]
 
 
 def _role(spec: FeatureGroupSpec, name: str) -> str:

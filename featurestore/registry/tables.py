@@ -47,6 +47,7 @@ features = Table(
     Column("name", Text, nullable=False),
     Column("type", Text, nullable=False),
     Column("role", String(16), nullable=False),
+    Column("description", Text, nullable=False, server_default=""),
     Index("ix_features_name", "name"),
 )
 

@@ -33,6 +33,7 @@ class FeatureGroupCalls(Connected):
         version: int | None = None,
         ttl: timedelta | str | None = None,
         description: str = "",
+        descriptions: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         expectations: object = None,
         validation: str = "strict",
@@ -54,6 +55,7 @@ class FeatureGroupCalls(Connected):
             ttl: How long a value may be used after its event time ("7d"); None: without limit;
                 "exact": at exactly its event time.
             description: What people should know.
+            descriptions: What they should know of features: ``{"temp": "in Fahrenheit"}``.
             tags: Texts to find the group by.
             expectations: Great Expectations objects, a suite, or plain dicts of type and kwargs.
             validation: "strict", "warn", "quarantine" or "off".
@@ -83,6 +85,7 @@ class FeatureGroupCalls(Connected):
             validation=validation,
             statistics=statistics,
             description=description,
+            descriptions=descriptions,
             tags=dict(tags or {}),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
@@ -102,6 +105,7 @@ class FeatureGroupCalls(Connected):
         version: int | None = None,
         ttl: timedelta | str | None = None,
         description: str = "",
+        descriptions: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         expectations: object = None,
         validation: str = "strict",
@@ -136,6 +140,7 @@ class FeatureGroupCalls(Connected):
             validation=validation,
             statistics=statistics,
             description=description,
+            descriptions=descriptions,
             tags=dict(tags or {}),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
@@ -369,6 +374,61 @@ class FeatureGroupCalls(Connected):
         from featurestore.featuregroups.discovery import remove_tag
 
         remove_tag(self._session, name, key, version=version)
+
+    def update_featuregroup(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        description: str | None = None,
+        descriptions: Mapping[str, str] | None = None,
+    ) -> FeatureGroup:
+        """Change the description of a feature group, or of some of its features; return the handle.
+
+        Args:
+            name: The group.
+            version: Its version; None: the latest.
+            description: The new one; None leaves it as it is.
+            descriptions: ``{feature: text}`` for those to change; an empty text removes one.
+
+        Raises:
+            InvalidArgument: Nothing to change, or a description of what the group does not have.
+
+        >>> group = store.update_featuregroup("weather", descriptions={"temp": "in Fahrenheit"})
+        >>> group.descriptions
+        {'temp': 'in Fahrenheit'}
+        """
+        from featurestore.featuregroups import FeatureGroup
+        from featurestore.featuregroups.descriptions import update
+
+        spec = update(
+            self._session,
+            name,
+            version=version,
+            description=description,
+            descriptions=descriptions,
+        )
+        return FeatureGroup(self._session, spec.name, spec.version)
+
+    def rename_feature(self, name: str, old: str, new: str) -> FeatureGroup:
+        """Make the next version of a feature group, in which a feature has another name.
+
+        Rows, key, times, expectations, tags and descriptions are those of the latest version, which
+        stays as it is.
+
+        Raises:
+            FeatureNotFound: The group has no such feature.
+            InvalidName: The new name is none, or taken.
+
+        >>> renamed = store.rename_feature("weather", "wind", "wind_speed")
+        >>> (renamed.version, renamed.schema.names, renamed.tags)
+        (2, ['origin', 'measured_at', 'temp', 'wind_speed'], {'team': 'sky'})
+        """
+        from featurestore.featuregroups import FeatureGroup
+        from featurestore.featuregroups.rename import rename_feature
+
+        spec = rename_feature(self._session, name, old, new)
+        return FeatureGroup(self._session, spec.name, spec.version)
 
     def compact_featuregroup(self, name: str, *, version: int | None = None) -> Commit:
         """Rewrite small files of a feature group into large ones; the rows stay as they are.

@@ -1,0 +1,131 @@
+"""Another name for a feature: the next version of its group, with all that the group has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.delta import commits
+from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
+from featurestore.featuregroups.create import create
+from featurestore.featuregroups.definition import Declaration
+from featurestore.featuregroups.read import read
+from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.write import Write
+from featurestore.model.durations import format_ttl
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.names import check_feature_names
+from featurestore.retrieval import FeatureFrame
+from featurestore.session import Session
+
+# Arguments of expectations that name columns.
+_NAMING = ("column", "column_A", "column_B", "column_list", "column_set")
+
+
+def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:
+    """Make the next version of a group, in which a column has another name; return its definition.
+
+    Keys, times, partitions, expectations, tags and descriptions follow the name. All rows are
+    copied in one commit, which states the Delta version that they come from; the version before
+    stays as it is, with its history.
+
+    Raises:
+        FeatureNotFound: The group has no such column.
+        InvalidName: The new name is none, or taken.
+    """
+    group = open_group(session, name, None)
+    spec = group.spec
+    columns = spec.schema.names
+    if old not in columns:
+        raise FeatureNotFound(
+            f"Feature group {spec.name!r} version {spec.version} has no feature {old!r}; "
+            f"it has {listing(columns, limit=20)}.",
+            hint=did_you_mean(old, columns, write="{!r}"),
+        )
+    renamed = [new if column == old else column for column in columns]
+    check_feature_names(renamed)
+    if new == old:
+        raise InvalidArgument(f"{old!r} is the name that the feature has.", hint="give another one")
+    source = {
+        "featuregroup": spec.name,
+        "version": spec.version,
+        "delta_version": group.delta_version,
+    }
+    # The rows were checked when they landed.
+    write = Write(validation="off", inputs=(source,))
+    frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
+    made, _ = create(
+        session,
+        _renamed_frame(session, frame, old, new),
+        spec.name,
+        declared=_declared(group, old, new),
+        version=spec.version + 1,
+        write=write,
+    )
+    return made
+
+
+def _renamed_frame(session: Session, frame: FeatureFrame, old: str, new: str) -> FeatureFrame:
+    columns = {}
+    for column in frame.columns:
+        columns[new if column == old else column] = column
+    schema = pa.schema(
+        [frame.schema.field(source).with_name(name) for name, source in columns.items()]
+    )
+    engine = session.engine
+    return FeatureFrame(session, lambda: engine.select(frame.relation, columns), schema=schema)
+
+
+def _declared(group: OpenGroup, old: str, new: str) -> Declaration:
+    spec, meta = group.spec, commits.meta_of(group.state)
+
+    def named(column: str | None) -> str | None:
+        return new if column == old else column
+
+    expectations = []
+    for expectation in spec.expectations:
+        expectations.append(_renamed_expectation(expectation, old, new))
+    descriptions = {}
+    for column, text in meta.features.items():
+        descriptions[new if column == old else column] = text
+    return Declaration(
+        primary_key=_renamed(spec.primary_key, old, new),
+        event_time=named(spec.event_time),
+        created_time=named(spec.created_time),
+        partition_by=_renamed(spec.partition_by, old, new),
+        ttl=format_ttl(spec.ttl),
+        expectations=expectations,
+        validation=spec.validation,
+        statistics=spec.statistics,
+        description=meta.description,
+        descriptions=descriptions,
+        tags=dict(meta.tags),
+        job=spec.job,
+        event_time_tolerance=spec.event_time_tolerance,
+        compact=spec.compact,
+    )
+
+
+def _renamed(columns: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
+    return tuple(new if column == old else column for column in columns)
+
+
+def _renamed_expectation(expectation: Mapping[str, Any], old: str, new: str) -> Mapping[str, Any]:
+    kwargs = dict(expectation["kwargs"])
+    for argument in _NAMING:
+        value = kwargs.get(argument)
+        if value == old:
+            kwargs[argument] = new
+        elif isinstance(value, list):
+            kwargs[argument] = list(_renamed(tuple(value), old, new))
+    condition = kwargs.get("row_condition")
+    if condition is not None and re.search(rf"\b{re.escape(old)}\b", str(condition)):
+        raise InvalidArgument(
+            f"The expectation {expectation['type']} has a row_condition that names {old!r}: "
+            f"{condition!r}.",
+            hint="make the next version with create_featuregroup(...), its condition rewritten",
+        )
+    return {**expectation, "kwargs": kwargs}

@@ -1,0 +1,157 @@
+"""Descriptions of groups and features change without a version; a rename makes the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import FeatureNotFound, InvalidArgument, InvalidName
+from featurestore.recovery.rebuild import rebuild
+from featurestore.store import FeatureStore
+from tests.docstrings.weather import hour
+
+EXPECTATION = {
+    "type": "expect_column_values_to_be_between",
+    "kwargs": {"column": "temp", "min_value": -100},
+}
+
+
+@pytest.fixture
+def described(duckdb_store: FeatureStore) -> FeatureStore:
+    """A store with one group that has all that a rename must keep."""
+    rows = pa.table({"k": ["a", "b"], "t": [hour(1), hour(2)], "temp": [1.0, 2.0], "p": [1, 1]})
+    group = duckdb_store.create_featuregroup(
+        rows,
+        "weather",
+        primary_key="k",
+        event_time="t",
+        partition_by="p",
+        ttl="6h",
+        description="Hourly weather",
+        descriptions={"temp": "in Fahrenheit", "k": "the airport"},
+        tags={"team": "sky"},
+        expectations=[EXPECTATION],
+        validation="warn",
+    )
+    group.insert(pa.table({"k": ["a"], "t": [hour(3)], "temp": [3.0], "p": [1]}))
+    return duckdb_store
+
+
+def test_descriptions_are_searched_and_shown(
+    described: FeatureStore, command_line: Callable[..., Any]
+) -> None:
+    found = described.search("fahrenheit")
+    assert [(each.where, each.reference) for each in found] == [("description", "weather.temp")]
+    shown = command_line("fg", "show", "weather", "--location", described.location).out
+    assert "in Fahrenheit" in shown
+    assert "in Fahrenheit" in described.featuregroup("weather")._repr_html_()
+    listed = command_line("features", "search", "airport", "--location", described.location).out
+    assert "weather.k" in listed
+
+
+def test_descriptions_change_without_a_version_and_outlive_the_registry(
+    described: FeatureStore,
+) -> None:
+    described.update_featuregroup("weather", descriptions={"temp": "in Celsius", "k": ""})
+    group = described.update_featuregroup("weather", description="Weather by the hour")
+    assert (group.version, group.delta_version) == (1, 4)
+    assert group.tags == {"team": "sky"}
+    described.add_featuregroup_tag("weather", "owner", "ops")
+    rebuild(described.location)
+    assert group.descriptions == {"temp": "in Celsius"}
+    assert group.description == "Weather by the hour"
+    assert [each.reference for each in described.search("celsius")] == ["weather.temp"]
+    assert described.search("airport") == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "nothing to change"),
+        ({"descriptions": {"tmp": "x"}}, "descriptions={'temp': '...'}"),
+        ({"descriptions": {"temp": 5}}, "no text"),
+        ({"descriptions": "in F"}, "no dict of texts"),
+        ({"description": 5}, "description='Hourly weather'"),
+    ],
+)
+def test_a_wrong_description_changes_nothing(
+    described: FeatureStore, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument) as told:
+        described.update_featuregroup("weather", **given)
+    assert said in str(told.value)
+    assert described.featuregroup("weather").delta_version == 2
+
+
+def test_a_description_of_no_column_makes_no_group(duckdb_store: FeatureStore) -> None:
+    with pytest.raises(InvalidArgument, match="which is no column"):
+        duckdb_store.create_featuregroup([{"x": 1}], "g", descriptions={"y": "?"})
+    assert duckdb_store.get_featuregroups() == []
+
+
+def test_a_rename_keeps_rows_keys_tags_descriptions_and_expectations(
+    described: FeatureStore,
+) -> None:
+    before = described.featuregroup("weather")
+    made = described.rename_feature("weather", "temp", "temperature")
+    assert made.version == 2
+    assert made.schema.names == ["k", "t", "temperature", "p"]
+    spec, old = made.spec, before.spec
+    kept = ("primary_key", "event_time", "partition_by", "ttl", "validation", "statistics")
+    for name in kept:
+        assert getattr(spec, name) == getattr(old, name)
+    assert spec.expectations[0]["kwargs"]["column"] == "temperature"
+    assert (made.tags, made.description) == ({"team": "sky"}, "Hourly weather")
+    assert made.descriptions == {"temperature": "in Fahrenheit", "k": "the airport"}
+    rows = sorted(made.read().to_arrow()["temperature"].to_pylist())
+    assert rows == [1.0, 2.0, 3.0]
+    (commit,) = made.history()
+    (source,) = commit.inputs.values()
+    assert source == {"featuregroup": "weather", "version": 1, "delta_version": 2}
+    assert [edge.version for edge in before.derived()] == [2]
+    assert len(before.history()) == 2
+    assert described.get_features(["weather.temperature"]).count() == 3
+
+
+def test_a_key_is_renamed_wherever_it_is_named(described: FeatureStore) -> None:
+    made = described.rename_feature("weather", "k", "airport")
+    described.rename_feature("weather", "t", "measured_at")
+    last = described.rename_feature("weather", "p", "part")
+    assert made.primary_key == ("airport",)
+    spec = last.spec
+    assert (spec.event_time, spec.partition_by, spec.version) == ("measured_at", ("part",), 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "said"),
+    [
+        ("tmp", "x", FeatureNotFound, "did you mean 'temp'"),
+        ("temp", "k", InvalidName, "unique"),
+        ("temp", "a b", InvalidName, "'a_b'"),
+        ("temp", "temp", InvalidArgument, "the name that the feature has"),
+    ],
+)
+def test_a_wrong_rename_makes_no_version(
+    described: FeatureStore, old: str, new: str, kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind) as told:
+        described.rename_feature("weather", old, new)
+    assert said in str(told.value)
+    assert described.get_latest_featuregroup_version("weather") == 1
+
+
+def test_a_group_of_an_older_release_has_no_descriptions(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path) as store:
+        made = store.create_featuregroup([{"x": 1}], "g")
+        assert made.descriptions == {}
+        assert (
+            "features"
+            not in (tmp_path / "featuregroups/g/v1/_delta_log/00000000000000000000.json")
+            .read_text()
+            .split("featurestore.meta")[1]
+        )

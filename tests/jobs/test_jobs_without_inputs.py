@@ -1,0 +1,84 @@
+"""Jobs that fetch their rows themselves: windows, catching up, failures and staleness."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import time_machine
+
+import featurestore
+from featurestore.errors import InvalidJob, JobFailed
+from featurestore.store import FeatureStore
+
+DAY = datetime(2024, 1, 4, 1, tzinfo=UTC)
+FILE = """
+from pathlib import Path
+import featurestore
+
+@featurestore.job(
+    featuregroup="readings", primary_key="sensor", event_time="at", schedule="0 0 * * *",
+    start="2024-01-01T00:00Z", {rules}
+)
+def readings(window):
+    file = Path({folder!r}) / f"{{window.start:%Y-%m-%d}}.txt"
+    pairs = [line.split() for line in file.read_text().splitlines()]
+    return [dict(sensor=sensor, value=float(value)) for sensor, value in pairs]
+"""
+
+
+@pytest.fixture
+def dropped(tmp_path: Path) -> Path:
+    """A folder with the files of three days."""
+    for day in (1, 2, 3):
+        (tmp_path / f"2024-01-0{day}.txt").write_text(f"a {day}\nb {day * 10}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("rules", ["", "inputs={}", "inputs=None"])
+def test_a_job_without_inputs_catches_up_and_goes_on(
+    duckdb_store: FeatureStore, dropped: Path, rules: str
+) -> None:
+    (dropped / "jobs.py").write_text(FILE.format(rules=rules, folder=str(dropped)))
+    duckdb_store.register_jobs(str(dropped / "jobs.py"))
+    with time_machine.travel(DAY, tick=False):
+        plan = duckdb_store.plan_job("readings")
+        assert (len(plan.windows), plan.inputs, plan.rows) == (3, (), 0)
+        duckdb_store.run_job("readings", due=True)
+        rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
+        found = sorted((row["at"].day, row["sensor"], row["value"]) for row in rows)
+        assert found == [
+            (2, "a", 1.0), (2, "b", 10.0), (3, "a", 2.0), (3, "b", 20.0), (4, "a", 3.0), (4, "b", 30.0)
+        ]  # fmt: skip
+        assert duckdb_store.run_job("readings", due=True) == []
+        assert duckdb_store.run_job("readings", stale=True) == []
+        (dropped / "2024-01-02.txt").write_text("a 7\n")
+        duckdb_store.run_job("readings", window="2024-01-02T00:00Z")
+        rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
+        assert sorted(row["value"] for row in rows) == [1.0, 3.0, 7.0, 10.0, 30.0]
+
+
+def test_a_window_whose_file_has_not_come_stays_due(
+    duckdb_store: FeatureStore, dropped: Path
+) -> None:
+    (dropped / "2024-01-02.txt").unlink()
+    (dropped / "jobs.py").write_text(FILE.format(rules="", folder=str(dropped)))
+    duckdb_store.register_jobs(str(dropped / "jobs.py"))
+    with time_machine.travel(DAY, tick=False):
+        with pytest.raises(JobFailed):
+            duckdb_store.run_job("readings", due=True)
+        assert duckdb_store.get_featuregroup("readings").count() == 4
+        (dropped / "2024-01-02.txt").write_text("a 2\n")
+        duckdb_store.run_job("readings", due=True)
+        assert duckdb_store.get_featuregroup("readings").count() == 5
+
+
+def test_a_query_without_inputs_reads_no_table() -> None:
+    query = "select 'a' as sensor, $window_end as at, 1.0 as value"
+    made = featurestore.sql_job("beat", sql=query, event_time="at", schedule="0 0 * * *")
+    assert made.spec.inputs == {}
+    with pytest.raises(InvalidJob, match="input_times names no inputs"):
+        featurestore.sql_job(
+            "beat", sql=query, event_time="at", schedule="0 0 * * *", input_times={"t": "at"}
+        )

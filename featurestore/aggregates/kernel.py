@@ -137,25 +137,23 @@ def _in_halves(
 ) -> list[pa.Array]:
     """Aggregate the lower and the upper half of the keys, one after the other."""
     middle = keys // 2
-    parts = []
+    halves = []
     for low, high in ((0, middle), (middle, keys)):
         mine = slice(*np.searchsorted(rows.key, [low, high]))
         asked = slice(*np.searchsorted(labels.key, [low, high]))
-        part = aggregate(
-            Rows(
-                rows.key[mine] - low,
-                rows.event[mine],
-                None if rows.known is None else rows.known[mine],
-                None if rows.replaced is None else rows.replaced[mine],
-            ),
+        my_columns = [each[mine] for each in columns]
+        my_conditions = [each[mine] for each in conditions]
+        half = aggregate(
+            rows.part(mine, first_key=low),
             Labels(labels.key[asked] - low, labels.time[asked]),
             keys=high - low,
-            columns=[each[mine] for each in columns],
+            columns=my_columns,
             aggregates=aggregates,
-            conditions=[each[mine] for each in conditions],
+            conditions=my_conditions,
         )
-        parts.append(part)
-    return [pa.concat_arrays([lower, upper]) for lower, upper in zip(*parts, strict=True)]
+        halves.append(half)
+    lower, upper = halves
+    return [pa.concat_arrays(pair) for pair in zip(lower, upper, strict=True)]
 
 
 def result_type(function: Function, kind: pa.DataType, *, n: int = 0) -> pa.DataType | None:

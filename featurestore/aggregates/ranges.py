@@ -71,6 +71,15 @@ class Rows:
     known: Integers | None = None
     replaced: Integers | None = None
 
+    def part(self, rows: slice, *, first_key: int) -> Rows:
+        """Return some of the rows, with keys counted from ``first_key`` on."""
+        known, replaced = self.known, self.replaced
+        if known is not None:
+            known = known[rows]
+        if replaced is not None:
+            replaced = replaced[rows]
+        return Rows(self.key[rows] - first_key, self.event[rows], known, replaced)
+
 
 @dataclass(frozen=True)
 class Labels:

@@ -114,15 +114,17 @@ class WindowFeatures:
             if not (replaced < NEVER).any():
                 replaced = None
         positions = pa.array(rows)
-        values = 1 + max([each.values for each in self.aggregates], default=-1)
+        count = 1 + max([each.values for each in self.aggregates], default=-1)
+        values = [_taken(chunk, f"v{number}", positions) for number in range(count)]
+        conditions = [_taken(chunk, f"w{each}", positions) for each in range(self.conditions)]
         # One more key without rows, for the label that sees none.
         found = aggregate(
             Rows(key[rows], time[rows], known[rows] if self.waits else None, replaced),
             Labels(np.append(key[asked], keys), np.append(time[asked], 0)),
             keys=keys + 1,
-            columns=[_taken(chunk, f"v{number}", positions) for number in range(values)],
+            columns=values,
             aggregates=self.aggregates,
-            conditions=[_taken(chunk, f"w{each}", positions) for each in range(self.conditions)],
+            conditions=conditions,
         )
         answers = []
         for each, fill in zip(found, self.fills, strict=True):

@@ -114,6 +114,11 @@ def explain_window(
     reasons["outside the window"] += len(known) - len(inside)
     reasons[f"for which {output.where} is not true"] += len(inside) - len(counted)
     reasons[f"without a value in {output.column}"] += len(counted) - len(present)
+    values_counted, shown = [], []
+    for row in present:
+        values_counted.append(row.values[output.column])
+        shown.append(_shown(row))
+    left_out = {reason: count for reason, count in reasons.items() if count}
     return WindowExplanation(
         window=wanted,
         group=name,
@@ -121,9 +126,9 @@ def explain_window(
         delta_version=source.delta_version,
         key=values,
         at=moment,
-        value=by_row.answer(output, [row.values[output.column] for row in present]),
-        rows=tuple(_shown(row) for row in reversed(present)),
-        left_out={reason: count for reason, count in reasons.items() if count},
+        value=by_row.answer(output, values_counted),
+        rows=tuple(reversed(shown)),
+        left_out=left_out,
     )
 
 

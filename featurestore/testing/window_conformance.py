@@ -51,24 +51,25 @@ def _asked(group: str) -> list[WindowFeature]:
 
 def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
     """Return random rows of few keys and moments, with nulls and numbers that are hard to add."""
-    numbers = [0.1, -0.0, 1e16, -1e16, 1e-9, 3.5, float("nan"), float("inf"), None]
-    likely = [0.3, 0.1, 0.12, 0.12, 0.12, 0.12, 0.01, 0.01, 0.1]
-    texts = ["", "a", "zz", None]
-    event = [at(hour) for hour in random.integers(0, 40, count).tolist()]
-    delays = random.integers(-3, 10, count).tolist()
-    return {
-        "k": random.integers(0, 4, count).tolist(),
-        "g": [["p", "q"][number] for number in random.integers(0, 2, count).tolist()],
-        "m": random.integers(0, 5, count).tolist(),
-        "t": event,
-        "c": [moment + timedelta(hours=delay) for moment, delay in zip(event, delays, strict=True)],
-        "x": [numbers[number] for number in random.choice(9, count, p=likely).tolist()],
-        "n": [[1, -7, 2**40, None][number] for number in random.integers(0, 4, count).tolist()],
-        "d": [[Decimal("1.25"), Decimal("-9.50"), None][i] for i in random.integers(0, 3, count)],
-        "s": [texts[number] for number in random.integers(0, 4, count).tolist()],
-        "b": [[True, False, None][number] for number in random.integers(0, 3, count).tolist()],
-        "u": [at(hour) for hour in random.integers(0, 9, count).tolist()],
+    choices: dict[str, list[Any]] = {
+        "g": ["p", "q"],
+        "m": [0, 1, 2, 3, 4],
+        "x": [0.1, 0.1, -0.0, 1e16, -1e16, 1e-9, 3.5, float("nan"), float("inf"), None],
+        "n": [1, -7, 2**40, None],
+        "d": [Decimal("1.25"), Decimal("-9.50"), None],
+        "s": ["", "a", "zz", None],
+        "b": [True, False, None],
+        "u": list(map(at, range(9))),
     }
+    rows: dict[str, list[Any]] = {name: [] for name in ("k", *choices, "t", "c")}
+    for _ in range(count):
+        event = at(int(random.integers(0, 40)))
+        rows["k"].append(int(random.integers(0, 4)))
+        rows["t"].append(event)
+        rows["c"].append(event + timedelta(hours=int(random.integers(-3, 10))))
+        for name, values in choices.items():
+            rows[name].append(values[int(random.integers(0, len(values)))])
+    return rows
 
 
 _TYPES = {"d": pa.decimal128(12, 2), "u": TIMESTAMP, "t": TIMESTAMP, "c": TIMESTAMP}

@@ -1,0 +1,669 @@
+"""The calls of ``hops.featurestore`` of 2019, in terms of this store's public interface.
+
+``from featurestore.compat import hops as featurestore`` lets notebooks of that time run: argument
+names, version 1 where none is said, ``group_1`` for a group and its version, inner joins, Spark
+dataframes from the Spark engine (frames from the embedded one, which ``show`` alike). What has no
+meaning here answers with a sentence. ``docs/coming-from/hopsworks.md`` lists it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import featurestore as fs
+from featurestore._current import current_store
+from featurestore.errors import InvalidArgument, listing
+
+_REFERENCE = re.compile(r"([a-z][a-z0-9_]*)_([1-9][0-9]*)\.(\w+)")
+_TABLE = re.compile(r"\b(from|join)\s+([a-z][a-z0-9_]*)_([1-9][0-9]*)\b", re.IGNORECASE)
+_DESCRIBE = re.compile(r"\s*describe\s+([a-z][a-z0-9_]*?)_([1-9][0-9]*)\s*;?\s*", re.IGNORECASE)
+_FORMATS = {"tfrecords": "tfrecord", "tsv": "csv", "orc": "parquet", "avro": "parquet",
+            "hdf5": "parquet", "npy": "parquet"}  # fmt: skip
+_INSTEAD = {
+    "connect": "featurestore.connect('path') opens a store; there is no server to log in to",
+    "sync_hive_table_with_featurestore": "create_featuregroup(spark.table('name'), 'name')",
+    "insert_into_training_dataset": "training datasets do not change: create_training_dataset(..., "
+    "training_dataset_version=get_latest_training_dataset_version(name) + 1)",
+    "get_storage_connector": "there are no storage connectors: read the data with its own library",
+    "import_featuregroup_s3": "read the files and call create_featuregroup",
+    "import_featuregroup_redshift": "read the table and call create_featuregroup",
+    "enable_featuregroup_online": "there is no online store: get_features(features, labels=[{...}], "
+    "label_time=now) reads the latest values",
+    "disable_featuregroup_online": "there is no online store",
+    "get_online_featurestore_connector": "there is no online store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+        return lambda *_args, **_kwargs: _refuse(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def project_featurestore() -> str:
+    """Return the name of the store: its directory's, with ``_featurestore`` behind."""
+    return f"{os.path.basename(current_store().location)}_featurestore"
+
+
+def get_project_featurestores() -> list[str]:
+    """Return the names of the stores of the project: the one that is connected."""
+    return [project_featurestore()]
+
+
+# -- feature groups ---------------------------------------------------------------------------
+
+
+def create_featuregroup(
+    df: object,
+    featuregroup: str,
+    primary_key: str | Sequence[str] = (),
+    description: str = "",
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    jobs: Sequence[str] = (),
+    descriptive_statistics: bool = True,
+    feature_correlation: bool = True,
+    feature_histograms: bool = True,
+    cluster_analysis: bool = True,
+    stat_columns: Sequence[str] | None = None,
+    partition_by: str | Sequence[str] = (),
+    online: bool = False,
+) -> None:
+    """Make a version of a feature group; statistics are counted when any of the flags asks."""
+    _check_store(featurestore, online=online)
+    flags = (descriptive_statistics, feature_correlation, feature_histograms, cluster_analysis)
+    fs.create_featuregroup(
+        df,
+        featuregroup,
+        primary_key=primary_key,
+        description=description,
+        version=featuregroup_version,
+        partition_by=partition_by,
+        statistics=any(flags),
+    )
+
+
+def create_on_demand_featuregroup(
+    sql_query: str,
+    featuregroup: str,
+    jdbc_connector_name: str | None = None,
+    featurestore: str | None = None,
+    description: str = "",
+    featuregroup_version: int = 1,
+) -> None:
+    """Make a feature group of the rows that a query gives now; it is not run again at reading."""
+    _check_store(featurestore)
+    warnings.warn(
+        f"{featuregroup!r} holds the rows that its query gives now; sql(...) runs one anew.",
+        stacklevel=2,
+    )
+    rows = fs.sql(_tables(sql_query))
+    fs.create_featuregroup(
+        rows, featuregroup, description=description, version=featuregroup_version
+    )
+
+
+def insert_into_featuregroup(
+    df: object,
+    featuregroup: str,
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    mode: str = "append",
+    descriptive_statistics: bool = True,
+    feature_correlation: bool = True,
+    feature_histograms: bool = True,
+    cluster_analysis: bool = True,
+    stat_columns: Sequence[str] | None = None,
+    online: bool = False,
+) -> None:
+    """Write rows into a feature group; the group itself says whether statistics are counted."""
+    _check_store(featurestore, online=online)
+    if mode not in ("append", "overwrite"):
+        raise InvalidArgument(f"mode={mode!r} is not one of 'append', 'overwrite'.")
+    fs.insert_into_featuregroup(
+        df,
+        featuregroup,
+        version=featuregroup_version,
+        mode=mode,  # type: ignore[arg-type]
+    )
+
+
+def get_featuregroup(
+    featuregroup: str,
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    dataframe_type: str = "spark",
+    online: bool = False,
+) -> Any:
+    """Return the rows of a feature group."""
+    _check_store(featurestore, online=online)
+    return _converted(
+        fs.get_featuregroup(featuregroup, version=featuregroup_version), dataframe_type
+    )
+
+
+def get_featuregroup_partitions(
+    featuregroup: str,
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    dataframe_type: str = "spark",
+) -> Any:
+    """Return the partitions of a feature group, one row each: ``score=1/team=2``."""
+    _check_store(featurestore)
+    rows = []
+    for values in fs.get_featuregroup_partitions(featuregroup, version=featuregroup_version):
+        pairs = [f"{column}={value}" for column, value in values.items()]
+        rows.append(("/".join(pairs),))
+    return _converted(_rows(("partition",), rows), dataframe_type)
+
+
+def get_featuregroups(featurestore: str | None = None) -> list[str]:
+    """Return the names of all feature groups, each with its version: ``teams_features_1``."""
+    _check_store(featurestore)
+    return [f"{group.name}_{group.version}" for group in fs.get_featuregroups()]
+
+
+def get_latest_featuregroup_version(featuregroup: str, featurestore: str | None = None) -> int:
+    """Return the highest version of a feature group, 0 when there is none."""
+    _check_store(featurestore)
+    versions = [group.version for group in fs.get_featuregroups() if group.name == featuregroup]
+    return max(versions, default=0)
+
+
+def update_featuregroup_stats(
+    featuregroup: str,
+    featuregroup_version: int = 1,
+    featurestore: str | None = None,
+    descriptive_statistics: bool = True,
+    feature_correlation: bool = True,
+    feature_histograms: bool = True,
+    cluster_analysis: bool = True,
+    stat_columns: Sequence[str] | None = None,
+) -> None:
+    """Count the statistics of a feature group anew, of all its columns."""
+    _check_store(featurestore)
+    fs.update_featuregroup_statistics(featuregroup, version=featuregroup_version)
+
+
+def set_featuregroup_tag(
+    name: str,
+    tag: str,
+    value: str = "",
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+) -> None:
+    """Set a tag of a feature group."""
+    _check_store(featurestore)
+    fs.add_featuregroup_tag(name, tag, value, version=featuregroup_version)
+
+
+def get_featuregroup_tags(
+    name: str, featurestore: str | None = None, featuregroup_version: int = 1
+) -> dict[str, str]:
+    """Return the tags of a feature group."""
+    _check_store(featurestore)
+    return fs.get_featuregroup_tags(name, version=featuregroup_version)
+
+
+def get_featuregroup_tag(
+    name: str, tag: str, featurestore: str | None = None, featuregroup_version: int = 1
+) -> str | None:
+    """Return a tag of a feature group, None where it has none of that name."""
+    return get_featuregroup_tags(name, featurestore, featuregroup_version).get(tag)
+
+
+def remove_featuregroup_tag(
+    name: str, tag: str, featurestore: str | None = None, featuregroup_version: int = 1
+) -> None:
+    """Remove a tag of a feature group."""
+    _check_store(featurestore)
+    fs.remove_featuregroup_tag(name, tag, version=featuregroup_version)
+
+
+def get_tags() -> list[str]:
+    """Return the names of all tags that feature groups have; any other may be set, too."""
+    names: set[str] = set()
+    for group in fs.get_featuregroups():
+        names.update(group.tags)
+    return sorted(names)
+
+
+# -- features ---------------------------------------------------------------------------------
+
+
+def get_feature(
+    feature: str,
+    featurestore: str | None = None,
+    featuregroup: str | None = None,
+    featuregroup_version: int = 1,
+    dataframe_type: str = "spark",
+    online: bool = False,
+) -> Any:
+    """Return one feature."""
+    _check_store(featurestore, online=online)
+    versions = {}
+    if featuregroup is not None:
+        versions[featuregroup] = featuregroup_version
+    (reference,) = _references([feature], versions)
+    return _converted(fs.get_feature(reference), dataframe_type)
+
+
+def get_features(
+    features: Sequence[str],
+    featurestore: str | None = None,
+    featuregroups_version_dict: Mapping[str, int] | None = None,
+    join_key: str | None = None,
+    dataframe_type: str = "spark",
+    online: bool = False,
+) -> Any:
+    """Return features of several groups, joined on a column that all of them have: rows in all.
+
+    ``join_key=None`` takes the primary key that they share, or else the first column.
+    """
+    _check_store(featurestore, online=online)
+    references = _references(features, dict(featuregroups_version_dict or {}))
+    groups = list(dict.fromkeys([reference.split(".")[0] for reference in references]))
+    if join_key is None and len(groups) > 1:
+        join_key = _shared_column(groups)
+    frame = fs.get_features(references, join_key=join_key, join="inner")
+    return _converted(frame, dataframe_type)
+
+
+def get_features_list(featurestore: str | None = None) -> list[str]:
+    """Return the names of all features."""
+    _check_store(featurestore)
+    return [reference.split(".")[-1] for reference in fs.get_features_list()]
+
+
+def sql(
+    query: str, featurestore: str | None = None, dataframe_type: str = "spark", online: bool = False
+) -> Any:
+    """Return the rows of a query over ``group_1`` tables; also ``show tables`` and ``describe``."""
+    _check_store(featurestore, online=online)
+    described = _DESCRIBE.fullmatch(query)
+    if described is not None:
+        schema = fs.featuregroup(described[1], version=int(described[2])).schema
+        columns = [(field.name, str(field.type)) for field in schema]
+        return _converted(_rows(("col_name", "data_type"), columns), dataframe_type)
+    if query.strip().rstrip(";").lower() == "show tables":
+        names = [(name,) for name in get_featuregroups()]
+        return _converted(_rows(("tableName",), names), dataframe_type)
+    return _converted(fs.sql(_tables(query)), dataframe_type)
+
+
+# -- training datasets ------------------------------------------------------------------------
+
+
+def create_training_dataset(
+    df: object,
+    training_dataset: str,
+    description: str = "",
+    featurestore: str | None = None,
+    data_format: str = "tfrecords",
+    training_dataset_version: int = 1,
+    jobs: Sequence[str] = (),
+    descriptive_statistics: bool = True,
+    feature_correlation: bool = True,
+    feature_histograms: bool = True,
+    cluster_analysis: bool = True,
+    stat_columns: Sequence[str] | None = None,
+    petastorm_args: Mapping[str, Any] | None = None,
+) -> None:
+    """Export rows as a training dataset of one split, all columns in their files.
+
+    ``petastorm_args`` are not needed: the schema is the rows' own. ORC, Avro, HDF5 and npy become
+    Parquet, tsv becomes csv, each with a warning.
+    """
+    _check_store(featurestore)
+    written = _FORMATS.get(data_format, data_format)
+    if written != data_format and data_format != "tfrecords":
+        warnings.warn(f"{data_format!r} is not written here: {written!r} instead.", stacklevel=2)
+    flags = (descriptive_statistics, feature_correlation, feature_histograms, cluster_analysis)
+    fs.create_training_dataset(
+        df,
+        training_dataset,
+        description=description,
+        data_format=written,
+        version=training_dataset_version,
+        statistics=any(flags),
+        progress=False,
+    )
+
+
+def get_training_dataset(
+    training_dataset: str,
+    featurestore: str | None = None,
+    training_dataset_version: int = 1,
+    dataframe_type: str = "spark",
+) -> Any:
+    """Return the rows of a training dataset."""
+    _check_store(featurestore)
+    found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
+    return _converted(found.read(found.splits[0]), dataframe_type)
+
+
+def get_training_dataset_path(
+    training_dataset: str, featurestore: str | None = None, training_dataset_version: int = 1
+) -> str:
+    """Return the directory of a training dataset's files: that of its first split."""
+    _check_store(featurestore)
+    found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
+    return os.path.join(found.path, found.splits[0])
+
+
+def get_training_datasets(featurestore: str | None = None) -> list[str]:
+    """Return the names of all training datasets, each with its version."""
+    _check_store(featurestore)
+    return [f"{dataset.name}_{dataset.version}" for dataset in fs.get_training_datasets()]
+
+
+def get_latest_training_dataset_version(
+    training_dataset: str, featurestore: str | None = None
+) -> int:
+    """Return the highest version of a training dataset, 0 when there is none."""
+    _check_store(featurestore)
+    return fs.get_latest_training_dataset_version(training_dataset)
+
+
+def get_training_dataset_tf_record_schema(
+    training_dataset: str, training_dataset_version: int = 1, featurestore: str | None = None
+) -> dict[str, Any]:
+    """Return ``{column: tf.io feature}`` of a training dataset."""
+    _check_store(featurestore)
+    return fs.get_training_dataset_tf_record_schema(
+        training_dataset, version=training_dataset_version
+    )
+
+
+def get_dataframe_tf_record_schema(df: object) -> dict[str, Any]:
+    """Return ``{column: tf.io feature}`` of a dataframe."""
+    return fs.get_dataframe_tf_record_schema(df)
+
+
+def update_training_dataset_stats(
+    training_dataset: str,
+    training_dataset_version: int = 1,
+    featurestore: str | None = None,
+    descriptive_statistics: bool = True,
+    feature_correlation: bool = True,
+    feature_histograms: bool = True,
+    cluster_analysis: bool = True,
+    stat_columns: Sequence[str] | None = None,
+) -> None:
+    """Make sure that a training dataset has statistics: it does not change, so they stay."""
+    _check_store(featurestore)
+    found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
+    for split in found.splits:
+        found.statistics(split)
+
+
+# -- pictures ---------------------------------------------------------------------------------
+
+
+def visualize_featuregroup_distributions(
+    featuregroup_name: str,
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    figsize: tuple[float, float] | None = None,
+    color: str = "lightblue",
+    log: bool = False,
+    align: str = "center",
+    plot: bool = True,
+) -> Any:
+    """Draw the distributions of a feature group; color, log and align are the library's own."""
+    _check_store(featurestore)
+    return fs.visualize_featuregroup_distributions(  # type: ignore[call-overload]
+        featuregroup_name, version=featuregroup_version, figsize=figsize, plot=plot
+    )
+
+
+def visualize_featuregroup_correlations(
+    featuregroup_name: str,
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    figsize: tuple[float, float] | None = None,
+    cmap: str = "coolwarm",
+    annot: bool = True,
+    fmt: str = ".2f",
+    linewidths: float = 0.05,
+    plot: bool = True,
+) -> Any:
+    """Draw the correlations of a feature group."""
+    _check_store(featurestore)
+    return fs.visualize_featuregroup_correlations(  # type: ignore[call-overload]
+        featuregroup_name,
+        version=featuregroup_version,
+        figsize=figsize,
+        cmap=cmap,
+        annot=annot,
+        plot=plot,
+    )
+
+
+def visualize_featuregroup_clusters(
+    featuregroup_name: str,
+    featurestore: str | None = None,
+    featuregroup_version: int = 1,
+    figsize: tuple[float, float] | None = None,
+    plot: bool = True,
+) -> Any:
+    """Draw the clusters of a feature group."""
+    _check_store(featurestore)
+    return fs.visualize_featuregroup_clusters(  # type: ignore[call-overload]
+        featuregroup_name, version=featuregroup_version, figsize=figsize, plot=plot
+    )
+
+
+def visualize_featuregroup_descriptive_stats(
+    featuregroup_name: str, featurestore: str | None = None, featuregroup_version: int = 1
+) -> Any:
+    """Return the descriptive statistics of a feature group as a pandas frame."""
+    _check_store(featurestore)
+    return fs.visualize_featuregroup_descriptive_stats(
+        featuregroup_name, version=featuregroup_version
+    )
+
+
+def visualize_training_dataset_distributions(
+    training_dataset_name: str,
+    featurestore: str | None = None,
+    training_dataset_version: int = 1,
+    figsize: tuple[float, float] | None = None,
+    color: str = "lightblue",
+    log: bool = False,
+    align: str = "center",
+    plot: bool = True,
+) -> Any:
+    """Draw the distributions of a training dataset."""
+    _check_store(featurestore)
+    return fs.visualize_training_dataset_distributions(  # type: ignore[call-overload]
+        training_dataset_name, version=training_dataset_version, figsize=figsize, plot=plot
+    )
+
+
+def visualize_training_dataset_correlations(
+    training_dataset_name: str,
+    featurestore: str | None = None,
+    training_dataset_version: int = 1,
+    figsize: tuple[float, float] | None = None,
+    cmap: str = "coolwarm",
+    annot: bool = True,
+    fmt: str = ".2f",
+    linewidths: float = 0.05,
+    plot: bool = True,
+) -> Any:
+    """Draw the correlations of a training dataset."""
+    _check_store(featurestore)
+    return fs.visualize_training_dataset_correlations(  # type: ignore[call-overload]
+        training_dataset_name,
+        version=training_dataset_version,
+        figsize=figsize,
+        cmap=cmap,
+        annot=annot,
+        plot=plot,
+    )
+
+
+def visualize_training_dataset_clusters(
+    training_dataset_name: str,
+    featurestore: str | None = None,
+    training_dataset_version: int = 1,
+    figsize: tuple[float, float] | None = None,
+    plot: bool = True,
+) -> Any:
+    """Draw the clusters of a training dataset."""
+    _check_store(featurestore)
+    return fs.visualize_training_dataset_clusters(  # type: ignore[call-overload]
+        training_dataset_name, version=training_dataset_version, figsize=figsize, plot=plot
+    )
+
+
+def visualize_training_dataset_descriptive_stats(
+    training_dataset_name: str, featurestore: str | None = None, training_dataset_version: int = 1
+) -> Any:
+    """Return the descriptive statistics of a training dataset as a pandas frame."""
+    _check_store(featurestore)
+    return fs.visualize_training_dataset_descriptive_stats(
+        training_dataset_name, version=training_dataset_version
+    )
+
+
+# -- the store --------------------------------------------------------------------------------
+
+
+def get_storage_connectors(featurestore: str | None = None) -> list[str]:
+    """Return the storage connectors: none."""
+    _check_store(featurestore)
+    return []
+
+
+def get_featurestore_metadata(
+    featurestore: str | None = None, update_cache: bool = False
+) -> dict[str, Any]:
+    """Return what the store holds: columns and types of groups, splits of training datasets."""
+    _check_store(featurestore)
+    groups: dict[str, Any] = {}
+    for group in fs.get_featuregroups():
+        columns = {field.name: str(field.type) for field in group.schema}
+        groups[f"{group.name}_{group.version}"] = columns
+    datasets: dict[str, Any] = {}
+    for dataset in fs.get_training_datasets():
+        datasets[f"{dataset.name}_{dataset.version}"] = list(dataset.splits)
+    return {"featuregroups": groups, "training_datasets": datasets}
+
+
+# -- from their words to ours -----------------------------------------------------------------
+
+
+def _refuse(name: str) -> None:
+    raise InvalidArgument(f"{name} has no meaning in this store.", hint=_INSTEAD[name])
+
+
+def _check_store(featurestore: str | None, *, online: bool = False) -> None:
+    if featurestore is not None and featurestore != project_featurestore():
+        raise InvalidArgument(
+            f"featurestore={featurestore!r} is not the store that is connected: "
+            f"{project_featurestore()!r}.",
+            hint="featurestore.connect('path') opens another one",
+        )
+    if online:
+        raise InvalidArgument(
+            "online=True: there is no online store.",
+            hint="get_features(features, labels=[{...}], label_time=now) reads the latest values",
+        )
+
+
+def _references(features: Sequence[str], versions: Mapping[str, int]) -> list[str]:
+    """Return features as this store names them: ``group@v1.feature``."""
+    wanted = dict(versions)
+    if not wanted:
+        for group in fs.get_featuregroups():
+            wanted[group.name] = min(group.version, wanted.get(group.name, group.version))
+    columns = {}
+    for name, version in wanted.items():
+        columns[f"{name}@v{version}"] = fs.featuregroup(name, version=version).schema.names
+    return [_reference(feature, columns) for feature in features]
+
+
+def _reference(feature: str, columns: Mapping[str, Sequence[str]]) -> str:
+    named = _REFERENCE.fullmatch(feature)
+    if named is not None:
+        return f"{named[1]}@v{named[2]}.{named[3]}"
+    if "." in feature:
+        return feature
+    having = [group for group, names in columns.items() if feature in names]
+    if len(having) != 1:
+        raise InvalidArgument(
+            f"The feature {feature!r} is in {len(having)} of the feature groups "
+            f"{listing(columns)}.",
+            hint=f"name its group and version: 'group_1.{feature}'",
+        )
+    return f"{having[0]}.{feature}"
+
+
+def _shared_column(groups: Sequence[str]) -> str:
+    """Return the column that groups are joined on: a key of all, else the first that all have."""
+    shared: list[str] | None = None
+    keys: set[str] = set()
+    for reference in groups:
+        name, _, version = reference.partition("@v")
+        group = fs.featuregroup(name, version=int(version or 1))
+        keys.update(group.primary_key)
+        names = group.schema.names
+        shared = names if shared is None else [each for each in shared if each in names]
+    found = sorted(shared or [], key=lambda name: name not in keys)
+    if not found:
+        raise InvalidArgument(
+            f"The feature groups {listing(groups)} have no column in common.",
+            hint="join_key= names one",
+        )
+    return found[0]
+
+
+def _tables(query: str) -> str:
+    """Return a query whose tables ``group_1`` are groups with versions."""
+    known = {f"{group.name}_{group.version}" for group in fs.get_featuregroups()}
+
+    def quoted(match: re.Match[str]) -> str:
+        if f"{match[2]}_{match[3]}".lower() not in known:
+            return match[0]
+        return f'{match[1]} "{match[2].lower()}@v{match[3]}"'
+
+    return _TABLE.sub(quoted, query)
+
+
+def _rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Any:
+    """Return texts as a frame."""
+    if not rows:
+        return fs.sql(f"select {', '.join(f'null::text as {name}' for name in columns)} limit 0")
+    values = []
+    for row in rows:
+        cells = [_text(cell) for cell in row]
+        values.append(f"({', '.join(cells)})")
+    return fs.sql(f"select * from (values {', '.join(values)}) as rows({', '.join(columns)})")
+
+
+def _text(cell: str) -> str:
+    doubled = cell.replace("'", "''")
+    return f"'{doubled}'"
+
+
+def _converted(frame: Any, dataframe_type: str) -> Any:
+    """Return a frame as the words of 2019 name its type."""
+    if dataframe_type == "spark":
+        if frame.session.engine.name == "spark":
+            return frame.to_spark()
+        return frame
+    if dataframe_type == "python":
+        return [list(row.values()) for row in frame.to_arrow().to_pylist()]
+    if dataframe_type == "pandas":
+        return frame.to_pandas()
+    if dataframe_type == "numpy":
+        return frame.to_numpy()
+    raise InvalidArgument(
+        f"dataframe_type={dataframe_type!r} is not one of 'spark', 'pandas', 'numpy', 'python'."
+    )

@@ -170,8 +170,7 @@ def get_featuregroups(featurestore: str | None = None) -> list[str]:
 def get_latest_featuregroup_version(featuregroup: str, featurestore: str | None = None) -> int:
     """Return the highest version of a feature group, 0 when there is none."""
     _check_store(featurestore)
-    versions = [group.version for group in fs.get_featuregroups() if group.name == featuregroup]
-    return max(versions, default=0)
+    return fs.get_latest_featuregroup_version(featuregroup)
 
 
 def update_featuregroup_stats(
@@ -352,7 +351,7 @@ def get_training_dataset_path(
     """Return the directory of a training dataset's files: that of its first split."""
     _check_store(featurestore)
     found = fs.get_training_dataset(training_dataset, version=training_dataset_version)
-    return os.path.join(found.path, found.splits[0])
+    return found.path_of(found.splits[0])
 
 
 def get_training_datasets(featurestore: str | None = None) -> list[str]:

@@ -40,6 +40,18 @@ OPTIONAL = (
     "tf_keras",
 )
 SKIPPED_SPARK = "Spark suite skipped"
+# What kills processes, runs whole programs or tries many random cases: `make check` leaves it out.
+NOT_INNER_LOOP = (
+    "tests/examples",
+    "tests/faults",
+    "tests/jobs/test_flights_schedule.py",
+    "tests/jobs/test_job_faults.py",
+    "tests/jobs/test_parallel_backfill.py",
+    "tests/notebooks",
+    "tests/pages",
+    "tests/usersql/test_conditions_mean_the_same.py",
+    "tests/usersql/test_queries_mean_the_same.py",
+)
 
 
 # Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout
@@ -58,6 +70,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--core-only",
         action="store_true",
         help="run what the installed libraries allow: tests of extras that are not installed are left out",
+    )
+    parser.addoption(
+        "--inner-loop", action="store_true", help="leave out what kills, what is random, programs"
     )
     parser.addoption(
         "--times", action="store_true", help="print the 20 slowest tests and the sum of each folder"
@@ -107,7 +122,13 @@ def absent() -> frozenset[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out modules that import at their top a library of an extra that is not installed (--core-only)."""
+    """Leave out files: of the inner loop the long ones, of a bare install those of absent extras.
+
+    A module is left out under --core-only when it imports such a library at its top.
+    """
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    if config.getoption("--inner-loop") and name in NOT_INNER_LOOP:
+        return True
     if not config.getoption("--core-only") or collection_path.suffix != ".py":
         return None
     imported = set()

@@ -302,7 +302,7 @@ class FeaturePlan:
         columns: list[str] = []
         if self.left_plan is not None:
             columns += self.left_plan.join_columns
-        for join in self.joins:
+        for join in self.every_join:
             for left, _ in join.on:
                 columns.append(left)
         return self._named(tuple(dict.fromkeys(columns)))

@@ -12,7 +12,6 @@ A column that is no input stays in the files and can be read by its name.
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
+from featurestore.model import html
 from featurestore.model.printable import printable_line
 
 Role = Literal["feature", "label", "weight", "key", "time", "unused"]
@@ -228,12 +228,7 @@ class DatasetRoles(Mapping[str, Role]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        parts = ["<table><thead><tr><th>role</th><th>columns</th></tr></thead><tbody>"]
-        for heading, names in self._rows():
-            cells = f"<td>{html.escape(heading)}</td><td>{html.escape(names)}</td>"
-            parts.append(f"<tr>{cells}</tr>")
-        parts.append("</tbody></table>")
-        return "".join(parts)
+        return html.table([("role", ""), ("columns", "")], self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         for role, heading in _HEADINGS.items():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import featurestore
 from featurestore import FeatureFrame, FeatureStore
 from featurestore.errors import InvalidArgument, LabelTimeRequired
 from featurestore.model.roles import DatasetRoles, KnownRoles, assign_roles
@@ -147,6 +148,19 @@ def test_a_feature_asked_for_by_name_is_an_input_also_when_it_is_joined_on(
     assert dataset.roles.inputs == ("division", "level")
 
 
+def test_aggregates_over_windows_are_inputs_and_their_keys_are_keys(store: FeatureStore) -> None:
+    spending(store)
+    labels = matches().rename_columns(["customer", *matches().column_names[1:]])
+    frame = store.get_features(
+        [featurestore.window("spending.spent", "sum", over="30d"), "divisions.level"],
+        labels=labels,
+        label_time="played_at",
+    )
+    roles = store.create_training_dataset(frame, "spent", label="won").roles
+    assert set(roles.inputs) == {"spent_sum_30d", "level"}
+    assert set(roles.key) == {"customer", "division"}
+
+
 def test_a_selection_of_a_frame_keeps_the_roles(store: FeatureStore) -> None:
     frame = by_name(store).select("amount", "home_goals", "won").filter("amount > 2")
     roles = store.create_training_dataset(frame, "won", label="won").roles
@@ -207,7 +221,7 @@ def test_the_roles_are_printed_once_with_what_to_type(
     again = TrainingDataset.open(dataset.path)
     assert capsys.readouterr().out == ""
     assert repr(again.roles) in printed
-    assert "<td>not used</td><td>match_id, amount; name" in again.roles._repr_html_()
+    assert "match_id, amount; name them in features= to feed them" in again.roles._repr_html_()
 
 
 def test_an_input_with_another_value_in_every_row_is_warned_about(store: FeatureStore) -> None:
@@ -322,7 +336,7 @@ def test_every_column_has_one_role_and_no_label_or_excluded_column_is_an_input(
         ({"features": ["won"]}, "features names 'won', which is the label"),
         ({"exclude": "won"}, "exclude names 'won', which is the label"),
         ({"weight": "won"}, "'won' is named in label= and in weight="),
-        ({"features": "amonut"}, "features names columns that the data does not have: 'amonut'"),
+        ({"features": "amonut"}, "does not have: 'amonut'(.|\n)*did you mean features='amount'"),
         ({"exclude": ["id"]}, "exclude names columns that the data does not have: 'id'"),
         ({"features": "home", "exclude": "home"}, "features and exclude both name 'home'"),
         ({"weight": "played_at"}, "weights are numbers"),

@@ -20,7 +20,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import meant_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import features
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import readable, versions_of
 from featurestore.registry.tables import contains_text, featuregroups, is_latest, tags
 
 KIND = "featuregroup"
@@ -132,7 +132,7 @@ def versions(connection: Connection, name: str) -> list[int]:
         .where(featuregroups.c.name == name)
         .order_by(featuregroups.c.version)
     )
-    return [int(each) for each in connection.execute(query).scalars()]
+    return versions_of(connection, query, f"feature group {name!r}")
 
 
 def names(connection: Connection) -> list[str]:

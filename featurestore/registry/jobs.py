@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
@@ -67,8 +68,8 @@ def register(
             job_definitions.c.name == spec.name, job_definitions.c.version == last.version
         )
         connection.execute(job_definitions.update().where(same).values(origin=origin))
-        return int(last.version)
-    version = 1 if last is None else int(last.version) + 1
+        return _number(last)
+    version = 1 if last is None else _number(last) + 1
     connection.execute(
         job_definitions.insert().values(
             name=spec.name,
@@ -197,6 +198,12 @@ def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None
         .limit(1)
     )
     return connection.execute(query).first()
+
+
+def _number(row: Row[Any]) -> int:
+    """Return the version of a row of definitions."""
+    with readable(f"job {row.name!r}"):
+        return int(row.version)
 
 
 def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
+from sqlalchemy import Select
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import RegistryError
@@ -31,6 +32,12 @@ def readable(what: str) -> Iterator[None]:
             f"What the registry says of {what} cannot be read: {type(error).__name__}: {error}",
             hint="restore the index from the tables: featurestore registry rebuild",
         ) from error
+
+
+def versions_of(connection: Connection, query: Select[tuple[int]], what: str) -> list[int]:
+    """Return the version numbers that a query gives; SQLite keeps a text where one is written."""
+    with readable(f"the versions of {what}"):
+        return [int(each) for each in connection.execute(query).scalars()]
 
 
 def location_of(connection: Connection) -> str:

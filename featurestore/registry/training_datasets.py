@@ -18,7 +18,7 @@ from featurestore.errors import (
 )
 from featurestore.model.paths import check_version
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import readable, versions_of
 from featurestore.registry.tables import tags, training_dataset_pins, training_datasets
 
 KIND = "training_dataset"
@@ -118,7 +118,7 @@ def versions(connection: Connection, name: str) -> list[int]:
     """Return the versions of a dataset, ascending."""
     columns = training_datasets.c
     query = sa.select(columns.version).where(columns.name == name).order_by(columns.version)
-    return [int(each) for each in connection.execute(query).scalars()]
+    return versions_of(connection, query, f"training dataset {name!r}")
 
 
 def every(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Select
 from sqlalchemy.engine import Connection
@@ -34,7 +35,7 @@ def readable(what: str) -> Iterator[None]:
         ) from error
 
 
-def versions_of(connection: Connection, query: Select[tuple[int]], what: str) -> list[int]:
+def versions_of(connection: Connection, query: Select[Any], what: str) -> list[int]:
     """Return the version numbers that a query gives; SQLite keeps a text where one is written."""
     with readable(f"the versions of {what}"):
         return [int(each) for each in connection.execute(query).scalars()]

@@ -289,7 +289,7 @@ class Reader:
         >>> for epoch in range(2):
         ...     print([features["seats"].numpy().tolist() for features, _ in dataset])
         [[100, 200], [200, 100]]
-        [[200, 200], [100, 100]]
+        [[200, 100], [100, 200]]
         """
         from featurestore.readers.tensorflow import tf_dataset
 

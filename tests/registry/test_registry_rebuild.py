@@ -19,7 +19,7 @@ import pytest
 
 import featurestore
 from featurestore.cli.main import main
-from featurestore.errors import JobFailed, ValidationFailed
+from featurestore.errors import DataWarning, JobFailed, ValidationFailed
 from featurestore.featuregroups.write import Write, insert
 from featurestore.recovery.rebuild import NOT_RESTORED, rebuild
 from featurestore.registry import featuregroups, features, lineage, tags, training_datasets
@@ -170,9 +170,10 @@ def test_the_command_restores_exactly_what_is_promised(
             pa.table({"id": pa.nulls(1), "t": [DAY], "x": pa.array([1], pa.uint8())}), "derived"
         )
     frame = store.get_featuregroup("daily")
-    store.create_training_dataset(
-        frame, "rides", label="n", data_format="parquet", tags={"for": "model"}
-    )
+    with pytest.warns(DataWarning, match="one value only"):
+        store.create_training_dataset(
+            frame, "rides", label="n", data_format="parquet", tags={"for": "model"}
+        )
     before = known(store) | of_jobs(store)
     assert len(before["successful runs"]) >= 1
     assert before["watermarks"]["daily"] == DAY + dt.timedelta(days=3)

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import usersql
 from featurestore.errors import FeatureStoreError
-from featurestore.model import manifest
+from featurestore.model import manifest, sealed
 from featurestore.statistics.codec import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
 
@@ -185,8 +185,8 @@ def fuzz_manifest(world: World, data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         value.pop("checksum", None)
         with contextlib.suppress(ValueError):
-            value["checksum"] = manifest._checksum(value)
-            content = manifest._render(value)
+            value["checksum"] = sealed._checksum(value)
+            content = sealed._render(value)
     content = json.dumps(value, allow_nan=True).encode() if "content" not in locals() else content
     folder = world.fresh() / "trainingdatasets/d/v1"
     (folder / "manifest.json").write_bytes(content)
@@ -197,7 +197,7 @@ def fuzz_manifest(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_manifest_bytes(world: World, data: st.DataObject) -> None:
-    content = flipped(manifest._render(world.manifest), data)
+    content = flipped(sealed._render(world.manifest), data)
     with contextlib.suppress(FeatureStoreError):
         manifest.Manifest.from_bytes(content, path="manifest.json")
 

@@ -47,6 +47,8 @@ _FUNCTIONS = (
     "add_featuregroup_tag",
     "get_featuregroup_tags",
     "remove_featuregroup_tag",
+    "update_featuregroup",
+    "rename_feature",
     "compact_featuregroup",
     "vacuum_featuregroup",
     "delete_featuregroup",

@@ -46,7 +46,7 @@ def test_no_password_of_a_registry_is_in_an_error(tmp_path: Path, url: str) -> N
 
 
 def test_a_registry_that_is_no_url_says_what_one_looks_like(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="sqlite:////path"):
+    with pytest.raises(ConfigurationError, match="sqlite:///"):
         open_registry(str(tmp_path), url=str(tmp_path / "registry.db"))
 
 

@@ -49,6 +49,8 @@ PARAMETERS = {
     "add_featuregroup_tag": "name key value * version",
     "get_featuregroup_tags": "name * version",
     "remove_featuregroup_tag": "name key * version",
+    "update_featuregroup": "name * version description descriptions",
+    "rename_feature": "name old new",
     "compact_featuregroup": "name * version",
     "vacuum_featuregroup": "name * version retain",
     "delete_featuregroup": "name * version force",

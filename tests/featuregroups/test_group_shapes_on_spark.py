@@ -67,12 +67,12 @@ def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
 def test_arrays_encoded_by_a_codec_are_recognised_in_spark_frames(
     spark: Any, tmp_path: Path
 ) -> None:
-    codecs = pytest.importorskip("petastorm.codecs")
-    unischema = pytest.importorskip("petastorm.unischema")
-    field = unischema.UnischemaField("image", np.float32, (2, 3), codecs.NdarrayCodec(), False)
-    schema = unischema.Unischema("pictures", [field])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        codecs = pytest.importorskip("petastorm.codecs")
+        unischema = pytest.importorskip("petastorm.unischema")
+        field = unischema.UnischemaField("image", np.float32, (2, 3), codecs.NdarrayCodec(), False)
+        schema = unischema.Unischema("pictures", [field])
         row = unischema.dict_to_spark_row(schema, {"image": np.ones((2, 3), np.float32)})
         frame = spark.createDataFrame([row], schema.as_spark_schema())
     for engine in ("spark", "duckdb"):

@@ -6,14 +6,12 @@ from datetime import datetime
 
 import pyarrow.types as pat
 
-from featurestore.errors import (
-    DataWarning,
-    InvalidArgument,
-)
+from featurestore.errors import DataWarning, InvalidArgument, SchemaMismatch
 from featurestore.featuregroups.audit import AuditedRows
 from featurestore.featuregroups.definition import Declaration
+from featurestore.ingest import library_of
 from featurestore.model.callers import warn_caller
-from featurestore.model.epochs import conversion_hint, is_number, library_of, misread_advice
+from featurestore.model.epochs import conversion_hint, is_number, misread_advice
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.plugins.engine import Engine, Relation
@@ -41,6 +39,22 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
             f"Time column {name!r} has type {kind}; times are timestamps or dates.",
             hint=conversion_hint(name, kind, values, library=library_of(df)),
         )
+
+
+def check_time_numbers(
+    rows: Relation, spec: FeatureGroupSpec, *, df: object, engine: Engine
+) -> None:
+    """Refuse numbers for the times of a group that exists, with the line that converts them."""
+    for name in (spec.event_time, spec.created_time):
+        if name is None or name not in rows.schema.names:
+            continue
+        kind = rows.schema.field(name).type
+        if is_number(kind):
+            values = _first(rows, name, engine=engine)
+            raise SchemaMismatch(
+                f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",
+                hint=conversion_hint(name, kind, values, library=library_of(df)),
+            )
 
 
 def warn_of_odd_times(audited: AuditedRows, spec: FeatureGroupSpec) -> None:

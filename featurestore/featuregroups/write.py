@@ -37,7 +37,7 @@ from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.featuregroups.times import warn_of_odd_times
+from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.ingest import handed_over, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
@@ -95,6 +95,7 @@ def insert(
         ) as run,
         handed_over(df, engine=session.engine, like=group.spec.schema) as rows,
     ):
+        check_time_numbers(rows, group.spec, df=df, engine=session.engine)
         conformed = conform(
             rows,
             group.spec,

@@ -8,6 +8,9 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.model import types
+from featurestore.model.cast_lines import cast_line
+
 # Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
 PLAUSIBLE_FROM = datetime(1980, 1, 1, tzinfo=UTC)
 _PLAUSIBLE_TO = datetime(2100, 1, 1, tzinfo=UTC)
@@ -31,13 +34,6 @@ _NUMBERS = {
         "us": 'rows.select("* replace (make_timestamptz({c}) as {c})")',
         "ns": 'rows.select("* replace (make_timestamptz({c} // 1000) as {c})")',
     },
-}
-_TEXTS = {
-    "pandas": "df[{c!r}] = pd.to_datetime(df[{c!r}], utc=True)",
-    "polars": "df.with_columns(pl.col({c!r}).str.to_datetime(time_zone='UTC'))",
-    "pyspark": "df.withColumn({c!r}, F.to_timestamp({c!r}))",
-    "pyarrow": "table[{c!r}].cast(pa.timestamp('us', tz='UTC'))",
-    "duckdb": 'rows.select("* replace ({c}::timestamptz as {c})")',
 }
 _NAMES = {"pyspark": "on Spark", "pyarrow": "with Arrow", "duckdb": "in DuckDB"}
 
@@ -80,18 +76,6 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind))
 
 
-def library_of(df: object) -> str:
-    """Return the name of the library that a dataframe comes from.
-
-    >>> library_of(pa.table({"a": [1]}))
-    'pyarrow'
-    """
-    name = type(df).__module__.split(".")[0].lstrip("_")
-    if name in _NUMBERS:
-        return name
-    return "pandas"
-
-
 def misread_advice(times: Iterable[datetime]) -> str:
     """Return what to do about times of 1970.
 
@@ -115,9 +99,13 @@ def conversion_hint(
     >>> conversion_hint("ts", pa.int64(), [1618491906])
     "convert it first, with pandas: df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
     """
+    library = library.lstrip("_")
+    if library not in _NUMBERS:
+        library = "pandas"
     name = _NAMES.get(library, f"with {library}")
     if not is_number(kind):
-        return f"convert it first, {name}: {_TEXTS[library].format(c=column)}"
+        line = cast_line(library, column, pa.string(), types.TIMESTAMP)
+        return f"convert it first, {name}: {line}"
     unit = epoch_unit(values)
     if unit is not None:
         line = _NUMBERS[library][unit].format(c=column, u=unit)

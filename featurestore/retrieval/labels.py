@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from featurestore import ingest
 from featurestore.errors import ColumnConflict
-from featurestore.model.epochs import library_of
 from featurestore.model.plan import ROW
 from featurestore.model.references import parse_group_reference
 from featurestore.plugins.engine import Relation
@@ -60,10 +59,10 @@ def open_labels(
     if adopted is not None:
         _check_names(adopted.schema)
         peek = partial(_first_rows, session, adopted)
-        left = LabelSide(adopted.schema, peek=peek, library=library_of(labels))
+        left = LabelSide(adopted.schema, peek=peek, library=ingest.library_of(labels))
         return OpenedLabels(left, lambda: adopted)
     table = ingest.to_reader(labels).read_all()
-    return _from_memory(session, table, library=library_of(labels))
+    return _from_memory(session, table, library=ingest.library_of(labels))
 
 
 def _from_frame(frame: FeatureFrame) -> OpenedLabels:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired
+from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired, SchemaMismatch
 from featurestore.jobs import sql_job
 from featurestore.model.epochs import conversion_hint, epoch_unit
 from featurestore.model.times import SuspiciousTimeWarning
@@ -96,6 +96,16 @@ def test_labels_whose_time_is_a_number_are_refused_with_its_unit(
     old = pa.table({"id": [1], "at": pa.array([1618491906], pa.timestamp("us", tz="UTC"))})
     with pytest.warns(SuspiciousTimeWarning, match="1 of the first 1 labels lie before 1980"):
         duckdb_store.get_features("g.x", labels=old)
+
+
+def test_numbers_for_the_time_of_a_group_that_exists_are_refused_with_their_unit(
+    duckdb_store: FeatureStore,
+) -> None:
+    times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
+    rows = numbers("s").set_column(1, "ts", times)
+    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
+    with pytest.raises(SchemaMismatch, match=r"pd.to_datetime\(df\['ts'\], unit='ms', utc=True\)"):
+        duckdb_store.insert_into_featuregroup(numbers("ms").to_pandas(), "g")
 
 
 @pytest.mark.parametrize(

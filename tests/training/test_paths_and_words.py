@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import featurestore
 from featurestore import TrainingDataset
 from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
 from featurestore.recovery.rebuild import rebuild
@@ -39,7 +38,6 @@ def test_the_path_of_a_split_is_what_other_readers_open(duckdb_store: FeatureSto
         assert dataset.url_of(split) == f"file://{dataset.path_of(split)}"
     with pytest.raises(InvalidSplit, match="'train', 'test'"):
         dataset.path_of("valid")
-    assert "path_of" in (Path(featurestore.training.__file__).parent / "dataset.py").read_text()
 
 
 @pytest.mark.petastorm

@@ -106,7 +106,7 @@ def prepare(location: Path) -> None:
         store.insert_into_featuregroup(rows(ROWS, 20, value=2), "g")
         store.create_featuregroup(rows(0, 10, value=1), "spare", primary_key="id", event_time="t")
         store.create_training_dataset(
-            rows(0, 40, value=1), "spare_d", label="late", key=["id", "t"]
+            rows(0, 40, value=1), "spare_d", label="late", key=["id", "t"], tags={"owner": "ada"}
         )
         store.create_feature_view("spare_v", features=["g.x as again"], labels="g", label="late")
         store.register_jobs(job_file(location))
@@ -250,7 +250,6 @@ WRITES = {
     "untag a dataset": Write(
         "remove_training_dataset_tag",
         lambda store: store.remove_training_dataset_tag("spare_d", "owner"),
-        lambda store: store.add_training_dataset_tag("spare_d", "owner", "ada"),
     ),
     "describe a dataset": Write(
         "update_training_dataset",

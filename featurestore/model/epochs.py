@@ -104,8 +104,9 @@ def conversion_hint(
         library = "pandas"
     name = _NAMES.get(library, f"with {library}")
     if not is_number(kind):
-        line = cast_line(library, column, pa.string(), types.TIMESTAMP)
-        return f"convert it first, {name}: {line}"
+        line = cast_line(library, column, pa.string(), types.TIMESTAMP) or ""
+        quoted = f'"{column}"'
+        return f"convert it first, {name}: {line.replace(quoted, repr(column))}"
     unit = epoch_unit(values)
     if unit is not None:
         line = _NUMBERS[library][unit].format(c=column, u=unit)

@@ -139,10 +139,11 @@ class Manifest:
         for each in self.splits:
             if each.name == name:
                 return each
+        names = [split.name for split in self.splits]
         raise InvalidSplit(
             f"Training dataset {self.name!r} version {self.version} has no split {name!r}; "
-            f"it has {listing(split.name for split in self.splits)}.",
-            hint=did_you_mean(name, [split.name for split in self.splits], write="{!r}"),
+            f"it has {listing(names)}.",
+            hint=did_you_mean(name, names, write="{!r}"),
         )
 
     def column(self, name: str) -> ManifestColumn:

@@ -71,9 +71,9 @@ def test_show_tells_the_definition(run: Run) -> None:
     assert found["tags"] == {"team": "sky"}
     assert found["ttl"] == "1d"
     assert found["columns"] == [
-        {"name": "origin", "type": "string", "role": "key"},
-        {"name": "t", "type": "timestamp[us, tz=UTC]", "role": "time"},
-        {"name": "temp", "type": "double", "role": "feature"},
+        {"name": "origin", "type": "string", "role": "key", "description": ""},
+        {"name": "t", "type": "timestamp[us, tz=UTC]", "role": "time", "description": ""},
+        {"name": "temp", "type": "double", "role": "feature", "description": ""},
     ]
     text = run("fg", "show", "weather")
     assert "Hourly weather" in text

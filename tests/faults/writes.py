@@ -212,6 +212,13 @@ WRITES = {
     "untag": Write(
         "remove_featuregroup_tag", lambda store: store.remove_featuregroup_tag("g", "owner")
     ),
+    "describe a group": Write(
+        "update_featuregroup",
+        lambda store: store.update_featuregroup("g", description="rows", descriptions={"x": "1"}),
+    ),
+    "rename a feature": Write(
+        "rename_feature", lambda store: store.rename_feature("spare", "x", "y")
+    ),
     "compact": Write("compact_featuregroup", lambda store: store.compact_featuregroup("g")),
     "vacuum": Write(
         "vacuum_featuregroup", lambda store: store.vacuum_featuregroup("g", retain="0s")
@@ -303,6 +310,8 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
                 table.num_rows,
                 _fingerprint(table),
                 sorted(tags.items()),
+                group.description,
+                dict(group.descriptions),
             )
         for dataset in store.get_training_datasets():
             report = dataset.verify()

@@ -246,6 +246,12 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             hint="write "
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
+    for name in kwargs.get("column_list") or ():
+        if not isinstance(name, str):
+            raise InvalidExpectation(
+                f"{kind}: column_list holds {name!r}, which is no name.",
+                hint="column_list=['first', 'second']",
+            )
     plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
     for key in _KEPT:
         if given.get(key):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.plan import FeaturePlan, Join, Output
+from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
 from featurestore.retrieval.coverage_advice import Unanswered, advice
 from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.sampled_labels import (
@@ -155,12 +155,51 @@ def _cover(
     """Add the coverage of every join of a plan and of those that feed it; return its rows."""
     if plan.left_plan is not None:
         labels = _cover(session, plan.left_plan, labels, groups)
+    for window in plan.windows:
+        join = _any_row(window)
+        _cover_joins(session, replace(plan, windows=(), joins=(join,)), labels, groups)
+        nulls = groups[-1].nulls or {}
+        by_column = {output.column: nulls[output.name] for output in join.outputs}
+        groups[-1] = replace(groups[-1], nulls=by_column)
+    if plan.windows:
+        given = run_over(session, over_labels(plan, labels.schema), labels)
+    else:
+        given = _cover_joins(session, plan, labels, groups)
+    return given.select(list(plan.columns))
+
+
+def _cover_joins(
+    session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
+) -> pa.Table:
+    """Add the coverage of every join of a plan; return its rows."""
     whole = replace(over_labels(plan, labels.schema), left_rows=labels.num_rows)
     given = run_over(session, _marked(whole), labels)
     for number, join in enumerate(plan.joins):
         answered = _is_valid(given.column(_mark(number)))
         groups.append(_group(session, whole, join, labels, given, answered))
-    return given.select(list(plan.columns))
+    return given
+
+
+def _any_row(window: WindowJoin) -> Join:
+    """Return the join that finds a row where the longest window of a group holds one."""
+    longest: timedelta | None = timedelta(0)
+    for output in window.outputs:
+        if output.over is None or longest is None:
+            longest = None
+        else:
+            # A window is open where it begins; a ttl is not.
+            longest = max(longest, output.over + output.offset - timedelta(microseconds=1))
+    outputs: list[Output] = []
+    for column in dict.fromkeys(output.column for output in window.outputs):
+        outputs.append(Output(column, f"{_VALUE}{len(outputs)}"))
+    return Join(
+        source=window.source,
+        on=window.on,
+        outputs=tuple(outputs),
+        event_time=window.event_time,
+        created_time=window.created_time,
+        ttl=longest,
+    )
 
 
 def _group(
@@ -229,6 +268,7 @@ def _loosened(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, FeaturePlan]
 
 
 _EVENT = "__fs_event"
+_VALUE = "__fs_value_"
 
 
 def _mark(number: int) -> str:

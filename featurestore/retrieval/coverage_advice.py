@@ -117,11 +117,22 @@ def _of_ttl(plan: FeaturePlan, join: Join, missing: Unanswered) -> Iterator[str]
         return
     ages = label_times(plan, missing.labels)[old] - micros_of(missing.events)[old]
     youngest = from_micros(int(ages.min())) - from_micros(0)
+    if join.ttl is not None and join.ttl != join.source.spec.ttl:
+        yield (
+            f"before the window: the longest window begins {_age(join.ttl + _TICK)} before the "
+            f"label, and the youngest of these rows is {_age(youngest)} old; a longer over= counts them, "
+            "over=None counts all"
+        )
+        return
     yield (
         f"older than ttl: the group has ttl={format_ttl(join.ttl)!r}, and the youngest of these "
         f"values is {_age(youngest)} old; a longer ttl= in create_featuregroup keeps "
         "them, ttl=None keeps all"
     )
+
+
+# What a window is longer than the ttl that stands for it.
+_TICK = timedelta(microseconds=1)
 
 
 def _age(age: timedelta) -> str:

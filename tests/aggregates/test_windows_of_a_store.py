@@ -121,6 +121,17 @@ def test_a_training_dataset_of_aggregates_is_made_again_from_its_manifest(
     assert sorted(dataset.roles.inputs) == sorted(inputs)
 
 
+def test_coverage_says_for_how_many_labels_a_window_holds_rows(store: FeatureStore) -> None:
+    asked = ["customers.segment", "purchases.amount|sum|3d"]
+    frame = store.get_features(asked, labels=labels(), label_time="asked_at")
+    found = {group.group: group for group in frame.coverage().groups}
+    purchases = found["purchases@v1"]
+    assert (purchases.labels, purchases.found, purchases.no_such_key) == (4, 2, 1)
+    assert purchases.older_than_ttl == 1  # bob's row is three days old: (t - 3d, t] is without it
+    assert "over=" in " ".join(purchases.advice)
+    assert found["customers@v1"].found == 3
+
+
 def test_an_aggregate_says_which_rows_it_counts(store: FeatureStore) -> None:
     asked = featurestore.window("purchases.amount", "sum", over="7d", where="status = 'settled'")
     found = store.featuregroup("purchases").explain_window(

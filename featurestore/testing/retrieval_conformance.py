@@ -620,9 +620,8 @@ class ResultConformance(RetrievalFixtures):
         )
         rows = retrieval.check(["w.x"], labels_of(k=[1] * 4, at=[at(-1), at(0), at(24), at(55)]))
         assert values_of(rows, "x") == [None, 1, 2, None]
-        rows = retrieval.check(
-            ["w.x"], labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)])
-        )
+        days = labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)])
+        rows = retrieval.check(["w.x"], days, label_time="at")
         assert values_of(rows, "x") == [1, None]
 
     def test_naive_times_are_utc_and_times_of_other_zones_are_the_same_moments(

@@ -25,6 +25,8 @@ from featurestore.storage import files
 # Rows that a rewrite carried over unchanged: one key for each writer and operation.
 _COPIED_ROWS = ("numCopiedRows", "numTargetRowsCopied", "num_copied_rows", "num_target_rows_copied")
 _REMEMBERED_TIMES = 1 << 16
+# The end of the year 9999 in milliseconds since 1970.
+_LAST_TIME = 253_402_300_799_999
 _TIMES: OrderedDict[FileState, int] = OrderedDict()
 
 
@@ -232,8 +234,16 @@ def _copied_rows(info: Mapping[str, Any]) -> int:
 
 def _stated_time(actions: Actions, state: FileState) -> int:
     info = log.commit_info(actions)
-    stated = info.get("inCommitTimestamp") or info.get("timestamp")
-    return stated if isinstance(stated, int) else state.modified // 1_000_000
+    for name in ("inCommitTimestamp", "timestamp"):
+        stated = info.get(name)
+        if isinstance(stated, int) and _is_time(stated):
+            return stated
+    return state.modified // 1_000_000
+
+
+def _is_time(millis: int) -> bool:
+    """Tell whether a number in a log can be a time: it is between 1970 and the year 9999."""
+    return 0 < millis <= _LAST_TIME
 
 
 def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
@@ -242,6 +252,8 @@ def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
     (-1, 0) where none is noted.
     """
     base, base_time = note.get("base"), note.get("base_time")
-    if isinstance(base, int) and isinstance(base_time, int) and 0 <= base < version:
-        return base, base_time
-    return -1, 0
+    if not isinstance(base, int) or not isinstance(base_time, int):
+        return -1, 0
+    if not 0 <= base < version or not _is_time(base_time):
+        return -1, 0
+    return base, base_time

@@ -120,6 +120,13 @@ def test_a_note_that_is_no_json_is_none(tmp_path: Path) -> None:
     assert read_history(str(tmp_path / "t"))[0].note == {}
 
 
+def test_numbers_that_are_no_times_are_not_taken_for_times(tmp_path: Path) -> None:
+    path = table_at(tmp_path / "table", commits=3)
+    set_times(path, 1000, 2**63, -5)
+    for commit in read_history(path):
+        assert commit.time.year < 9999
+
+
 def test_a_moment_gives_the_last_version_at_or_before_it(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=5)
     set_times(path, 1000, 1500, 1500, 1500, 3000)

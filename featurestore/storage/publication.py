@@ -53,7 +53,7 @@ class Publication:
     def link(self, source: str, target: str) -> bool:
         """Give ``source`` its public name, which makes the write visible.
 
-        False when the name is taken.
+        False when the name is taken; StorageError when the system refuses.
         """
         self._sync_files()
         # Said before the call: an interrupt may come when the name is there and the call has not
@@ -67,7 +67,8 @@ class Publication:
                 self._published = False
                 if isinstance(error, FileExistsError):
                     return False
-                raise
+                with writing(target):
+                    raise
         if self.durable:
             with after_publication(target):
                 sync_path(os.path.dirname(target))

@@ -144,6 +144,8 @@ def build(expectation: Mapping[str, Any]) -> Any:
             raise InvalidExpectation(f"{kind} is about all rows: it has no row_condition.")
         with quiet():
             return implementation(**passed_on, **meta)
+    except InvalidExpectation:
+        raise
     except ExpectationNotFoundError as error:
         raise InvalidExpectation(
             f"There is no expectation {kind!r}.", hint=_nearest(kind)

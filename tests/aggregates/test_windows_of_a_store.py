@@ -135,7 +135,7 @@ def test_coverage_says_for_how_many_labels_a_window_holds_rows(store: FeatureSto
 def test_an_aggregate_says_which_rows_it_counts(store: FeatureStore) -> None:
     asked = featurestore.window("purchases.amount", "sum", over="7d", where="status = 'settled'")
     found = store.featuregroup("purchases").explain_window(
-        asked, key={"customer": "ann"}, at=DAY + pd.Timedelta("4d")
+        asked, key={"customer": "ann"}, at=DAY + pd.Timedelta(days=4)
     )
     assert found.value == 20.0
     assert [row["purchase"] for row in found.rows] == [1]
@@ -197,7 +197,7 @@ def test_a_key_of_the_window_may_be_any_column_of_the_group(
     store: FeatureStore, tmp_path: Path
 ) -> None:
     del tmp_path
-    given = pd.DataFrame({"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta("9d")] * 2})
+    given = pd.DataFrame({"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta(days=9)] * 2})
     asked = featurestore.window("purchases.amount", "sum", over=None, key="shop")
     frame = store.get_features([asked], labels=given)
     assert frame.to_pandas()["amount_sum"].tolist() == [112.5, 5.0]

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from featurestore.delta import protocol
 from featurestore.delta.log import damaged_file
-from featurestore.errors import TableDamaged
+from featurestore.errors import FeatureStoreError, TableDamaged
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _ROWS_FIRST = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
@@ -56,7 +56,9 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
             partition=dict(add.get("partitionValues") or {}),
             statistics=add.get("stats"),
         )
-    except (KeyError, TypeError) as error:
+    except FeatureStoreError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TableDamaged(
             f"The Delta log of {path} tells too little of the file {log_path}.",
             hint="restore the folder from a copy",

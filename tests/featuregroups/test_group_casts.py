@@ -48,7 +48,9 @@ def test_the_next_chunk_of_a_file_appends(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(next(chunks), "planes")
     kinds = []
     for each in chunks:
-        kinds.append(tuple(map(str, each.dtypes[["seats", "price", "note"]])))
+        names = list(map(str, each.dtypes[["seats", "price", "note"]]))
+        # pandas 3 has a type of its own for texts.
+        kinds.append(tuple("object" if name == "str" else name for name in names))
         group.insert(each)
     assert set(kinds) == {
         ("float64", "float64", "object"),

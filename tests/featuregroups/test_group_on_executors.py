@@ -34,7 +34,9 @@ def test_no_rows_of_a_spark_dataframe_come_into_this_process(
         raise AssertionError("rows were fetched")
 
     store = featurestore.connect(tmp_path / "store", engine="spark")
-    frame = spark.range(ROWS).selectExpr("id", "timestamp_micros(1700000000000000 + id) AS t", "rand(1) AS x")
+    frame = spark.range(ROWS).selectExpr(
+        "id", "timestamp_micros(1700000000000000 + id) AS t", "rand(1) AS x"
+    )
     with monkeypatch.context() as patched:
         patched.setattr(DataFrame, "collect", counted)
         for name in ("toPandas", "toArrow", "toLocalIterator", "take", "head"):

@@ -248,12 +248,12 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
             hint="write "
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
-    for name in kwargs.get("column_list") or ():
-        if not isinstance(name, str):
-            raise InvalidExpectation(
-                f"{kind}: column_list holds {name!r}, which is no name.",
-                hint="column_list=['first', 'second']",
-            )
+    listed = kwargs.get("column_list")
+    if listed is not None and not _are_names(listed):
+        raise InvalidExpectation(
+            f"{kind}: column_list={listed!r} is no list of names.",
+            hint="column_list=['first', 'second']",
+        )
     plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
     for key in _KEPT:
         if given.get(key):
@@ -269,6 +269,11 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         if read.get(key) and read[key] != _DEFAULTS.get(key):
             stored[key] = read[key]
     return stored
+
+
+def _are_names(listed: object) -> bool:
+    """Tell whether an argument is a list of texts."""
+    return isinstance(listed, list | tuple) and all(isinstance(name, str) for name in listed)
 
 
 def _nearest(kind: str) -> str:

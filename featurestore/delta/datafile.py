@@ -78,8 +78,14 @@ def file_path(path: str, log_path: str) -> str:
 
     Raises:
         UnsupportedTable: The file lies outside the table, as those of a shallow clone do.
+        TableDamaged: It is no path.
     """
     path = os.path.abspath(path)
+    if not isinstance(log_path, str) or "\0" in unquote(log_path):
+        raise TableDamaged(
+            f"The Delta log of {path} names a file {log_path!r}, which is no path.",
+            hint="restore the folder from a copy",
+        )
     text = log_path
     if _SCHEME.match(log_path):
         url = urlsplit(log_path)

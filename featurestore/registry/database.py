@@ -6,10 +6,13 @@ SQLite in the location or a server by URL, migrated when old, refused when newer
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -378,11 +381,28 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
     # write lock.
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
-    if cursor.execute("pragma journal_mode").fetchone()[0] != "wal":
-        cursor.execute("pragma journal_mode=wal")
+    _switch_to_wal(cursor)
     cursor.execute("pragma synchronous=normal")
     cursor.execute("pragma foreign_keys=on")
     cursor.close()
+
+
+def _switch_to_wal(cursor: Any) -> None:
+    """Make the journal a write-ahead log.
+
+    SQLite does not wait for others that do the same at the same time: it says at once that the
+    database is locked.
+    """
+    give_up = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            if cursor.execute("pragma journal_mode").fetchone()[0] != "wal":
+                cursor.execute("pragma journal_mode=wal")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.02)
 
 
 def _sync_each_transaction(connection: object, _record: object) -> None:

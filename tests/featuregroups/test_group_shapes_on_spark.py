@@ -38,7 +38,9 @@ def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
     more = frame.selectExpr("id + 10 AS id", "image", "pair", "tokens", "double(small) AS small")
     assert group.insert(more).rows == 12
     assert group.read().schema.field("small").type == pa.int32()
-    with pytest.raises(SchemaMismatch, match=r"'small' is double .* int32, and \d+\.5 does") as error:
+    with pytest.raises(
+        SchemaMismatch, match=r"'small' is double .* int32, and \d+\.5 does"
+    ) as error:
         group.insert(
             more.selectExpr("id + 10 AS id", "image", "pair", "tokens", "small + 0.5 AS small")
         )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
+
+from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
 PROGRAM = """
 import os, signal, sys, threading, time, warnings
@@ -77,3 +84,24 @@ def test_ctrl_c_ends_a_query_whatever_duckdb_waits_for(tmp_path: Path) -> None:
     assert ended.returncode == 0
     assert ended.stdout.splitlines()[-1] == "goes on"
     assert len(ended.stdout.splitlines()) == 13
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    switches = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(switches)
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_no_query_that_began_after_it() -> None:
+    with duckdb.connect() as connection:
+        sys.setswitchinterval(10)  # the watching thread is late: it gets its turn in the next query
+        for _ in range(5):
+            with contextlib.suppress(KeyboardInterrupt), interruptible(connection):
+                os.kill(os.getpid(), signal.SIGINT)
+            with interruptible(connection):
+                slow = "select sum(a.range * b.range) from range(20000) a, range(10000) b"
+                assert connection.execute(slow).fetchone() is not None

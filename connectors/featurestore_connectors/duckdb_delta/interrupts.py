@@ -4,13 +4,16 @@ Python runs its handlers of signals between two steps of the main thread, which 
 then, and DuckDB does not look for signals while it waits for one long task, or for the rows of
 another connection. The system's own handler writes a byte to a socket at once, though
 (``signal.set_wakeup_fd``): a thread waits for it and ends the queries, and Python raises
-``KeyboardInterrupt`` as soon as DuckDB returns.
+``KeyboardInterrupt`` as soon as DuckDB returns. A signal ends the queries during which it came and
+none after them, however late the thread is: what it has not read when the last of them is over is
+thrown away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -26,7 +29,9 @@ class _Watch:
 
     def __init__(self) -> None:
         self._told, self._tells = socket.socketpair()
+        self._told.setblocking(False)
         self._tells.setblocking(False)
+        self._lock = threading.Lock()  # held while signals are read and acted upon
         self._running: list[duckdb.DuckDBPyConnection] = []
         self._sources: list[duckdb.DuckDBPyConnection] = []
         self._before = -1
@@ -40,25 +45,39 @@ class _Watch:
 
     def end(self) -> None:
         """Stop watching over the query that began last."""
-        self._running.pop()
-        if not self._running:
-            self._sources.clear()
-            signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
+        with self._lock:
+            self._running.pop()
+            if not self._running:
+                self._sources.clear()
+                signal.set_wakeup_fd(self._before, warn_on_full_buffer=False)
+                self._received()
 
     def reading(self, source: duckdb.DuckDBPyConnection) -> None:
         """Watch over a connection that the query reads from, too."""
         self._sources.append(source)
 
     def _wait(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._told, select.POLLIN)
         while True:
+            waiting.poll()
+            with self._lock:
+                if signal.SIGINT in self._received():
+                    for connection in [*self._running, *self._sources]:
+                        with contextlib.suppress(duckdb.Error):
+                            connection.interrupt()
+
+    def _received(self) -> bytes:
+        """Return the numbers of the signals that came since the last call."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
             numbers = self._told.recv(_BYTES)
-            if self._before >= 0:  # whoever waited for signals before goes on to hear of them
-                with contextlib.suppress(OSError):
-                    os.write(self._before, numbers)
-            if signal.SIGINT in numbers:
-                for connection in [*self._running, *self._sources]:
-                    with contextlib.suppress(duckdb.Error):
-                        connection.interrupt()
+        if (
+            numbers and self._before >= 0
+        ):  # whoever waited for signals before goes on to hear of them
+            with contextlib.suppress(OSError):
+                os.write(self._before, numbers)
+        return numbers
 
 
 _WATCHES: dict[int, _Watch] = {}

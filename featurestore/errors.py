@@ -306,29 +306,50 @@ def listing(names: Iterable[object], *, limit: int = 10) -> str:
     return ", ".join(shown[:limit]) + more
 
 
-def did_you_mean(given: object, known: Iterable[str], *, write: str = "{}") -> str | None:
+def did_you_mean(
+    given: object, known: Iterable[str], *, write: str = "{}", most: int = 3
+) -> str | None:
     """Return the hint for a name that is mistyped, None where nothing known is near it.
 
     Args:
         given: What was written.
         known: What there is.
         write: What to paste, with ``{}`` for the name.
+        most: How many names are offered, three at most.
 
     >>> did_you_mean("Parket", ["parquet", "csv"], write="data_format={!r}")
     "did you mean data_format='parquet'?"
+    """
+    near = names_near(given, known)[:most]
+    if not near:
+        return None
+    return meaning([write.format(name) for name in near])
+
+
+def names_near(given: object, known: Iterable[str]) -> list[str]:
+    """Return at most three of the known names that may be meant, the nearest first.
+
+    >>> names_near("temprature", ["temp", "temperature", "id"])
+    ['temperature', 'temp']
     """
     folded: dict[str, str] = {}
     for name in known:
         folded.setdefault(name.lower(), name)
     text = str(given).lower()
-    near = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.6)
     if text in folded:
-        near = [text]
+        return [folded[text]]
+    near = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.6)
     if not near and len(text) > 2:
         near = [name for name in folded if name.startswith(text)][:3]
-    if not near:
-        return None
-    written = [write.format(folded[name]) for name in near]
+    return [folded[name] for name in near]
+
+
+def meaning(written: Iterable[str]) -> str:
+    """Return the question that offers what may be meant.
+
+    >>> meaning(["'csv'", "'parquet'"])
+    "did you mean 'csv' or 'parquet'?"
+    """
     return f"did you mean {' or '.join(written)}?"
 
 

@@ -5,13 +5,12 @@ One place for every public call. It knows the words of other feature stores and 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from featurestore.errors import UnknownArgument, listing
+from featurestore.errors import UnknownArgument, did_you_mean, listing
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
@@ -149,10 +148,7 @@ def _answer(word: str, known: Sequence[str]) -> str:
     for meant in OTHER_WORDS.get(word, ()):
         if meant in known:
             return f"{word} is {meant}= here"
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}=?"
-    return f"it takes {listing(known, limit=40)}"
+    return did_you_mean(word, known, write="{}=", most=1) or f"it takes {listing(known, limit=40)}"
 
 
 def _too_many(

@@ -15,25 +15,28 @@ from featurestore.model.types import integer_range, is_nested
 class _Language:
     """How a library writes casts: its names of types, and a line for each kind of cast.
 
-    ``{c}`` is the column's name, ``{t}`` the type, ``{low}`` and ``{high}`` its range.
+    ``{c}`` is the column's name, ``{t}`` the type, ``{low}`` and ``{high}`` its range. Where
+    ``ranged`` rounds fractions or parses texts as well, ``whole`` and ``parsed`` are empty.
     """
 
     types: dict[str, str]
-    whole: str
-    ranged: str
-    parsed: str
     plain: str
     time: str
+    ranged: str
+    whole: str = ""
+    parsed: str = ""
     items: str = ""
     whole_items: str = ""
 
 
+# pandas and polars call them alike.
+_WHOLE_NUMBERS = {
+    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
+    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
+}  # fmt: skip
 _PANDAS = _Language(
-    types={
-        "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
-        "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-        "float": "float32", "double": "float64", "string": "string", "bool": "boolean",
-    },
+    types=_WHOLE_NUMBERS
+    | {"float": "float32", "double": "float64", "string": "string", "bool": "boolean"},
     whole='df["{c}"] = df["{c}"].round().astype("{t}")',
     ranged='df["{c}"] = df["{c}"].where(df["{c}"].between({low}, {high})).astype("{t}")',
     parsed='df["{c}"] = pd.to_numeric(df["{c}"], errors="coerce").astype("{t}")',
@@ -44,14 +47,10 @@ _PANDAS = _Language(
     'for cell in df["{c}"]]',
 )  # fmt: skip
 _POLARS = _Language(
-    types={
-        "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
-        "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-        "float": "Float32", "double": "Float64", "string": "String", "bool": "Boolean",
-    },
+    types=_WHOLE_NUMBERS
+    | {"float": "Float32", "double": "Float64", "string": "String", "bool": "Boolean"},
     whole='df = df.with_columns(pl.col("{c}").round().cast(pl.{t}, strict=False))',
     ranged='df = df.with_columns(pl.col("{c}").cast(pl.{t}, strict=False))',
-    parsed='df = df.with_columns(pl.col("{c}").cast(pl.{t}, strict=False))',
     plain='df = df.with_columns(pl.col("{c}").cast(pl.{t}))',
     time='df = df.with_columns(pl.col("{c}").str.to_datetime(time_zone="UTC"))',
 )  # fmt: skip
@@ -63,7 +62,6 @@ _SPARK = _Language(
     },
     whole='df = df.withColumn("{c}", F.expr("try_cast(round({c}) AS {t})"))',
     ranged='df = df.withColumn("{c}", F.expr("try_cast({c} AS {t})"))',
-    parsed='df = df.withColumn("{c}", F.expr("try_cast({c} AS {t})"))',
     plain='df = df.withColumn("{c}", F.col("{c}").cast("{t}"))',
     time='df = df.withColumn("{c}", F.to_timestamp("{c}"))',
     items='df = df.withColumn("{c}", F.col("{c}").cast("array<{t}>"))',
@@ -74,9 +72,7 @@ _DUCKDB = _Language(
         "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
         "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
     },
-    whole='rows = rows.select("* REPLACE (try_cast({c} AS {t}) AS {c})")',
     ranged='rows = rows.select("* REPLACE (try_cast({c} AS {t}) AS {c})")',
-    parsed='rows = rows.select("* REPLACE (try_cast({c} AS {t}) AS {c})")',
     plain='rows = rows.select("* REPLACE ({c}::{t} AS {c})")',
     time='rows = rows.select("* REPLACE ({c}::TIMESTAMPTZ AS {c})")',
 )  # fmt: skip
@@ -112,13 +108,14 @@ def cast_line(
     if name is None or is_nested(given):
         return None
     if pat.is_string(given) and (pat.is_integer(wanted) or pat.is_floating(wanted)):
-        return words.parsed.format(c=column, t=name)
+        return (words.parsed or words.ranged).format(c=column, t=name)
     if not pat.is_integer(wanted):
         return words.plain.format(c=column, t=name)
-    if pat.is_floating(given) and rounds:
-        return words.whole.format(c=column, t=name)
     low, high = integer_range(wanted)
-    return words.ranged.format(c=column, t=name, low=low, high=high)
+    line = words.ranged
+    if pat.is_floating(given) and rounds:
+        line = words.whole or line
+    return line.format(c=column, t=name, low=low, high=high)
 
 
 def _line_of_items(words: _Language, column: str, wanted: pa.DataType) -> str | None:

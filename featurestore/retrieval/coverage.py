@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
 from featurestore.retrieval.coverage_advice import Unanswered, advice
-from featurestore.retrieval.execution import Labels
+from featurestore.retrieval.execution import Labels, schema_of_all
 from featurestore.retrieval.sampled_labels import (
     joins_something,
     over_labels,
@@ -277,17 +277,13 @@ def _mark(number: int) -> str:
 
 def _marked(plan: FeaturePlan) -> FeaturePlan:
     """Return a plan whose joins also return a key column, which is never null in a row found."""
-    joins, fields = [], [plan.left_schema.field(plan.left_column(n)) for n in plan.left_columns]
-    fields = [field.with_name(name) for field, name in zip(fields, plan.left_columns, strict=True)]
+    joins = []
     for number, join in enumerate(plan.joins):
         key = join.on[0][1]
-        outputs = (*join.outputs, Output(key, _mark(number)))
-        joins.append(replace(join, outputs=outputs))
-        for output in outputs:
-            field = join.source.spec.schema.field(output.column)
-            fields.append(field.with_name(output.name))
-    schema = pa.schema(fields)
-    return replace(plan, joins=tuple(joins), columns=tuple(schema.names), schema=schema)
+        joins.append(replace(join, outputs=(*join.outputs, Output(key, _mark(number)))))
+    marked = replace(plan, joins=tuple(joins))
+    schema = schema_of_all(marked, plan.left_schema)
+    return replace(marked, columns=tuple(schema.names), schema=schema)
 
 
 def _is_valid(column: pa.ChunkedArray) -> Mask:

@@ -96,16 +96,21 @@ def _uncut(plan: FeaturePlan) -> FeaturePlan:
 
     A filter may look at columns that are not returned.
     """
-    fields = [plan.left_schema.field(name) for name in plan.left_columns]
+    schema = schema_of_all(plan, plan.left_schema)
+    return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
+
+
+def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
+    """Return the schema of everything that a plan finds for labels, also what it does not return."""
+    fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
-        schema = join.source.spec.schema
+        given = join.source.spec.schema
         for output in join.outputs:
-            fields.append(schema.field(output.column).with_name(output.name))
+            fields.append(given.field(output.column).with_name(output.name))
     for window in plan.windows:
         for aggregate in window.outputs:
             fields.append(pa.field(aggregate.name, aggregate.kind))
-    schema = pa.schema(fields)
-    return replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
+    return pa.schema(fields)
 
 
 def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:

@@ -27,7 +27,7 @@ from featurestore.retrieval.planner import (
     plan_without_labels,
     reordered,
 )
-from featurestore.retrieval.resolve import Feature, Specs, resolve
+from featurestore.retrieval.resolve import Feature, Specs, nothing_requested, resolve
 from featurestore.retrieval.unique_columns import check_unique
 from featurestore.retrieval.windows import plan_windows
 from featurestore.session import Session
@@ -190,22 +190,22 @@ class _Asked:
             given.append(requested)
         else:
             given += requested
-        plain = [each for each in given if isinstance(each, str) and "|" not in each]
-        features: tuple[Feature, ...] = ()
-        if plain or not given:
-            features = resolve(plain, specs=specs, versions=versions, groups_with=groups_with)
+        if not given:
+            raise nothing_requested()
+        features: list[Feature] = []
         windows = []
         names = []
         for each in given:
             if isinstance(each, str) and "|" not in each:
                 found = resolve(each, specs=specs, versions=versions, groups_with=groups_with)
+                features += found
                 names += [feature.name for feature in found]
                 continue
             wanted = parse_window(each) if isinstance(each, str) else each
             found = resolve(str(wanted.reference), specs=specs, versions=versions)
             windows.append((found[0], wanted))
             names.append(wanted.name)
-        return cls(features, tuple(windows), tuple(names))
+        return cls(tuple(features), tuple(windows), tuple(names))
 
     def options_of_windows(self, options: RetrievalOptions) -> RetrievalOptions:
         """Return the options of the step that adds the aggregates."""

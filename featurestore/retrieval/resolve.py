@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,8 @@ from featurestore.errors import (
     InvalidReference,
     did_you_mean,
     listing,
+    meaning,
+    names_near,
 )
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import FeatureReference, meant_group, parse_reference
@@ -62,9 +63,7 @@ def resolve(
     else:
         texts = list(references)
     if not texts:
-        raise InvalidReference(
-            "No features were requested.", hint="get_features(['group.feature', 'group.*'])"
-        )
+        raise nothing_requested()
     pinned = dict(versions or {})
     _check_versions(pinned, specs=specs)
     found: list[Feature] = []
@@ -78,6 +77,13 @@ def resolve(
         else:
             found += _find_in_group(reference, reference.group, specs=specs, pinned=pinned)
     return tuple(found)
+
+
+def nothing_requested() -> InvalidReference:
+    """Return the error for a retrieval of no feature at all."""
+    return InvalidReference(
+        "No features were requested.", hint="get_features(['group.feature', 'group.*'])"
+    )
 
 
 def find_spec(
@@ -209,11 +215,11 @@ def _near(name: str, known: Iterable[str], *, prefix: str = "") -> str | None:
 
 
 def _near_features(name: str, known: Mapping[str, str]) -> str:
-    close = difflib.get_close_matches(name, sorted(set(known.values())), n=3, cutoff=0.6)
+    close = [column.lower() for column in names_near(name, sorted(set(known.values())))]
     near = []
     for reference, column in known.items():
-        if column in close:
-            near.append(reference)
+        if column.lower() in close:
+            near.append(repr(reference))
     if near:
-        return f"did you mean {' or '.join(map(repr, near[:5]))}?"
+        return meaning(near[:5])
     return "get_features_list() shows every feature, search(text) finds some"

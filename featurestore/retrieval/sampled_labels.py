@@ -16,7 +16,12 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.execution import Labels, run_query, with_compiled_conditions
+from featurestore.retrieval.execution import (
+    Labels,
+    run_query,
+    schema_of_all,
+    with_compiled_conditions,
+)
 from featurestore.session import Session
 
 # Stands for no time among microseconds since 1970.
@@ -30,15 +35,7 @@ def joins_something(plan: FeaturePlan) -> bool:
 
 def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
     """Return the plan over labels in memory: every output, no filter, one row for each label."""
-    fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
-    for join in plan.joins:
-        given = join.source.spec.schema
-        for output in join.outputs:
-            fields.append(given.field(output.column).with_name(output.name))
-    for window in plan.windows:
-        for aggregate in window.outputs:
-            fields.append(pa.field(aggregate.name, aggregate.kind))
-    schema = pa.schema(fields)
+    schema = schema_of_all(plan, labels)
     return replace(
         plan,
         left_source=None,

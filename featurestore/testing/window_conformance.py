@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,16 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import FeaturePlan, WindowJoin
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window_features import WindowFeature, window, windows
-from featurestore.plugins.engine import Engine
 from featurestore.retrieval.planner import LabelSide, RetrievalOptions
 from featurestore.retrieval.resolve import resolve
 from featurestore.retrieval.windows import plan_windows
 from featurestore.testing.oracle import bits
-from featurestore.testing.retrieval_conformance import RetrievalCheck, at, labels_of
+from featurestore.testing.retrieval_conformance import (
+    RetrievalCheck,
+    RetrievalFixtures,
+    at,
+    labels_of,
+)
 
 _LENGTHS = [None, "3h", "1d"]
 _FUNCTIONS = {
@@ -84,18 +87,8 @@ def _labels(random: np.random.Generator, count: int) -> pa.Table:
     return labels_of(k=keys, g=texts, at=moments, y=list(range(count)))
 
 
-class WindowConformance:
+class WindowConformance(RetrievalFixtures):
     """Aggregates of random rows and labels, with and without created times and versions."""
-
-    @pytest.fixture
-    def writer(self, engine: Engine) -> Engine:
-        """Return the engine that writes the tables; where the engine writes slowly, another one."""
-        return engine
-
-    @pytest.fixture
-    def retrieval(self, engine: Engine, writer: Engine, tmp_path: Path) -> RetrievalCheck:
-        """Return the groups of one test."""
-        return RetrievalCheck(engine, tmp_path, writer)
 
     def plan(
         self,

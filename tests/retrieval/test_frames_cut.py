@@ -36,6 +36,17 @@ def test_a_sample_holds_the_rows_of_low_hashes_on_every_engine(store: FeatureSto
     assert cut.count() == sum(age >= 45 for age in expected.column("age").to_pylist())
 
 
+def test_features_of_one_group_under_other_names_can_be_filtered_by_them(
+    duckdb_store: FeatureStore,
+) -> None:
+    duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
+    frame = duckdb_store.get_features(["people.age as years", "people.visit as nth"])
+    found = frame.filter("years = 85 and nth < 3").select("nth").to_arrow()
+    rows = [row for row in PEOPLE.to_pylist() if row["age"] == 85 and row["visit"] < 3]
+    assert sorted(found.column("nth").to_pylist()) == sorted(row["visit"] for row in rows)
+    assert rows
+
+
 def test_rows_that_are_equal_in_the_sampled_columns_stay_together(
     duckdb_store: FeatureStore,
 ) -> None:

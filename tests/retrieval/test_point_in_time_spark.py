@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from featurestore.plugins.engine import Engine
 from featurestore.testing.retrieval_cases import SHAPES, JoinShape, any_shape
 from featurestore.testing.retrieval_conformance import (
     ResultConformance,
@@ -19,35 +18,13 @@ from featurestore.testing.retrieval_conformance import (
     RuleConformance,
     check_cases,
 )
+from tests.on_spark import OnSpark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def writer() -> Iterator[Engine]:
-    from featurestore_connectors.duckdb_delta import DuckDBEngine
-
-    writer = DuckDBEngine()
-    yield writer
-    writer.close()
-
-
-class OnSpark:
-    cases_at_once = 150
-
-    @pytest.fixture
-    def engine(self, spark: SparkSession) -> Engine:
-        from featurestore_connectors.spark_delta import SparkEngine
-
-        return SparkEngine(spark)
-
-    @pytest.fixture
-    def writer(self, writer: Engine) -> Engine:
-        return writer
 
 
 @pytest.mark.soak
@@ -69,12 +46,14 @@ class TestSpark(OnSpark, ResultConformance):
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=any_shape(), count=st.integers(100, 200), seed=st.integers(0, 2**32 - 1))
 def test_every_combination_of_rules_is_answered_alike_by_oracle_duckdb_and_spark(
-    spark: SparkSession, writer: Engine, shape: JoinShape, count: int, seed: int
+    spark: SparkSession, shape: JoinShape, count: int, seed: int
 ) -> None:
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
     from featurestore_connectors.spark_delta import SparkEngine
 
-    for engine in (writer, SparkEngine(spark)):
-        with tempfile.TemporaryDirectory() as directory:
-            check_cases(
-                RetrievalCheck(engine, Path(directory), writer), shape, count=count, seed=seed
-            )
+    with closing(DuckDBEngine()) as writer:
+        for engine in (writer, SparkEngine(spark)):
+            with tempfile.TemporaryDirectory() as directory:
+                check_cases(
+                    RetrievalCheck(engine, Path(directory), writer), shape, count=count, seed=seed
+                )

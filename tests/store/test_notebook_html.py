@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import featurestore
 from featurestore.model.html import Listing
 from featurestore.store import FeatureStore
+from tests.html_page import Page
 
 TAGS = {
     "table", "caption", "thead", "tbody", "tr", "th", "td", "br", "small", "p", "pre",
@@ -28,25 +28,6 @@ import featurestore
 def warm(window, weather):
     return weather
 """
-
-
-class Page(HTMLParser):
-    """The tags, attributes and text of a piece of HTML as a browser reads them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.validator import find_validator
+from tests.html_page import Page
 from tests.validation.test_expectations import report, rule
 
 TAGS = {
@@ -20,28 +20,6 @@ TAGS = {
     "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "code",
 }  # fmt: skip
 ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "class", "type", "id", "title"}
-
-
-class Page(HTMLParser):
-    """The tags, attributes and text of a page as a browser reads them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attrs)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def handle_comment(self, data: str) -> None:
-        self.tags.add("!--")
 
 
 def hostile(text: str) -> ValidationReport:

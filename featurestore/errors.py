@@ -330,7 +330,7 @@ def names_near(given: object, known: Iterable[str]) -> list[str]:
     """Return at most three of the known names that may be meant, the nearest first.
 
     >>> names_near("temprature", ["temp", "temperature", "id"])
-    ['temperature', 'temp']
+    ['temperature']
     """
     folded: dict[str, str] = {}
     for name in known:

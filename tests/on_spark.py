@@ -22,7 +22,7 @@ class OnSpark:
 
         return SparkEngine(spark)
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def writer(self) -> Iterator[Engine]:
         from featurestore_connectors.duckdb_delta import DuckDBEngine
 

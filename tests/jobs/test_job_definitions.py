@@ -117,6 +117,17 @@ def test_jobs_come_from_modules_files_and_folders(
         load(file.parent)
 
 
+def test_a_job_that_has_no_name_in_its_module_is_registered_and_runs(
+    city: FeatureStore, define: Define
+) -> None:
+    unnamed = sql_job().replace("demand = featurestore.sql_job", "featurestore.sql_job")
+    assert unnamed != sql_job()
+    for file in (define(unnamed), define(unnamed, sql_job("other"), name="two.py")):
+        assert "demand" in [job.spec.name for job in city.register_jobs(file)]
+        [run] = city.run_job("demand", window="2024-01-01T00:00Z")
+        assert (run.state, run.rows) == ("done", city.get_featuregroup("demand").count())
+
+
 def test_a_registered_job_gets_a_version_for_each_definition(
     city: FeatureStore, define: Define
 ) -> None:

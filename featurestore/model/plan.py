@@ -14,6 +14,7 @@ import pyarrow as pa
 from featurestore.model import html
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.window_features import WindowFunction
+from featurestore.model.window_json import micros, value_to_json
 
 JoinKind = Literal["left", "inner"]
 
@@ -434,17 +435,14 @@ def _sample_json(sample: RowSample) -> dict[str, Any]:
 def _window_json(window: WindowJoin) -> dict[str, Any]:
     outputs = []
     for each in window.outputs:
-        over = None
-        if each.over is not None:
-            over = each.over // timedelta(microseconds=1)
         output: dict[str, Any] = {
             "column": each.column,
             "name": each.name,
             "function": each.function,
-            "over_us": over,
-            "offset_us": each.offset // timedelta(microseconds=1),
+            "over_us": micros(each.over),
+            "offset_us": micros(each.offset),
             "where": each.where,
-            "fill_value": each.fill_value,
+            "fill_value": value_to_json(each.fill_value),
             "n": each.n,
         }
         outputs.append(output)

@@ -145,8 +145,6 @@ def _output(feature: Feature, wanted: WindowFeature) -> WindowOutput:
             hint="numbers have sum, mean, std and var; booleans any and all; all but lists and "
             "structs have min, max and last_n; everything has count, first and last",
         )
-    if wanted.fill_value is not None:
-        _check_fill(wanted, kind)
     if wanted.where is not None:
         _check_condition(wanted.where, spec=feature.spec)
     return WindowOutput(
@@ -156,15 +154,18 @@ def _output(feature: Feature, wanted: WindowFeature) -> WindowOutput:
         over=wanted.over,
         offset=wanted.offset,
         where=wanted.where,
-        fill_value=wanted.fill_value,
+        fill_value=_fill(wanted, kind),
         n=wanted.n,
         kind=kind,
     )
 
 
-def _check_fill(wanted: WindowFeature, kind: pa.DataType) -> None:
+def _fill(wanted: WindowFeature, kind: pa.DataType) -> object:
+    """Return ``fill_value=`` as a value of the result's type."""
+    if wanted.fill_value is None:
+        return None
     try:
-        pa.scalar(wanted.fill_value, kind)
+        return pa.scalar(wanted.fill_value, kind).as_py()
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidArgument(
             f"fill_value={wanted.fill_value!r} of {wanted} is no {kind}.",

@@ -23,6 +23,7 @@ from featurestore.model.plan import (
     WindowJoin,
     WindowOutput,
 )
+from featurestore.model.window_json import value_from_json
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.execution import run_query
 from featurestore.session import Session
@@ -102,7 +103,7 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
                 over=over,
                 offset=timedelta(microseconds=each["offset_us"]),
                 where=each["where"],
-                fill_value=each["fill_value"],
+                fill_value=value_from_json(each["fill_value"]),
                 n=each["n"],
                 kind=kind,
             )

@@ -35,7 +35,7 @@ def search(
     text: Annotated[
         str,
         typer.Argument(
-            help="What to look for in names, descriptions and tags.", show_default=False
+            help="What to look for in names, descriptions, tags and windows.", show_default=False
         ),
     ],
     limit: Limit = None,

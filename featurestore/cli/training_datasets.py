@@ -70,6 +70,7 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         "key": list(manifest.key),
         "split_rule": manifest.split_rule,
         "sources": list(map(source_text, manifest.sources)),
+        "windows": list(map(str, manifest.windows)),
         "columns": columns,
         "losses": losses,
         "shards": shards,

@@ -11,14 +11,34 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.descriptions import write_meta
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import Commit, check_tags
+from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
 from featurestore.model.references import parse_reference
-from featurestore.registry import featuregroups, features, lineage, tags
+from featurestore.registry import (
+    feature_views,
+    featuregroups,
+    features,
+    lineage,
+    tags,
+    training_datasets,
+    window_features,
+)
 from featurestore.session import Session
+
+# Where a search found an aggregate: a reference, or the folder below the location.
+_PLACES = {
+    featuregroups.KIND: "{name}.{feature}",
+    training_datasets.KIND: f"{TRAININGDATASETS}/{{name}}",
+    feature_views.KIND: f"{FEATUREVIEWS}/{{name}}",
+}
 
 
 @dataclass(frozen=True)
 class Match:
-    """Something that a search found: ``where`` is "name", "description", "tag" or "feature"."""
+    """Something that a search found.
+
+    ``where`` is "name", "description", "tag", "feature" or "window": what an aggregate is made of,
+    in a group, a training dataset or a feature view of that name.
+    """
 
     group: str
     version: int
@@ -45,7 +65,7 @@ class Provenance:
 def search(session: Session, text: str, *, limit: int | None = None) -> list[Match]:
     """Return what contains a text, ignoring case.
 
-    Names first, then features, tags and descriptions.
+    Names first, then features, tags, descriptions and what aggregates over windows are made of.
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument("search needs a text.", hint="search('weather')")
@@ -77,6 +97,16 @@ def _matches(session: Session, wanted: str, limit: int | None) -> Iterator[Match
     for name, version, feature, description in described_features:
         if wanted in description.casefold():
             yield Match(name, version, "description", description, f"{name}.{feature}")
+    yield from _aggregates(session, wanted)
+
+
+def _aggregates(session: Session, wanted: str) -> Iterator[Match]:
+    with session.registry.reading() as connection:
+        aggregates = window_features.latest(connection)
+    for kind, name, version, aggregate in aggregates:
+        if wanted in str(aggregate).casefold():
+            reference = _PLACES[kind].format(name=name, feature=aggregate.name)
+            yield Match(name, version, "window", str(aggregate), reference)
 
 
 def features_list(session: Session) -> list[str]:

@@ -14,25 +14,41 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.references import FeatureReference, parse_group_reference
 from featurestore.model.sealed import sealed, unsealed
+from featurestore.model.window_features import WindowFeature
+from featurestore.model.window_json import window_from_json, window_to_json
+from featurestore.model.window_lineage import WindowLineage
 
 VIEW_FILE = "view.json"
 VIEW_FORMAT = 1
+# Of views with aggregates over windows, which earlier releases cannot read.
+WINDOWS_FORMAT = 2
 JOINS = ("left", "inner")
 
 
 @dataclass(frozen=True)
 class ViewFeature:
-    """One column of a version of a group, called ``name`` in the rows; ``type`` is its JSON."""
+    """One column of a version of a group, called ``name`` in the rows; ``type`` is its JSON.
+
+    ``window`` is the aggregate of the column that the view asks for, where it asks for one.
+    """
 
     group: str
     version: int
     column: str
     name: str
     type: Any
+    window: WindowFeature | None = None
+
+    @property
+    def asked(self) -> str | WindowFeature:
+        """The feature as ``get_features`` takes it."""
+        return self.window or self.reference
 
     @property
     def reference(self) -> str:
-        """The feature as ``get_features`` takes it."""
+        """The feature as text."""
+        if self.window is not None:
+            return str(self.window)
         alias = None
         if self.name != self.column:
             alias = self.name
@@ -76,6 +92,15 @@ class FeatureViewSpec:
         return tuple(found)
 
     @property
+    def windows(self) -> tuple[WindowLineage, ...]:
+        """What the aggregates over windows are made of."""
+        found = []
+        for feature in self.features:
+            if feature.window is not None:
+                found.append(WindowLineage.of(feature.window, version=feature.version))
+        return tuple(found)
+
+    @property
     def groups(self) -> tuple[tuple[str, int], ...]:
         """Name and version of each group that is read, the label side first."""
         read: dict[tuple[str, int], None] = {}
@@ -90,10 +115,10 @@ class FeatureViewSpec:
         """Return the JSON object that ``from_json`` reads back equal."""
         steps = []
         for step in self.steps:
-            features = [vars(feature) for feature in step.features]
+            features = list(map(_feature_json, step.features))
             steps.append({"features": features, "join_key": step.join_key, "join": step.join})
         return {
-            "format": VIEW_FORMAT,
+            "format": WINDOWS_FORMAT if self.windows else VIEW_FORMAT,
             "name": self.name,
             "version": self.version,
             "steps": steps,
@@ -110,8 +135,8 @@ class FeatureViewSpec:
         """Return the view that ``to_json`` wrote; MalformedJson says what is wrong with it."""
         given = JsonObject.of(data)
         known = given.number("format", least=1)
-        if known > VIEW_FORMAT:
-            raise MalformedJson(f"it has format {known}; this release reads up to {VIEW_FORMAT}")
+        if known > WINDOWS_FORMAT:
+            raise MalformedJson(f"it has format {known}; this release reads up to {WINDOWS_FORMAT}")
         labels = given.optional_text("labels")
         try:
             name = check_name(given.text("name"), noun="feature view")
@@ -190,7 +215,18 @@ def _step(data: JsonObject) -> ViewStep:
     return ViewStep(features, join_key, join)  # type: ignore[arg-type]
 
 
+def _feature_json(feature: ViewFeature) -> dict[str, Any]:
+    told = dict(vars(feature))
+    del told["window"]
+    if feature.window is not None:
+        told["window"] = window_to_json(feature.window)
+    return told
+
+
 def _feature(data: JsonObject) -> ViewFeature:
+    window = None
+    if "window" in data:
+        window = window_from_json(data.object("window"))
     try:
         group = check_name(data.text("group"))
     except InvalidName as error:
@@ -201,4 +237,5 @@ def _feature(data: JsonObject) -> ViewFeature:
         column=data.text("column"),
         name=data.text("name"),
         type=data.get("type"),
+        window=window,
     )

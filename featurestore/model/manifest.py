@@ -25,6 +25,7 @@ from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
 from featurestore.model.roles import ROLES, Role
 from featurestore.model.sealed import parsed, sealed, unsealed
+from featurestore.model.window_lineage import WindowLineage, windows_of_plan
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -154,6 +155,14 @@ class Manifest:
         raise InvalidSplit(
             f"No column {name!r}; there are {listing(column.name for column in self.columns)}."
         )
+
+    @property
+    def windows(self) -> tuple[WindowLineage, ...]:
+        """What the columns that are aggregates over windows are made of."""
+        if self.plan is None:
+            return ()
+        columns = [column.name for column in self.columns]
+        return tuple(windows_of_plan(self.plan, columns=columns))
 
     @property
     def content_hash(self) -> str:

@@ -5,6 +5,7 @@ Sources, Delta versions, keys, rules, expected rows, bytes and memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
@@ -14,6 +15,7 @@ import pyarrow.types as pat
 from featurestore.model.durations import format_duration
 from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoin, WindowOutput
 from featurestore.model.printable import printable_line
+from featurestore.model.window_lineage import window_text
 
 # What a value of unknown length is taken to need.
 _TEXT_BYTES = 16
@@ -131,12 +133,8 @@ def _window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]
 
 def _aggregate(output: WindowOutput, time: str) -> str:
     """Return an aggregate in words of intervals."""
-    end, start = time, "the first row"
-    if output.offset:
-        end = f"{time} - {format_duration(output.offset)}"
-    if output.over is not None:
-        start = f"{time} - {format_duration(output.over + output.offset)}"
-    text = f"{output.function}({output.column}) over ({start}, {end}]"
+    window = window_text(output.over, output.offset, time=time)
+    text = f"{output.function}({output.column}) over {window}"
     if output.where is not None:
         text += f" where {output.where}"
     return text
@@ -208,9 +206,18 @@ def _columns_of(join: Join | WindowJoin) -> list[str]:
             columns.append(time)
     if isinstance(join, WindowJoin):
         columns += join.members
+        columns += _columns_of_conditions(join)
     for output in join.outputs:
         columns.append(output.column)
     return list(dict.fromkeys(columns))
+
+
+def _columns_of_conditions(window: WindowJoin) -> list[str]:
+    """Return the columns whose names occur in the conditions of aggregates: they are read, too."""
+    words: set[str] = set()
+    for output in window.outputs:
+        words.update(re.findall(r"\w+", (output.where or "").lower()))
+    return [name for name in window.source.spec.schema.names if name.lower() in words]
 
 
 def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:

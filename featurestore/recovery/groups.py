@@ -13,8 +13,9 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
+from featurestore.model.window_lineage import windows_of_inputs
 from featurestore.recovery.owners import versions_in_flight
-from featurestore.registry import featuregroups, lineage, reports, tags
+from featurestore.registry import featuregroups, lineage, reports, tags, window_features
 from featurestore.storage import files
 
 
@@ -78,6 +79,9 @@ def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) 
             job=spec.job,
             run_id=commit.run_id,
         )
+    windows = windows_of_inputs(commit.inputs.values())
+    if windows:
+        window_features.replace(connection, featuregroups.KIND, spec.name, spec.version, windows)
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
@@ -85,6 +89,7 @@ def forget(connection: Connection, name: str, version: int) -> None:
     featuregroups.remove(connection, name, version)
     lineage.remove(connection, featuregroups.KIND, name, version)
     reports.remove(connection, featuregroups.KIND, name, version)
+    window_features.remove(connection, featuregroups.KIND, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:

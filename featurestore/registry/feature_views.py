@@ -11,7 +11,7 @@ from featurestore.errors import FeatureViewNotFound, listing
 from featurestore.model.feature_view import FeatureViewSpec, view_source
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import check_version
-from featurestore.registry import lineage, tags
+from featurestore.registry import lineage, tags, window_features
 from featurestore.registry.rows import readable
 from featurestore.registry.tables import feature_views
 from featurestore.registry.tables import lineage as lineage_table
@@ -31,6 +31,7 @@ def add(connection: Connection, spec: FeatureViewSpec) -> None:
     tags.replace(connection, KIND, spec.name, spec.version, spec.tags)
     inputs = [{"featuregroup": name, "version": version} for name, version in spec.groups]
     lineage.add(connection, KIND, spec.name, spec.version, delta_version=None, inputs=inputs)
+    window_features.replace(connection, KIND, spec.name, spec.version, spec.windows)
 
 
 def remove(connection: Connection, name: str, version: int) -> None:
@@ -40,6 +41,7 @@ def remove(connection: Connection, name: str, version: int) -> None:
     connection.execute(feature_views.delete().where(same))
     tags.replace(connection, KIND, name, version, {})
     lineage.remove(connection, KIND, name, version)
+    window_features.remove(connection, KIND, name, version)
 
 
 def get(connection: Connection, name: str, version: int | None = None) -> tuple[str, int]:

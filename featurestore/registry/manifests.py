@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model.feature_view import view_source
 from featurestore.model.manifest import Manifest
 from featurestore.model.times import parse_moment
-from featurestore.registry import lineage, tags, training_datasets
+from featurestore.registry import lineage, tags, training_datasets, window_features
 from featurestore.registry.training_datasets import KIND, RegisteredDataset
 
 
@@ -49,9 +49,11 @@ def register(connection: Connection, manifest: Manifest) -> None:
         inputs=inputs,
         run_id=manifest.run_id,
     )
+    window_features.replace(connection, KIND, name, version, manifest.windows)
 
 
 def remove(connection: Connection, name: str, version: int) -> None:
     """Forget a version with all that ``register`` recorded of it."""
     training_datasets.remove(connection, name, version)
     lineage.remove(connection, KIND, name, version)
+    window_features.remove(connection, KIND, name, version)

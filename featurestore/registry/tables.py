@@ -78,6 +78,25 @@ lineage = Table(
     Index("ix_lineage_source", "source", "source_version"),
 )
 
+# What each aggregate over a window of a group, dataset or view is made of.
+window_features = Table(
+    "window_features",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("feature", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("source_version", Integer),
+    Column("source_column", Text, nullable=False),
+    Column("function", String(32), nullable=False),
+    Column("over_us", BigInteger),
+    Column("offset_us", BigInteger, nullable=False),
+    Column("condition", Text),
+    Index("ix_window_features_output", "kind", "name", "version"),
+)
+
 training_datasets = Table(
     "training_datasets",
     metadata,

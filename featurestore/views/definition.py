@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
@@ -12,11 +13,12 @@ from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name
 from featurestore.model.references import format_group_reference, parse_group_reference
 from featurestore.model.times import utc_now
+from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.session import Session
 
-Features = str | Sequence[str | Mapping[str, Any]]
+Features = str | WindowFeature | Sequence[str | WindowFeature | Mapping[str, Any]]
 _STEP = ("features", "join_key", "join")
 
 
@@ -72,9 +74,9 @@ def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
 
 def _steps(features: Features) -> list[Mapping[str, Any]]:
     """Return the calls that a list says: its references are the first, each object is one more."""
-    if isinstance(features, str | Mapping):
+    if isinstance(features, str | WindowFeature | Mapping):
         features = [features]
-    first: list[str] = []
+    first: list[str | WindowFeature] = []
     further: list[Mapping[str, Any]] = []
     for each in features:
         if isinstance(each, Mapping):
@@ -85,7 +87,7 @@ def _steps(features: Features) -> list[Mapping[str, Any]]:
                 hint="references first; those of one more join: {'features': [...], 'join_key': "
                 "...}",
             )
-        elif not isinstance(each, str):
+        elif not isinstance(each, str | WindowFeature):
             raise InvalidArgument(
                 f"{each!r} is no reference, which is all that a feature view keeps.",
                 hint="write its rows to a group, and name that group's features",
@@ -107,13 +109,35 @@ def _step(asked: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
             "'faa'}, 'join': 'left'}",
         )
     found = []
-    for feature in resolve(
-        asked["features"], specs=specs, versions=None, groups_with=specs.groups_with
-    ):
-        group, version = feature.group
-        kind = type_to_json(feature.spec.schema.field(feature.column).type)
-        found.append(ViewFeature(group, version, feature.column, feature.name, kind))
+    for wanted in _listed(asked["features"]):
+        if isinstance(wanted, WindowFeature):
+            found.append(_window(wanted, specs))
+            continue
+        for feature in resolve(wanted, specs=specs, groups_with=specs.groups_with):
+            group, version = feature.group
+            kind = type_to_json(feature.spec.schema.field(feature.column).type)
+            found.append(ViewFeature(group, version, feature.column, feature.name, kind))
     return ViewStep(tuple(found), _plain(asked.get("join_key")), join)
+
+
+def _listed(features: Any) -> list[str | WindowFeature]:
+    """Return references and aggregates in order, aggregates that were written as text read."""
+    given = [features] if isinstance(features, str | WindowFeature) else list(features)
+    found: list[str | WindowFeature] = []
+    for each in given:
+        if isinstance(each, str) and "|" in each:
+            each = parse_window(each)
+        found.append(each)
+    return found
+
+
+def _window(wanted: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
+    """Return an aggregate of the version of its group that is the latest now."""
+    (feature,) = resolve(str(wanted.reference), specs=specs)
+    group, version = feature.group
+    pinned = replace(wanted, reference=replace(wanted.reference, version=version))
+    kind = type_to_json(feature.spec.schema.field(feature.column).type)
+    return ViewFeature(group, version, feature.column, wanted.name, kind, pinned)
 
 
 def _plain(join_key: Any) -> Any:

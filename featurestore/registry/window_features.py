@@ -1,0 +1,71 @@
+"""Aggregates over windows in the registry: what groups, datasets and views made them of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.model.window_lineage import WindowLineage
+from featurestore.registry.tables import window_features
+
+_COLUMNS = window_features.c
+_LINEAGE = (
+    _COLUMNS.feature,
+    _COLUMNS.source,
+    _COLUMNS.source_version,
+    _COLUMNS.source_column,
+    _COLUMNS.function,
+    _COLUMNS.over_us,
+    _COLUMNS.offset_us,
+    _COLUMNS.condition,
+)
+
+
+def replace(
+    connection: Connection, kind: str, name: str, version: int, found: Iterable[WindowLineage]
+) -> None:
+    """Write the aggregates of a version, in place of those recorded before."""
+    remove(connection, kind, name, version)
+    rows = []
+    for each in found:
+        values = dict(zip([column.name for column in _LINEAGE], asdict(each).values(), strict=True))
+        rows.append({"kind": kind, "name": name, "version": version, **values})
+    if rows:
+        connection.execute(window_features.insert(), rows)
+
+
+def of(connection: Connection, kind: str, name: str, version: int) -> list[WindowLineage]:
+    """Return the aggregates of a version, in its order."""
+    query = sa.select(*_LINEAGE).where(_same(kind, name, version)).order_by(_COLUMNS.id)
+    return [WindowLineage(*row) for row in connection.execute(query)]
+
+
+def latest(connection: Connection) -> list[tuple[str, str, int, WindowLineage]]:
+    """Return (kind, name, version, aggregate) of the latest version of each that has any."""
+    other = window_features.alias()
+    newest = (
+        sa.select(sa.func.max(other.c.version))
+        .where(other.c.kind == _COLUMNS.kind, other.c.name == _COLUMNS.name)
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(_COLUMNS.kind, _COLUMNS.name, _COLUMNS.version, *_LINEAGE)
+        .where(_COLUMNS.version == newest)
+        .order_by(_COLUMNS.kind, _COLUMNS.name, _COLUMNS.id)
+    )
+    found = []
+    for kind, name, version, *lineage in connection.execute(query):
+        found.append((str(kind), str(name), int(version), WindowLineage(*lineage)))
+    return found
+
+
+def remove(connection: Connection, kind: str, name: str, version: int) -> None:
+    """Forget the aggregates of a version."""
+    connection.execute(window_features.delete().where(_same(kind, name, version)))
+
+
+def _same(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
+    return sa.and_(_COLUMNS.kind == kind, _COLUMNS.name == name, _COLUMNS.version == version)

@@ -26,6 +26,7 @@ _HOMES = {
     "job": "featurestore.jobs",
     "sql_job": "featurestore.jobs",
     "training_job": "featurestore.jobs",
+    "window_job": "featurestore.jobs",
     "window": "featurestore.model.window_features",
     "windows": "featurestore.model.window_features",
 }

@@ -23,6 +23,7 @@ from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import job as job
 from featurestore.jobs import sql_job as sql_job
 from featurestore.jobs import training_job as training_job
+from featurestore.jobs import window_job as window_job
 from featurestore.jobs.plan import JobPlan
 from featurestore.jobs.service import JobStatus
 from featurestore.model.featuregroup import Commit

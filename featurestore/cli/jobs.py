@@ -6,15 +6,27 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show_text
+from featurestore.cli.output import (
+    Limit,
+    PageNumber,
+    get_page,
+    show_record,
+    show_rows,
+    show_text,
+)
 from featurestore.cli.state import Output, settings, store
 from featurestore.cli.terminal import raw_errors
 from featurestore.errors import InvalidArgument
+from featurestore.model.durations import format_duration
 from featurestore.model.times import parse_moment
+from featurestore.model.window_job import WindowJob
+
+if TYPE_CHECKING:
+    from featurestore.registry.jobs import RegisteredJob
 
 app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
 
@@ -64,6 +76,14 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
         empty="no jobs yet",
         next_page=found.next,
     )
+
+
+@app.command(epilog="Example: featurestore job show spend")
+def show(context: typer.Context, name: Name) -> None:
+    """Show the definition of a job: schedule, rules, inputs, and the aggregates of a window job."""
+    from featurestore.jobs.service import get_job
+
+    show_record(context, _definition(get_job(store(context).session, name)))
 
 
 @app.command(
@@ -178,6 +198,22 @@ def _job(job: Any) -> Mapping[str, Any]:
         "paused": job.paused,
         "state": job.state,
         "watermark": job.watermark,
+    }
+
+
+def _definition(job: RegisteredJob) -> Mapping[str, Any]:
+    told = job.spec.to_json()
+    details = {**_job(job), "primary_key": told["primary_key"], "event_time": told["event_time"]}
+    for name in ("mode", "closed", "start", "lookback", "allowed_lateness", "validation", "tags"):
+        details[name] = told[name]
+    if job.spec.kind != "window":
+        return {**details, "code": job.spec.code}
+    found = WindowJob.of(job.spec)
+    return {
+        **details,
+        "every": format_duration(found.every),
+        "keep_empty": found.keep_empty,
+        "windows": list(map(str, found.lineage)),
     }
 
 

@@ -1,5 +1,6 @@
 """Scheduled materialization: definitions, windows, runs, backfill, scheduler."""
 
 from featurestore.jobs.definitions import JobDefinition, job, sql_job, training_job
+from featurestore.jobs.window_jobs import window_job
 
-__all__ = ["JobDefinition", "job", "sql_job", "training_job"]
+__all__ = ["JobDefinition", "job", "sql_job", "training_job", "window_job"]

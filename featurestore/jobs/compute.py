@@ -23,6 +23,7 @@ from featurestore.jobs.aggregates import BoundsAccumulator, DigestAccumulator, P
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
 from featurestore.jobs.query import Query, keeps_to_windows, may_take_many
+from featurestore.jobs.window_rows import WindowRows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens
@@ -55,6 +56,8 @@ def compute(run: Computation, windows: Sequence[Window]) -> Relation | None:
     Raises:
         RowsOutsideWindow: A row's event time lies outside the window that computed it.
     """
+    if run.spec.kind == "window":
+        return _of_window_job(run, windows)
     if run.spec.kind == "sql" and len(windows) > 1 and _meet(windows):
         times = [each.time for each in run.inputs if each.time is not None]
         if may_take_many(run.spec, times=times):
@@ -63,6 +66,13 @@ def compute(run: Computation, windows: Sequence[Window]) -> Relation | None:
             if together is not None:
                 return together
     return _each(run, windows)
+
+
+def _of_window_job(run: Computation, windows: Sequence[Window]) -> Relation:
+    rows = WindowRows(run.session, run.spec, run.inputs, run.staging).of(windows)
+    whole = Window(windows[0].start, windows[-1].end)
+    staged, _ = _staged(run, whole, rows, place="rows")
+    return staged
 
 
 def _meet(windows: Sequence[Window]) -> bool:

@@ -25,7 +25,7 @@ Columns = str | Sequence[str]
 
 @dataclass(frozen=True)
 class JobDefinition:
-    """The specification of a job and, unless it is SQL, its function, which a call calls."""
+    """The specification of a job and its function, where it has one, which a call calls."""
 
     spec: JobSpec
     function: Callable[..., Any] | None = None
@@ -33,7 +33,8 @@ class JobDefinition:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
             raise InvalidJob(
-                f"Job {self.spec.name!r} is SQL and cannot be called.", hint="run_job(name)"
+                f"Job {self.spec.name!r} has no function that could be called.",
+                hint="run_job(name)",
             )
         return self.function(*args, **kwargs)
 
@@ -119,7 +120,7 @@ def job(
         asked = FeatureJobRequest(**{**given, "name": name or function.__name__})
         spec = specs.feature_job(asked, kind="python", code=_source(function))
         _check_arguments(function, ("window", *spec.inputs), spec)
-        return _made(JobDefinition(spec, function), function.__globals__)
+        return made_by_caller(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
@@ -178,7 +179,7 @@ def sql_job(
     del given["sql"]
     asked = FeatureJobRequest(**{**given, "featuregroup": featuregroup or name})
     spec = specs.feature_job(asked, kind="sql", code=textwrap.dedent(sql).strip())
-    return _made(JobDefinition(spec), calling_globals())
+    return made_by_caller(JobDefinition(spec), calling_globals())
 
 
 @answering
@@ -230,12 +231,12 @@ def training_job(
         asked = TrainingJobRequest(**{**given, "name": name or function.__name__})
         spec = specs.training_job(asked, code=_source(function))
         _check_arguments(function, ("store", "window"), spec)
-        return _made(JobDefinition(spec, function), function.__globals__)
+        return made_by_caller(JobDefinition(spec, function), function.__globals__)
 
     return decorate
 
 
-def _made(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
+def made_by_caller(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
     """Note a job in the module that makes it, whether or not it is given a name there."""
     known: list[JobDefinition] = module.setdefault(MADE_HERE, [])
     if module.get("__name__") == "__main__":  # a cell that is run again makes its jobs again

@@ -27,7 +27,7 @@ from featurestore.session import Session
 _log = logging.getLogger("featurestore.jobs")
 # A query takes many windows nearly as fast as one; a function is called for each. A killed chunk
 # starts again whole.
-CHUNKS = {"sql": 1000, "python": 100, "training": 1_000_000}
+CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000}
 # When so many single windows fail one after the other, the fault is not in them, and the rest is
 # left for later.
 _GIVE_UP_AFTER = 3

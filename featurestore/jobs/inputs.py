@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ from featurestore.model.references import parse_group_reference
 from featurestore.model.times import to_micros
 from featurestore.model.types import feature_type
 from featurestore.model.window import Window
+from featurestore.model.window_job import WindowJob, input_name
+from featurestore.model.window_lineage import WindowLineage
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
 from featurestore.storage import files
@@ -43,13 +45,16 @@ class PinnedInput:
     delta_version: int | None = None
     fingerprint: str | None = None
     spec: FeatureGroupSpec | None = None
+    windows: tuple[WindowLineage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what lineage and stale windows need."""
-        found = {"input": self.name, "source": self.source, "version": self.version}
+        found: dict[str, Any] = {"input": self.name, "source": self.source, "version": self.version}
         found["delta_version"] = self.delta_version
         if self.fingerprint is not None:
             found["fingerprint"] = self.fingerprint
+        if self.windows:
+            found["windows"] = [each.to_json() for each in self.windows]
         return found
 
 
@@ -67,7 +72,26 @@ def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
             pinned.append(_pin_path(name, source, time_column, job=spec.name))
         else:
             pinned.append(_pin_group(session, name, source, time_column))
+    if spec.kind == "window":
+        return _with_windows(pinned, WindowJob.of(spec))
     return tuple(pinned)
+
+
+def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[PinnedInput, ...]:
+    """Return the inputs of a window job, each with the aggregates that are made of it."""
+    made: dict[str, list[WindowLineage]] = {each.name: [] for each in pinned}
+    versions = {each.name: each.version for each in pinned}
+    for wanted in job.windows:
+        name = input_name(wanted)
+        made[name].append(WindowLineage.of(wanted, version=versions[name]))
+    return tuple([replace(each, windows=tuple(made[each.name])) for each in pinned])
+
+
+def seen_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
+    """Return what tells the range of times, ``[first, last)`` in microseconds, that a window sees."""
+    if spec.kind == "window":
+        return WindowJob.of(spec).seen
+    return lambda window: (to_micros(window.start - spec.lookback), to_micros(window.end))
 
 
 def read(session: Session, given: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument
-from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, volume
+from featurestore.jobs.inputs import PinnedInput, parquet_files, pin, seen_by, volume
 from featurestore.jobs.service import complete_between, due_of, get_job
 from featurestore.model import html
 from featurestore.model.job import JobSpec
-from featurestore.model.times import parse_moment, to_micros
+from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.registry import runs
 from featurestore.registry.runs import Run
@@ -38,7 +38,8 @@ class PlannedInput:
 class JobPlan:
     """The windows that a job would compute, what they read, and about how long that takes.
 
-    ``seconds`` is None while there are no runs to tell it from.
+    ``seconds`` is None while there are no runs to tell it from. ``features`` says what a window job
+    computes.
     """
 
     job: str
@@ -46,6 +47,7 @@ class JobPlan:
     inputs: tuple[PlannedInput, ...]
     seconds: float | None
     paused: bool = False
+    features: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -81,6 +83,8 @@ class JobPlan:
             if each.delta_version is not None:
                 source += f" at Delta version {each.delta_version}"
             lines.append(f"  {each.name}: {source}, rows: about {each.rows:,}")
+        for feature in self.features:
+            lines.append(f"  {feature}")
         return "\n".join(lines)
 
 
@@ -96,10 +100,20 @@ def plan_job(
         windows = due_of(session, job)
     else:
         windows = complete_between(job.spec, *_range(window))
-    inputs = tuple(_planned(each, windows, job.spec) for each in pin(session, job.spec))
+    inputs, features = [], []
+    for given in pin(session, job.spec):
+        inputs.append(_planned(given, windows, job.spec))
+        features += list(map(str, given.windows))
     with session.registry.reading() as connection:
         known = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
-    return JobPlan(name, tuple(windows), inputs, _seconds(known, len(windows)), job.paused)
+    return JobPlan(
+        job=name,
+        windows=tuple(windows),
+        inputs=tuple(inputs),
+        seconds=_seconds(known, len(windows)),
+        paused=job.paused,
+        features=tuple(features),
+    )
 
 
 def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[datetime, datetime]:
@@ -115,15 +129,19 @@ def _range(window: Window | tuple[datetime | str, datetime | str]) -> tuple[date
 
 
 def _planned(given: PinnedInput, windows: Sequence[Window], spec: JobSpec) -> PlannedInput:
-    rows, size = _volume(given, windows, spec.lookback)
+    rows, size = _volume(given, windows, seen_by(spec))
     return PlannedInput(given.name, given.source, given.version, given.delta_version, rows, size)
 
 
-def _volume(given: PinnedInput, windows: Sequence[Window], lookback: timedelta) -> tuple[int, int]:
+def _volume(
+    given: PinnedInput,
+    windows: Sequence[Window],
+    range_of: Callable[[Window], tuple[int, int]],
+) -> tuple[int, int]:
     """Return rows and bytes of the files that windows see, by the share of their times."""
     if not windows:
         return 0, 0
-    first, last = to_micros(windows[0].start - lookback), to_micros(windows[-1].end)
+    first, last = range_of(windows[0])[0], range_of(windows[-1])[1]
     rows = size = 0.0
     for file_rows, file_bytes, bounds in _files(given):
         share = _share(bounds, first, last)

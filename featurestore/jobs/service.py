@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import ModuleType
 
@@ -24,6 +24,7 @@ from featurestore.jobs.schedule import (
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
 from featurestore.jobs.target import target
+from featurestore.jobs.window_rows import check, with_its_key
 from featurestore.model import html, times
 from featurestore.model.callers import warn_caller
 from featurestore.model.cores import usable_cores
@@ -71,9 +72,10 @@ def register_jobs(
 ) -> list[RegisteredJob]:
     """Register every job of a module, file or folder; return them as registered, by name."""
     found = load(module_or_path)
+    specs = _as_registered(session, {name: each.spec for name, (each, _) in found.items()})
     registered = []
-    for name, (definition, file) in sorted(found.items()):
-        spec = definition.spec
+    for name, (_, file) in sorted(found.items()):
+        spec = specs[name]
         trust(session.location, file)
         begin = None
         if spec.start is None:  # the past is left alone: the job begins with the window open now
@@ -86,6 +88,20 @@ def register_jobs(
                 restore(connection, session, spec)
             registered.append(jobs.get(connection, name))
     return Listing(registered)
+
+
+def _as_registered(session: Session, given: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
+    """Return jobs as they are registered: what can be known to fail is refused."""
+    if all(spec.kind != "window" for spec in given.values()):
+        return dict(given)
+    with session.registry.reading() as connection:
+        coming = {job.spec.target for job in jobs.every(connection)}
+    coming.update([spec.target for spec in given.values()])
+    specs = {}
+    for name, spec in given.items():
+        specs[name] = with_its_key(session, spec)
+        check(session, specs[name], coming=coming)
+    return specs
 
 
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
@@ -234,6 +250,7 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
         InvalidJob: What is there now is not what was registered.
     """
     definition = load_registered(session.location, job.spec.name, job.origin)
+    definition = replace(definition, spec=with_its_key(session, definition.spec))
     if definition.spec.hash != job.spec.hash:
         raise InvalidJob(
             f"Job {job.spec.name!r} in {job.origin} differs from the registered version "

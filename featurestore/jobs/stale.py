@@ -16,7 +16,14 @@ from typing import Any
 
 from featurestore.delta.log import commit_path, note_of, read_commit
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.jobs.inputs import PinnedInput, fingerprint, parquet_files, pin, time_bounds
+from featurestore.jobs.inputs import (
+    PinnedInput,
+    fingerprint,
+    parquet_files,
+    pin,
+    seen_by,
+    time_bounds,
+)
 from featurestore.jobs.target import windows_of_note
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
@@ -77,8 +84,9 @@ def _changed(
     """Return the windows in whose range some input changed after they saw it."""
     by_version: dict[tuple[str, str], list[Change]] = {}
     changed = []
+    range_of = seen_by(spec)
     for window, state in known.items():
-        low, high = to_micros(window.start - spec.lookback), to_micros(window.end)
+        low, high = range_of(window)
         seen = {each["input"]: each for each in state.inputs.get("inputs", ())}
         for given in inputs:
             key = (given.name, json.dumps(seen.get(given.name)))

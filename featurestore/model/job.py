@@ -16,7 +16,7 @@ from featurestore.model.plan import canonical_hash
 from featurestore.model.times import parse_moment
 
 JobMode = Literal["replace_window", "upsert", "append"]
-JobKind = Literal["python", "sql", "training"]
+JobKind = Literal["python", "sql", "window", "training"]
 Closed = Literal["right", "left"]
 OnError = Literal["wait", "go_on"]
 MODES = ("replace_window", "upsert", "append")

@@ -1,0 +1,237 @@
+"""Jobs that write aggregates over windows: (key, end of window) rows, computed as retrieval does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Literal
+
+from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, listing
+from featurestore.jobs import specs
+from featurestore.jobs.definitions import Columns, Duration, JobDefinition, made_by_caller
+from featurestore.jobs.schedule import Schedule, windows_after
+from featurestore.model.arguments import answering
+from featurestore.model.callers import calling_globals
+from featurestore.model.durations import format_duration, parse_duration
+from featurestore.model.job import JobSpec, OnError
+from featurestore.model.names import check_name
+from featurestore.model.references import format_group_reference
+from featurestore.model.requests import FeatureJobRequest
+from featurestore.model.times import from_micros
+from featurestore.model.window_features import WindowFeature, parse_window
+from featurestore.model.window_job import WindowJob, input_name
+
+Windows = str | WindowFeature | Sequence[str | WindowFeature]
+
+_MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+# A schedule's intervals that ``every`` has to divide: a year of months.
+_INTERVALS_COMPARED = 13
+
+
+@answering
+def window_job(
+    name: str,
+    windows: Windows,
+    *,
+    every: Duration,
+    featuregroup: str,
+    schedule: str | None = None,
+    primary_key: Columns = (),
+    event_time: str = "window_end",
+    keep_empty: bool = False,
+    partition_by: Columns = (),
+    start: datetime | str | None = None,
+    allowed_lateness: Duration = "0s",
+    timezone: str = "UTC",
+    validation: str = "strict",
+    ttl: Duration | None = None,
+    expectations: Sequence[Mapping[str, Any]] = (),
+    statistics: bool = True,
+    compact: Literal["auto"] | None = "auto",
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    retries: int = 2,
+    catchup: int | None = None,
+    on_error: OnError = "go_on",
+    on_failure: str | None = None,
+) -> JobDefinition:
+    """Make a scheduled job that writes aggregates over windows into a feature group.
+
+    It writes one row for each key and each instant, ``every`` apart: what ``get_features`` answers
+    for that key at that instant, bit by bit. Rows are known at their instant, their event time.
+    Rows that come late make the windows stale that would have counted them.
+
+    Args:
+        name: Name of the job.
+        windows: Aggregates, by ``window(...)`` or as text: ``"transactions.amount|sum|7d"``.
+        every: How far the instants lie apart: counted back from each time of the schedule, it has
+            to divide the schedule's interval.
+        featuregroup: The group that the job fills; it is made by the first run.
+        schedule: Cron expression, when to compute; None: at each instant.
+        primary_key: Columns of the aggregates' groups that identify a row; else the ``key=`` of the
+            aggregates, else the primary key of their group.
+        event_time: What the column of the instants is called.
+        keep_empty: Whether a key that is known at an instant gets a row although no window holds a
+            row of it.
+        partition_by: As for ``create_featuregroup``.
+        start: Beginning of the first window; None leaves the past alone.
+        allowed_lateness: How long to wait after an instant for late data.
+        timezone: Of the schedule.
+        validation: Policy of the writes.
+        ttl: As for ``create_featuregroup``.
+        expectations: As for ``create_featuregroup``, as plain dicts.
+        statistics: Whether commits count statistics.
+        compact: Whether small files of the group are merged as they come.
+        description: Of the feature group.
+        tags: Of the feature group.
+        retries: How often a failed run is tried again, waiting longer each time.
+        catchup: At most so many missed windows at once, the oldest first; None takes all.
+        on_error: Whether later windows "wait" for a failed one or "go_on".
+        on_failure: Command to run when a run failed for good.
+
+    Raises:
+        InvalidJob: ``every`` does not divide the schedule's interval, or an argument means nothing.
+        ColumnConflict: Two columns of the group would have one name.
+
+    >>> definition = featurestore.window_job(
+    ...     "warmth", featurestore.windows("weather.temp", ["mean", "max"], over=["3h", "1d"]),
+    ...     every="1h", featuregroup="warmth", start="2013-01-01T00:00Z",
+    ... )
+    >>> (definition.spec.schedule, definition.spec.inputs)
+    ('0 * * * *', {'weather': 'weather'})
+    """
+    check_name(name, noun="job")
+    found = _windows(windows, job=name)
+    interval = _every(every, job=name)
+    asked = FeatureJobRequest(
+        name=name,
+        featuregroup=featuregroup,
+        schedule=schedule or _cron(interval, job=name),
+        inputs=_inputs(found),
+        primary_key=primary_key or _key(found, job=name),
+        event_time=event_time,
+        partition_by=partition_by,
+        start=start,
+        allowed_lateness=allowed_lateness,
+        timezone=timezone,
+        validation=validation,
+        ttl=ttl,
+        expectations=expectations,
+        statistics=statistics,
+        compact=compact,
+        description=description,
+        tags=tags,
+        retries=retries,
+        catchup=catchup,
+        on_error=on_error,
+        on_failure=on_failure,
+    )
+    job = WindowJob(found, interval, bool(keep_empty))
+    spec = specs.feature_job(asked, kind="window", code=job.code)
+    _check_names(spec, found)
+    _check_divides(spec, interval)
+    return made_by_caller(JobDefinition(spec), calling_globals())
+
+
+def _windows(given: Windows, *, job: str) -> tuple[WindowFeature, ...]:
+    asked: list[object] = [given]
+    if not isinstance(given, str | WindowFeature):
+        asked = list(given)
+    found = []
+    for each in asked:
+        if isinstance(each, str):
+            each = parse_window(each)
+        if not isinstance(each, WindowFeature):
+            raise InvalidJob(
+                f"Job {job!r}: {each!r} is no aggregate over a window.",
+                hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
+            )
+        found.append(each)
+    if not found:
+        raise InvalidJob(
+            f"Job {job!r} has no aggregates.",
+            hint="[featurestore.window('transactions.amount', 'sum', over='7d')]",
+        )
+    return tuple(found)
+
+
+def _every(every: Duration, *, job: str) -> timedelta:
+    try:
+        found = parse_duration(every, argument="every")
+    except InvalidArgument as error:
+        raise InvalidJob(f"Job {job!r}: {error.message}", hint="every='1d'") from error
+    if not found:
+        raise InvalidJob(f"Job {job!r}: every={every!r} is no distance.", hint="every='1d'")
+    return found
+
+
+def _cron(every: timedelta, *, job: str) -> str:
+    """Return the schedule whose times lie ``every`` apart, all through the year."""
+    if every in (_DAY, 7 * _DAY):
+        return "0 0 * * *" if every == _DAY else "0 0 * * 1"
+    if every < _MINUTE and not _MINUTE % every:
+        return "* * * * *"
+    if every < _HOUR and not every % _MINUTE and not _HOUR % every:
+        minutes = every // _MINUTE
+        return "* * * * *" if minutes == 1 else f"*/{minutes} * * * *"
+    if every < _DAY and not every % _HOUR and not _DAY % every:
+        hours = every // _HOUR
+        return "0 * * * *" if hours == 1 else f"0 */{hours} * * *"
+    raise InvalidJob(
+        f"Job {job!r}: no schedule has times {format_duration(every)} apart all through the year.",
+        hint="an every= that divides an hour, a day or a week: '15min', '6h', '1d', '7d'; or "
+        "schedule= with an interval that every= divides",
+    )
+
+
+def _inputs(windows: Sequence[WindowFeature]) -> dict[str, str]:
+    """Return the groups of the aggregates, each by a name of its own."""
+    inputs = {}
+    for each in windows:
+        group = format_group_reference(str(each.reference.group), each.reference.version)
+        inputs[input_name(each)] = group
+    return inputs
+
+
+def _key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
+    """Return the ``key=`` that all aggregates have; nothing where none has one."""
+    keys = {each.key: None for each in windows if each.key is not None}
+    if len(keys) > 1:
+        raise InvalidJob(
+            f"Job {job!r}: its aggregates have the keys {listing(map(str, keys))}; the rows of a "
+            "group have one.",
+            hint="make a job for each key",
+        )
+    for key in keys:
+        return key or ()
+    return ()
+
+
+def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
+    seen = {str(spec.event_time).lower(): "the event time"}
+    for name in spec.primary_key:
+        seen[name.lower()] = "a key column"
+    for each in windows:
+        folded = each.name.lower()
+        if folded in seen:
+            raise ColumnConflict(
+                f"Job {spec.name!r}: {each} would be called {each.name!r}, as is {seen[folded]}.",
+                hint="name='...' in window(...)",
+            )
+        seen[folded] = str(each)
+
+
+def _check_divides(spec: JobSpec, every: timedelta) -> None:
+    """Refuse instants that would not lie ``every`` apart from one window to the next."""
+    # By the clock: the two nights of the year with another length do not count.
+    schedule = Schedule(spec.schedule)
+    since = from_micros(0)
+    for window in islice(windows_after(schedule, since), 1, _INTERVALS_COMPARED):
+        length = window.end - window.start
+        if length % every:
+            raise InvalidJob(
+                f"Job {spec.name!r}: every={format_duration(every)} does not divide an interval of "
+                f"the schedule {spec.schedule!r}, {format_duration(length)}.",
+                hint="leave schedule= out to compute at each instant, or take a coarser one",
+            )

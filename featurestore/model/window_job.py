@@ -1,0 +1,149 @@
+"""What a window job writes: which aggregates, at which instants, for which keys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from featurestore.errors import InvalidJob
+from featurestore.model.job import JobSpec
+from featurestore.model.json_object import JsonObject, MalformedJson, parsing
+from featurestore.model.references import FeatureReference
+from featurestore.model.times import to_micros
+from featurestore.model.window import Window
+from featurestore.model.window_features import WindowFeature
+from featurestore.model.window_json import micros, window_from_json, window_to_json
+from featurestore.model.window_lineage import WindowLineage
+
+_MICROSECOND = timedelta(microseconds=1)
+_ALWAYS = (-(2**63), 2**63 - 1)
+# Counts that say whether a key has a row; they are not written.
+_PRESENT = "__fs_present"
+
+
+@dataclass(frozen=True)
+class WindowJob:
+    """The aggregates of a window job.
+
+    It has rows at the end of each window of its schedule and, counted back from there, every
+    ``every`` in between. ``keep_empty`` says whether keys with no row in any window stay.
+    """
+
+    windows: tuple[WindowFeature, ...]
+    every: timedelta
+    keep_empty: bool
+
+    @property
+    def code(self) -> str:
+        """The text that a job's definition holds, which ``of`` reads back."""
+        told = {
+            "windows": list(map(window_to_json, self.windows)),
+            "every_us": micros(self.every),
+            "keep_empty": self.keep_empty,
+        }
+        return json.dumps(told, indent=1)
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> WindowJob:
+        """Return what the definition of a window job holds.
+
+        Raises:
+            InvalidJob: It is anything else: registries may come from elsewhere.
+        """
+        try:
+            with parsing("the aggregates"):
+                data = JsonObject.of(json.loads(spec.code))
+                windows = tuple(map(window_from_json, data.objects("windows")))
+                every = timedelta(microseconds=data.number("every_us", least=1))
+                return cls(windows, every, data.flag("keep_empty"))
+        except (MalformedJson, RecursionError) as error:
+            raise InvalidJob(
+                f"The stored definition of job {spec.name!r} cannot be read: {error}.",
+                hint="featurestore job register path/to/jobs.py writes it anew",
+            ) from error
+
+    @property
+    def lineage(self) -> list[WindowLineage]:
+        """What the aggregates are made of, as far as the definition says it."""
+        return [WindowLineage.of(each, version=each.reference.version) for each in self.windows]
+
+    def instants(self, window: Window) -> list[datetime]:
+        """Return the times at which a window has rows, the oldest first.
+
+        A day of 23 or 25 hours has the instants of its hours, and one where ``every`` is a day.
+
+        >>> from datetime import UTC
+        >>> job = WindowJob((), timedelta(hours=6), keep_empty=False)
+        >>> day = Window(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
+        >>> [at.hour for at in job.instants(day)]
+        [6, 12, 18, 0]
+        """
+        count = max(1, round((window.end - window.start) / self.every))
+        found = []
+        for number in range(count):
+            found.append(window.end - number * self.every)
+        return found[::-1]
+
+    @property
+    def reach(self) -> timedelta | None:
+        """How far before an instant the oldest row lies that counts there; None without limit."""
+        if self.keep_empty:
+            return None
+        longest = timedelta(0)
+        for each in self.windows:
+            if each.over is None:
+                return None
+            longest = max(longest, each.over + each.offset)
+        return longest
+
+    def seen(self, window: Window) -> tuple[int, int]:
+        """Return the range of event times, ``[first, last)`` in microseconds, that a window sees."""
+        instants = self.instants(window)
+        first = _ALWAYS[0]
+        if self.reach is not None:
+            # Windows are open where they begin.
+            first = to_micros(instants[0] - self.reach + _MICROSECOND)
+        return first, to_micros(instants[-1] + _MICROSECOND)
+
+    def presence(
+        self, event_times: dict[FeatureReference, FeatureReference]
+    ) -> list[WindowFeature]:
+        """Return counts of which one is positive where a key has rows to be written.
+
+        Args:
+            event_times: For the feature of each aggregate the event time of its group.
+        """
+        longest: dict[WindowFeature, WindowFeature] = {}
+        for each in self.windows:
+            counted = replace(
+                each, reference=event_times[each.reference], function="count", name="",
+                fill_value=None, n=0,
+            )  # fmt: skip
+            if self.keep_empty:
+                counted = replace(counted, over=None, offset=timedelta(0), where=None)
+            same = replace(counted, over=None)
+            held = longest.get(same)
+            if held is None or _longer(counted, held):
+                longest[same] = counted
+        found = []
+        for number, each in enumerate(longest.values()):
+            found.append(replace(each, name=f"{_PRESENT}_{number}"))
+        return found
+
+
+def input_name(wanted: WindowFeature) -> str:
+    """Return what a window job calls the group of an aggregate among its inputs.
+
+    >>> from featurestore.model.window_features import parse_window
+    >>> input_name(parse_window("transactions@v2.amount|sum|7d"))
+    'transactions_v2'
+    """
+    group, version = str(wanted.reference.group), wanted.reference.version
+    return group if version is None else f"{group}_v{version}"
+
+
+def _longer(one: WindowFeature, other: WindowFeature) -> bool:
+    if other.over is None:
+        return False
+    return one.over is None or one.over > other.over

@@ -1,0 +1,227 @@
+"""What aggregates are made of: in plans, manifests, views, groups, the registry and search."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import featurestore
+import featurestore_schemas
+from featurestore import FeatureStore
+from featurestore.cli import app
+from featurestore.errors import FeatureViewBroken, FeatureViewWarning, InvalidArgument
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.window_json import window_from_json, window_to_json
+from featurestore.recovery.rebuild import rebuild
+
+DAY = pd.Timestamp("2024-01-01", tz="UTC")
+ASKED: list[Any] = [
+    "customers.segment",
+    featurestore.window(
+        "purchases.amount", "sum", over="7d", offset="1d", where="status = 'settled'"
+    ),
+    "purchases.shop|count_distinct|all as shops",
+]
+SETTLED = (
+    "amount_sum_7d_before_1d = sum(amount) of purchases@v1 over (t - 8d, t - 1d] "
+    "where status = 'settled'"
+)
+SHOPS = "shops = count_distinct(shop) of purchases@v1 over (the first row, t]"
+JOB = """
+import featurestore
+featurestore.window_job(
+    "spend",
+    [
+        featurestore.window(
+            "purchases.amount", "sum", over="7d", offset="1d", where="status = 'settled'"
+        ),
+        "purchases.shop|count_distinct|all as shops",
+    ],
+    every="1d", featuregroup="spend", primary_key="customer", start="2024-01-01T00:00Z",
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a dataset, a view and a group that hold aggregates."""
+    folder = tmp_path_factory.mktemp("lineage")
+    purchases = pd.DataFrame(
+        {
+            "customer": ["ann", "ann", "ann", "bob"],
+            "purchase": [1, 2, 3, 4],
+            "amount": [20.0, 5.0, 12.5, 80.0],
+            "shop": ["north", "south", "north", "north"],
+            "status": ["settled", "open", "settled", "settled"],
+            "at": DAY + pd.to_timedelta([0, 3, 9, 2], unit="D"),
+        }
+    )
+    questions = pd.DataFrame(
+        {
+            "customer": ["ann", "bob", "ann"],
+            "asked_at": DAY + pd.to_timedelta([9, 5, 4], unit="D"),
+            "returns": [True, True, False],
+        }
+    )
+    (folder / "jobs.py").write_text(JOB)
+    with featurestore.connect(folder / "store") as store:
+        store.create_featuregroup(
+            purchases, "purchases", primary_key=["customer", "purchase"], event_time="at"
+        )
+        customers = pd.DataFrame({"customer": ["ann", "bob"], "segment": ["gold", "new"]})
+        store.create_featuregroup(customers, "customers", primary_key="customer")
+        store.create_featuregroup(
+            questions, "questions", primary_key="customer", event_time="asked_at"
+        )
+        view = store.create_feature_view(
+            "returning", features=ASKED, labels="questions", label="returns"
+        )
+        view.create_training_dataset("returns", data_format="parquet", progress=False)
+        store.register_jobs(str(folder / "jobs.py"))
+        store.backfill_job("spend", "2024-01-01T00:00Z", "2024-01-11T00:00Z")
+    return folder / "store"
+
+
+@pytest.fixture
+def store(filled: Path, tmp_path: Path) -> FeatureStore:
+    return featurestore.connect(shutil.copytree(filled, tmp_path / "store"))
+
+
+def places(store: FeatureStore, text: str) -> list[tuple[str, str]]:
+    return [(each.reference, each.text) for each in store.search(text) if each.where == "window"]
+
+
+def test_search_finds_aggregates_by_column_function_and_condition_also_after_a_rebuild(
+    store: FeatureStore,
+) -> None:
+    expected = [
+        ("featureviews/returning", SETTLED),
+        ("spend.amount_sum_7d_before_1d", SETTLED),
+        ("trainingdatasets/returns", SETTLED),
+    ]
+    for text in ("SETTLED", "sum(amount)", "t - 8d"):
+        assert sorted(places(store, text)) == expected, text
+    assert len(places(store, "purchases@v1")) == 6
+    assert places(store, "nothing of the kind") == []
+    result = rebuild(store.location, url=None)
+    assert not result.unreadable
+    assert sorted(places(store, "settled")) == expected
+    store.delete_training_dataset("returns", version=1)
+    store.delete_feature_view("returning", version=1)
+    store.delete_featuregroup("spend", version=1)
+    assert places(store, "settled") == []
+
+
+def test_manifests_and_their_command_say_what_aggregates_are_made_of(store: FeatureStore) -> None:
+    dataset = store.get_training_dataset("returns")
+    assert list(map(str, dataset.manifest.windows)) == [SETTLED, SHOPS]
+    asked = ["--location", store.location, "--output", "json", "td", "show", "returns"]
+    shown = CliRunner().invoke(app, asked)
+    assert json.loads(shown.output)["windows"] == [SETTLED, SHOPS]
+    few = store.create_training_dataset(
+        store.get_features(ASKED, labels="questions").drop("shops"), "few", label="returns",
+        data_format="parquet", progress=False,
+    )  # fmt: skip
+    assert list(map(str, few.manifest.windows)) == [SETTLED]
+
+
+def test_a_view_of_aggregates_gives_the_rows_of_the_call_and_fits_its_schema(
+    store: FeatureStore,
+) -> None:
+    view = store.get_feature_view("returning")
+    plain = store.get_features(ASKED, labels="questions").to_arrow()
+    assert view.get_features().to_arrow().equals(plain)
+    assert view.features == [
+        "customers@v1.segment", "purchases@v1.amount|sum|7d", "purchases@v1.shop|count_distinct|all",
+    ]  # fmt: skip
+    assert store.get_training_dataset("returns").verify(recompute=True).ok
+    file = Path(store.location) / "featureviews" / "returning" / "v1" / "view.json"
+    schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
+    jsonschema.validate(json.loads(file.read_text()), json.loads(schema.read_text()))
+    scored = [{"customer": "bob"}]
+    frame = view.get_features(labels=scored, label_time="2024-01-05T00:00Z")
+    assert frame.to_arrow().to_pylist() == [
+        {"customer": "bob", "segment": "new", "amount_sum_7d_before_1d": 80.0, "shops": 1}
+    ]
+    with pytest.warns(FeatureViewWarning):
+        store.delete_featuregroup("purchases", version=1, force=True)
+    with pytest.raises(FeatureViewBroken, match="purchases@v1 is gone"):
+        view.get_features()
+
+
+def test_a_plan_names_windows_cost_and_memory_and_statistics_cover_aggregates(
+    store: FeatureStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = store.explain_features(ASKED, labels="questions")
+    text = capsys.readouterr().out
+    assert text == str(plan)
+    line = "sum(amount) over (asked_at - 8d, asked_at - 1d] where status = 'settled'"
+    assert f"amount_sum_7d_before_1d = {line}" in text
+    assert "one event for each purchase, at" in text
+    heads = [each for each in text.splitlines() if "reads" in each]
+    assert len(heads) == 2  # the aggregates, and the features that are joined to them
+    assert all("of memory" in each and "unknown" not in each for each in heads)
+    statistics = store.get_training_dataset("returns").statistics("train")
+    assert statistics.column("shops").count == 3
+    group = store.get_featuregroup_statistics("spend")
+    assert group.column("amount_sum_7d_before_1d").count > 0
+
+
+def test_the_registry_says_which_group_a_window_job_reads(store: FeatureStore) -> None:
+    derived = {(edge.kind, edge.name) for edge in store.featuregroup("purchases").derived()}
+    assert derived == {
+        ("feature_view", "returning"),
+        ("featuregroup", "spend"),
+        ("training_dataset", "returns"),
+    }
+
+
+FILLS: list[Any] = [
+    0.5, float("nan"), float("-inf"), 3, "none", True, Decimal("1.50"), DAY.to_pydatetime(),
+    DAY.date(), b"\x00\xff", [1.0, None],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_an_aggregate_comes_back_from_json(fill: object) -> None:
+    wanted = featurestore.window(
+        "purchases@v2.amount", "last", over=None, offset="1us", key=["shop"], fill_value=fill
+    )
+    data = json.loads(json.dumps(window_to_json(wanted)))
+    assert str(window_from_json(JsonObject(data))) == str(wanted)
+    again = window_from_json(JsonObject(data)).fill_value
+    assert again == fill or (fill != fill and again != again)  # NaN is not itself
+
+
+def test_fill_values_of_every_type_are_made_again_from_a_manifest(store: FeatureStore) -> None:
+    asked = [
+        featurestore.window("purchases.at", "last", over="1us", fill_value="1970-01-01T00:00Z"),
+    ]
+    with pytest.raises(InvalidArgument, match="fill_value"):
+        store.get_features(asked, labels="questions")
+    asked = [featurestore.window("purchases.at", "last", over="1us", fill_value=DAY)]
+    frame = store.get_features(asked, labels="questions")
+    dataset = store.create_training_dataset(
+        frame, "filled", label="returns", data_format="parquet", progress=False
+    )
+    assert dataset.verify(recompute=True).ok
+    assert set(frame.to_pandas()["at_last_1us"]) == {DAY, DAY + pd.Timedelta(days=9)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"function": "eval"}, {"over_us": -1}, {"over_us": 0}, {"feature": "x"}, {"n": "all"}, {"key": 3},
+     {"fill_value": {"eval": "1"}}, {"fill_value": {"decimal": "x"}}, {"where": 1}],
+)  # fmt: skip
+def test_json_that_is_no_aggregate_is_malformed(damage: dict[str, object]) -> None:
+    data = window_to_json(featurestore.window("purchases.amount", "sum", over="1d"))
+    with pytest.raises(MalformedJson):
+        window_from_json(JsonObject({**data, **damage}))

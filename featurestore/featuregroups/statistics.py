@@ -22,9 +22,6 @@ from featurestore.statistics import (
     statistics_accumulator,
 )
 
-# Results of more columns take longer than the write: they are made from the state when asked for.
-_EAGER_COLUMNS = 500
-
 
 def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
     """Count what a commit has just written, where that gives the statistics of the whole table.
@@ -48,9 +45,8 @@ def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
     if written is None:
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
+    # The result takes about as long as the write: it is made of the state when it is asked for.
     files.write(landed.delta_version, state, base=base)
-    if base is None and len(spec.schema) <= _EAGER_COLUMNS:
-        files.write_result(landed.delta_version, state)
 
 
 def _is_whole_table(landed: LandedRows) -> bool:

@@ -6,8 +6,9 @@ constant) is None here and in JSON, never 0.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featurestore.errors import FeatureNotFound, listing
@@ -56,9 +57,10 @@ class ColumnStatistics:
     Over all rows: ``count`` (values that are neither null nor NaN), ``nulls``, ``nan``,
     ``infinite`` (part of count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times),
     ``minimum``, ``maximum``, ``lengths``. Infinite values are left out of sum, mean, std, minimum
-    and maximum. From the sample: ``sampled`` (its rows with a value; None in statistics of older
-    releases), ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``, ``histogram``. Times are
-    ISO 8601 texts in UTC.
+    and maximum. From the sample, or from all rows where at most 1,000 values are different:
+    ``sampled`` (the rows with a value that were looked at; None in statistics of older releases),
+    ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``, ``histogram``. Times are ISO 8601
+    texts in UTC.
 
     ``top`` are all values where there are at most 100 (``top_complete``), else the 20 that occur
     most often, those that occur once left out; ``top_share`` says how much of the rows they cover.
@@ -241,6 +243,14 @@ class Statistics:
             "spearman": _correlations_json(self.spearman),
         }
 
+    def to_bytes(self) -> bytes:
+        """Return the JSON object as text without spaces.
+
+        >>> store.get_featuregroup_statistics("weather").to_bytes()[:10]
+        b'{"format":'
+        """
+        return json.dumps(self.to_json(), ensure_ascii=False, separators=(",", ":")).encode()
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Statistics:
         """Return the statistics that ``to_json`` wrote.
@@ -267,7 +277,7 @@ class Statistics:
 
 
 def _column_json(column: ColumnStatistics) -> dict[str, Any]:
-    data = asdict(column)
+    data = dict(vars(column))
     data["min"] = data.pop("minimum")
     data["max"] = data.pop("maximum")
     if column.lengths is not None:

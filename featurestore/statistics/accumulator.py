@@ -16,9 +16,16 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import ColumnCounts, CountedBatch, count_batch
+from featurestore.statistics.draw import upper_halves, with_lower_halves, within
 from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
 from featurestore.statistics.moments import CoMoments, co_moments
-from featurestore.statistics.sample import Sample, sample_limit, sample_schema, sampled_rows
+from featurestore.statistics.sample import (
+    Sample,
+    drawing_rows,
+    sample_limit,
+    sample_schema,
+    sampled_rows,
+)
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
@@ -26,7 +33,7 @@ if TYPE_CHECKING:
 # Room for chance: so much more than the sample lies below the bound on average.
 _MARGIN = 1.25
 _WORTH_A_THREAD = 8_192
-Hashes = NDArray[np.uint64]
+Drawn = tuple[NDArray[np.uint64], pa.RecordBatch]
 
 
 @dataclass
@@ -69,9 +76,9 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         if not batch.num_rows:
             return state
         state.rows += batch.num_rows
-        with _beside(batch.num_rows, lambda: _row_hashes(batch, self.columns, self.seed)) as hashes:
+        with _beside(batch.num_rows, lambda: _drawn(batch, state.sample, self.seed)) as drawn:
             self._count(state, batch)
-        state.sample.add(hashes.result(), sampled_rows(batch, state.sample.schema))
+        state.sample.add(*drawn.result())
         return state
 
     def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> None:
@@ -80,8 +87,10 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         with np.errstate(over="ignore", invalid="ignore"):
             counted = {}
             for column in self.columns:
-                found = count_batch(column, batch.column(column.name))
-                state.counts[column.name] = state.counts[column.name].merge(found.counts)
+                before = state.counts[column.name]
+                few_values = before.values is not None
+                found = count_batch(column, batch.column(column.name), few_values=few_values)
+                state.counts[column.name] = before.merge(found.counts)
                 counted[column.name] = found
             self._correlate(state, batch.num_rows, counted)
 
@@ -123,7 +132,7 @@ def statistics_accumulator(
         table: A group's definition, whose keys and times then stay out of the correlations, or a
             schema of feature types.
         seed: Seed of the row hashes that choose the sample.
-        limit: Distinct rows in the sample; one million, fewer above 64 columns, when None.
+        limit: Distinct rows in the sample; 50,000, fewer above 128 columns, when None.
         rows: How many rows there are: each partition then samples its share only. The sample is
             smaller than ``limit`` where many rows are copies (``count_statistics`` starts again
             then).
@@ -211,12 +220,12 @@ def merge(left: StatisticsState, right: StatisticsState) -> StatisticsState:
 
 
 @contextmanager
-def _beside(rows: int, call: Callable[[], Hashes]) -> Iterator[Future[Hashes]]:
+def _beside(rows: int, call: Callable[[], Drawn]) -> Iterator[Future[Drawn]]:
     """Run a call in a thread of its own while the body runs.
 
     Small batches are not worth a thread.
     """
-    future: Future[Hashes] = Future()
+    future: Future[Drawn] = Future()
     if rows < _WORTH_A_THREAD:
         future.set_result(call())
         yield future
@@ -226,9 +235,14 @@ def _beside(rows: int, call: Callable[[], Hashes]) -> Iterator[Future[Hashes]]:
         yield one.submit(call)
 
 
-def _row_hashes(batch: pa.RecordBatch, columns: tuple[CountedColumn, ...], seed: int) -> Hashes:
-    from featurestore.hashing import row_hash
-
-    return np.asarray(
-        row_hash(batch.select([each.name for each in columns]), seed=seed), dtype=np.uint64
-    )
+def _drawn(batch: pa.RecordBatch, sample: Sample, seed: int) -> Drawn:
+    """Return hashes and rows, as the sample keeps them, of those that it may take."""
+    if not sample.schema.names:
+        return np.zeros(batch.num_rows, dtype=np.uint64), batch.select([])
+    rows = drawing_rows(batch, sample.schema)
+    hashes = upper_halves(rows, seed=seed)
+    if sample.cut:
+        wanted = within(hashes, sample.bound)
+        hashes, rows = hashes[wanted], rows.filter(pa.array(wanted))
+    rows = sampled_rows(rows)
+    return with_lower_halves(hashes, rows, seed=seed), rows

@@ -114,12 +114,23 @@ def _step_of(column: CountedColumn, unique: NDArray[Any], low: float, high: floa
 def _step_of_floats(unique: Floats) -> float:
     """Return the step that floats of up to two decimals are apart, 0 for others."""
     for step in _STEPS:
-        steps = unique / step
-        whole = np.round(steps)
-        near = np.abs(steps - whole) <= np.abs(steps) * _TOLERANCE
-        if near.all():
+        # Values of any size show it in the first few already.
+        if _whole(unique[:_LOOKED_AT], step) is None:
+            continue
+        whole = _whole(unique, step)
+        if whole is not None:
             return step * _common_divisor(whole.astype(np.int64))
     return 0.0
+
+
+def _whole(values: Floats, step: float) -> Floats | None:
+    """Return of how many steps each value is, None where one lies between two of them."""
+    steps = values / step
+    whole: Floats = np.round(steps)
+    near = np.abs(steps - whole) <= np.abs(steps) * _TOLERANCE
+    if near.all():
+        return whole
+    return None
 
 
 def _common_divisor(values: NDArray[np.int64]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,9 @@ from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.kinds import CountedColumn, kind_of
 from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema
+from featurestore.statistics.value_counts import from_lists, to_lists
 
-_MAGIC = b"FSSTATE2"
+_MAGIC = b"FSSTATE3"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
@@ -38,7 +38,8 @@ def state_to_bytes(state: StatisticsState) -> bytes:
     roles = [each.role for each in state.columns]
     counts = {}
     for name, each in state.counts.items():
-        counts[name] = asdict(each)
+        counts[name] = {**vars(each), "moments": vars(each.moments)}
+        counts[name]["values"] = to_lists(each.values)
     header = {
         "schema": schema_to_json(schema),
         "roles": roles,
@@ -125,11 +126,13 @@ def _sections(data: bytes) -> list[bytes]:
 def _counts(data: dict[str, Any]) -> ColumnCounts:
     moments = data.pop("moments")
     total = data.pop("total")
+    values = from_lists(data.pop("values"))
     if isinstance(total, list):
         total = tuple(total)
     return ColumnCounts(
         **data,
         total=total,
+        values=values,
         moments=Moments(moments["n"], tuple(moments["mean"]), tuple(moments["square"])),
     )
 

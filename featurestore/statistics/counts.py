@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 from featurestore.statistics.exactsum import Twofold, add_twofold, sum_integers, sum_twofold
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.moments import Deviations, Moments, deviations_of
+from featurestore.statistics.value_counts import (
+    ValueCounts,
+    counts_of_numbers,
+    counts_of_texts,
+    merged_counts,
+)
 from featurestore.statistics.values import Values, lengths_of, measured_values
 
 Extreme = int | float | str | None
@@ -23,7 +29,8 @@ class ColumnCounts:
     """Counts, exact sums, extremes and lengths of one column.
 
     ``total`` is an exact integer for integers, booleans and times, a twofold for floats. Times are
-    days or microseconds since 1970.
+    days or microseconds since 1970. ``values`` are the counts of each value while few are
+    different, then None.
     """
 
     rows: int = 0
@@ -37,6 +44,7 @@ class ColumnCounts:
     shortest: int | None = None
     longest: int | None = None
     length: int = 0
+    values: ValueCounts | None = field(default_factory=dict)
 
     def merge(self, other: ColumnCounts) -> ColumnCounts:
         """Return the counts of both."""
@@ -48,6 +56,7 @@ class ColumnCounts:
             total=_add_totals(self.total, other.total),
             moments=self.moments.merge(other.moments),
             length=self.length + other.length,
+            values=merged_counts(self.values, other.values),
         )
         for side in (self, other):
             merged.widen(side.minimum, side.maximum)
@@ -82,20 +91,23 @@ class CountedBatch:
     deviations: Deviations | None = None
 
 
-def count_batch(column: CountedColumn, data: pa.Array) -> CountedBatch:
-    """Return the counts of one column of one batch."""
+def count_batch(column: CountedColumn, data: pa.Array, *, few_values: bool = True) -> CountedBatch:
+    """Return the counts of one column of one batch; each value's while they are few."""
     if column.measured:
-        return _count_measured(data)
+        return _count_measured(data, few_values=few_values)
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     if column.has_length:
         _count_lengths(counts, lengths_of(data))
     if column.kind == "text" and counts.nulls < counts.rows:
         extremes = pc.min_max(data)
         counts.widen(extremes["min"].as_py(), extremes["max"].as_py())
+    counts.values = None
+    if column.kind == "text" and few_values:
+        counts.values = counts_of_texts(data, longest=counts.longest)
     return CountedBatch(counts)
 
 
-def _count_measured(data: pa.Array) -> CountedBatch:
+def _count_measured(data: pa.Array, *, few_values: bool) -> CountedBatch:
     values = measured_values(data)
     finite = values.finite
     counts = ColumnCounts(len(data), values.nulls, values.nan, values.infinite)
@@ -107,6 +119,9 @@ def _count_measured(data: pa.Array) -> CountedBatch:
         counts.minimum, counts.maximum = finite.min().item(), finite.max().item()
     deviations = deviations_of(values)
     counts.moments = deviations.moments
+    counts.values = None
+    if few_values:
+        counts.values = counts_of_numbers(finite)
     return CountedBatch(counts, values, deviations)
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from featurestore.model.statistics import PROBABILITIES
 from featurestore.statistics.bins import counts_between, edges_of
+from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.moments import (
@@ -67,41 +68,38 @@ class Distribution:
 
 
 def distribution_of(
-    column: CountedColumn, data: pa.Array, weights: NDArray[np.int64], *, low: Any, high: Any
+    column: CountedColumn, data: pa.Array, weights: NDArray[np.int64], counted: ColumnCounts
 ) -> Distribution | None:
-    """Return the distribution of one column.
+    """Return the distribution of one column of the sample.
 
-    ``low`` and ``high`` are its extremes over all rows.
+    ``counted`` is what all rows are known to hold: the extremes, and each value's count where there
+    are few.
     """
     if column.measured:
-        return _measured(column, measured_values(data), weights, low=low, high=high)
+        return _measured(column, measured_values(data), weights, counted)
+    if column.kind == "text" and counted.values is not None:
+        return _counted_texts(counted.values)
     if column.kind == "text":
         return _texts(data, weights)
     return None
 
 
 def _measured(
-    column: CountedColumn, values: Values, weights: NDArray[np.int64], *, low: Any, high: Any
+    column: CountedColumn, values: Values, weights: NDArray[np.int64], counted: ColumnCounts
 ) -> Distribution:
-    order, ordered = ascending(values.finite)
-    if not len(ordered):
-        return Distribution(0, 0, 0, (), True, ranks=(np.empty(0), values.present))
-    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-    runs = np.diff(first, append=len(ordered))
-    unique = ordered[first]
     if values.present is not None:
         weights = weights[values.present]
-    counts = runs
-    if not (weights == 1).all():
-        counts = np.add.reduceat(weights[order], first)
+    if counted.values is not None:
+        unique, counts, ranks = _of_few(values.finite, weights, counted.values)
+    else:
+        unique, counts, ranks = _of_sorted(values.finite, weights)
+    if not len(unique):
+        return Distribution(0, 0, 0, (), True, ranks=(np.empty(0), values.present))
     ends = np.cumsum(counts)
-    edges = edges_of(column, unique, low=low, high=high)
+    edges = edges_of(column, unique, low=counted.minimum, high=counted.maximum)
     bins = None
     if edges is not None:
         bins = counts_between(unique, ends, edges)
-    ranks = None
-    if column.kind != "time":
-        ranks = (_mid_ranks(order, runs, counts, ends), values.present)
     top, complete = _top(unique, counts)
     return Distribution(
         rows=int(ends[-1]),
@@ -112,24 +110,59 @@ def _measured(
         quantiles=_quantiles(unique, ends),
         edges=edges,
         bins=bins,
-        ranks=ranks,
+        ranks=(ranks, values.present),
         moments=weighted_moments(deviations_of(values), weights),
     )
 
 
-def _mid_ranks(
-    order: NDArray[np.int64],
-    runs: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> Floats:
-    """Return the rank of each row: equal values share the middle of theirs."""
-    middles = ends - (counts - 1) / 2.0
+def _of_sorted(
+    values: NDArray[Any], weights: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
+    """Return the different values, their counts, and the mid-rank of each row."""
+    order, ordered = ascending(values)
+    if not len(ordered):
+        return ordered, np.empty(0, dtype=np.int64), np.empty(0)
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    runs = np.diff(first, append=len(ordered))
+    counts = runs
+    if not (weights == 1).all():
+        counts = np.add.reduceat(weights[order], first)
+    middles = _middles(counts)
     if len(middles) < len(order):
         middles = np.repeat(middles, runs)
     ranks = np.empty(len(order))
     ranks[order] = middles
-    return ranks
+    return ordered[first], counts, ranks
+
+
+def _of_few(
+    values: NDArray[Any], weights: NDArray[np.int64], counted: Mapping[Any, int]
+) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
+    """Return the same from the counts of all rows; the ranks are those within the sample."""
+    unique = np.array(sorted(counted), dtype=_plain(values.dtype))
+    counts = np.array([counted[value] for value in unique.tolist()], dtype=np.int64)
+    places = np.searchsorted(unique, values)
+    sampled = np.bincount(places, weights=weights, minlength=len(unique)).astype(np.int64)
+    return unique, counts, _middles(sampled)[places]
+
+
+def _plain(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type that holds what Python makes of values of a type."""
+    if kind.kind == "f":
+        return np.dtype(np.float64)
+    return kind
+
+
+def _middles(counts: NDArray[np.int64]) -> Floats:
+    """Return the rank that the rows of each value share: the middle of theirs."""
+    return np.asarray(np.cumsum(counts) - (counts - 1) / 2.0)
+
+
+def _counted_texts(counted: Mapping[str, int]) -> Distribution:
+    values = pa.array(list(counted), pa.string())
+    counts = np.array(list(counted.values()), dtype=np.int64)
+    top, complete = _top_texts(values, counts)
+    return Distribution(int(counts.sum()), len(values), int((counts == 1).sum()), top, complete)
 
 
 def _texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:

@@ -1,4 +1,4 @@
-"""The sample: the distinct rows of the smallest row hashes, each with the number of its copies.
+"""The sample: the distinct rows of the smallest hashes, each with the number of its copies.
 
 Which rows it holds depends on the rows alone, not on their order, cut or engine, and two samples
 merge into the sample of both. A hash that is still held has been held since its first row, so its
@@ -20,9 +20,9 @@ from featurestore.model.cores import usable_cores
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import lengths_of
 
-MOST_ROWS = 1_000_000
-# A wide table keeps fewer rows, so that the sample stays below some hundred megabytes.
-_MOST_CELLS = 64_000_000
+MOST_ROWS = 50_000
+# A wide table keeps fewer rows: each of its cells is sorted.
+_MOST_CELLS = 6_400_000
 _FEWEST_ROWS = 10_000
 # Longer texts are held as their beginning and a hash, which is enough to count and to show them.
 LONGEST_TEXT = 256
@@ -34,7 +34,7 @@ def sample_limit(columns: int) -> int:
     """Return how many distinct rows a sample of so many columns holds at most.
 
     >>> sample_limit(20), sample_limit(640)
-    (1000000, 100000)
+    (50000, 10000)
     """
     return min(MOST_ROWS, max(_FEWEST_ROWS, _MOST_CELLS // max(columns, 1)))
 
@@ -143,18 +143,25 @@ def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def sampled_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch as the sample keeps it."""
-    columns = [_sampled(batch.column(field.name), field) for field in schema]
+def drawing_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return what decides whether the rows of a batch are drawn: lengths instead of lists."""
+    columns = []
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        column = batch.column(name)
+        if column.type != kind:
+            column = _lengths(column)
+        columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _sampled(column: pa.Array, field: pa.Field) -> pa.Array:
-    if column.type != field.type:
-        return _lengths(column)
-    if pa.types.is_string(column.type) and column.nbytes > LONGEST_TEXT * len(column) // 8:
-        return _shorten(column)
-    return column
+def sampled_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of ``drawing_rows`` as the sample keeps them: without the ends of long texts."""
+    columns = []
+    for column in rows.columns:
+        if pa.types.is_string(column.type) and column.nbytes > LONGEST_TEXT * len(column) // 8:
+            column = _shorten(column)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def _lengths(column: pa.Array) -> pa.Array:

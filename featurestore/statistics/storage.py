@@ -13,7 +13,6 @@ recomputes them. Everything here can be computed again from the table.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -82,8 +81,7 @@ class StatisticsFiles:
     def write_result(self, delta_version: int, state: StatisticsState) -> Statistics:
         """Write the statistics of a whole table and return them."""
         result = finish(state, source={**self.source, "delta_version": delta_version})
-        data = json.dumps(result.to_json(), ensure_ascii=False, separators=(",", ":"))
-        files.write_atomically(self._path(f"{delta_version}.json"), data.encode())
+        files.write_atomically(self._path(f"{delta_version}.json"), result.to_bytes())
         return result
 
     def state(self, delta_version: int) -> StatisticsState | None:

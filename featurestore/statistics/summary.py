@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -108,7 +107,7 @@ def _distributions(
         counts = state.counts[column.name]
         values = rows.column(column.name)
         with np.errstate(over="ignore", invalid="ignore"):
-            return distribution_of(column, values, weights, low=counts.minimum, high=counts.maximum)
+            return distribution_of(column, values, weights, counts)
 
     # Sorting releases the GIL; more columns at a time than cores would only need more memory.
     with ThreadPoolExecutor(usable_cores()) as pool:
@@ -166,8 +165,8 @@ def _sampled(
     distribution: Distribution, column: CountedColumn, state: StatisticsState
 ) -> dict[str, Any]:
     """Return the fields of ``ColumnStatistics`` that come from the sample."""
-    exact = not state.sample.cut
     counts = state.counts[column.name]
+    exact = counts.values is not None or not state.sample.cut
     distinct = distribution.distinct
     if not exact:
         distinct = distribution.estimate_distinct(counts.rows)
@@ -182,12 +181,19 @@ def _sampled(
         "sampled": distribution.rows,
     }
     if column.measured:
-        shown = partial(_computed, column=column, counts=counts)
-        result["quantiles"] = tuple(map(shown, distribution.quantiles))
+        result["quantiles"] = _all_computed(distribution.quantiles, column, counts)
         if distribution.edges is not None and distribution.bins is not None:
-            edges = tuple(map(shown, distribution.edges))
+            edges = _all_computed(distribution.edges, column, counts)
             result["histogram"] = Histogram(edges, tuple(distribution.bins.tolist()))
     return result
+
+
+def _all_computed(
+    values: tuple[float, ...], column: CountedColumn, counts: ColumnCounts
+) -> tuple[float | str, ...]:
+    if column.kind != "time" and not pat.is_integer(column.type):
+        return values
+    return tuple([_computed(value, column, counts) for value in values])
 
 
 def _correlations(

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from featurestore.errors import FeatureNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -273,10 +275,41 @@ def test_frequent_values_say_how_much_of_the_rows_they_cover() -> None:
     assert name.top_share == pytest.approx(sum(range(481, 501)) / len(names))
     assert found.column("few").top_share == 1.0
     assert found.column("list").top_share is None
-    sampled = statistics_of(pa.table({"name": names, "n": np.arange(len(names))}), limit=1000)
+    many = np.repeat(np.arange(2_000), np.r_[np.full(20, 2_000), np.full(1_980, 20)]).astype(str)
+    sampled = statistics_of(pa.table({"name": many, "n": np.arange(len(many))}), limit=1000)
     share = sampled.column("name").top_share
     assert sampled.column("name").sampled == 1000
-    assert share == pytest.approx(name.top_share, abs=0.06)
+    assert share == pytest.approx(40_000 / len(many), abs=0.06)
+
+
+@given(
+    kind=st.sampled_from(
+        [pa.bool_(), pa.int8(), pa.uint8(), pa.int64(), pa.float64(), pa.string()]
+    ),
+    different=st.integers(1, 300),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=30, deadline=None)
+def test_columns_of_few_values_are_exact_beyond_the_sample(
+    kind: pa.DataType, different: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    most = {pa.bool_(): 2, pa.int8(): 100, pa.uint8(): 200}
+    different = min(different, most.get(kind, different))
+    values = pa.array(random.integers(0, different, 3_000)).cast(pa.int64()).cast(kind)
+    holed = pc.if_else(pa.array(random.random(3_000) < 0.9), values, None)
+    table = pa.table({"few": holed, "n": np.arange(3_000)})
+    sampled, whole = statistics_of(table, limit=200), statistics_of(table)
+    assert (sampled.exact, whole.exact) == (False, True)
+    found, expected = sampled.column("few"), whole.column("few")
+    assert found.distinct_exact
+    assert (found.distinct, found.top, found.top_complete, found.sampled) == (
+        expected.distinct,
+        expected.top,
+        expected.top_complete,
+        expected.sampled,
+    )
+    assert (found.quantiles, found.histogram) == (expected.quantiles, expected.histogram)
 
 
 def test_statistics_of_older_releases_have_no_share_that_they_cannot_know() -> None:

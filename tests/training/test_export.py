@@ -214,6 +214,20 @@ def test_labels_that_no_one_counts_are_no_classes(duckdb_store: FeatureStore) ->
     assert made.manifest.split("train").label_counts == {}, "thousands of values are no classes"
 
 
+@pytest.mark.parametrize(("values", "counted"), [(1000, True), (1001, False)])
+def test_up_to_a_thousand_label_values_are_counted_beside_nulls(
+    duckdb_store: FeatureStore, values: int, counted: bool
+) -> None:
+    labels = [n % values / 7 for n in range(3_000)]
+    table = pa.table({"x": pa.array(range(3_010)), "y": pa.array([*labels, *[None] * 10])})
+    made = duckdb_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
+    counts = made.manifest.split("train").label_counts
+    assert bool(counts) == counted
+    if counted:
+        assert (len(counts["y"]), counts["y"]["null"]) == (1001, 10)
+        assert sum(counts["y"].values()) == 3_010
+
+
 def test_proportions_of_labels_are_told_for_each_split(
     duckdb_store: FeatureStore, example: Example
 ) -> None:

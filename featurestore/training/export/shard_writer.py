@@ -17,6 +17,8 @@ from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.training.export.hashed_rows import hashes_of
 
 MAX_LABEL_VALUES = 1000
+# Labels of many values show it in their first rows already.
+_LOOKED_AT = 8 * MAX_LABEL_VALUES
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,20 @@ class ShardCounts:
         if is_nested(array.type) or pa.types.is_binary(array.type):
             self._labels[name] = None
             return
+        if _has_many_values(array):
+            self._labels[name] = None
+            return
         for pair in pc.value_counts(array).to_pylist():
             value = label_text(pair["values"])
             counts[value] = counts.get(value, 0) + int(pair["counts"])
         if len(counts) > MAX_LABEL_VALUES:
             self._labels[name] = None
+
+
+def _has_many_values(array: Any) -> bool:
+    first = pc.unique(array.slice(0, _LOOKED_AT))
+    most = MAX_LABEL_VALUES + 1  # one of them may be null
+    return len(first) > most or len(pc.unique(array)) > most
 
 
 def label_text(value: object) -> str:

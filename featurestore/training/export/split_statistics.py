@@ -117,7 +117,7 @@ def write_statistics(
         results.append(result)
         statistics = os.path.join(STATISTICS, f"{split.name}.json")
         sample = os.path.join(STATISTICS, f"{split.name}.sample.arrow")
-        files.write_json(os.path.join(directory, statistics), result.to_json())
+        files.write_atomically(os.path.join(directory, statistics), result.to_bytes())
         files.write_atomically(os.path.join(directory, sample), rows_to_bytes(cluster_rows(state)))
         noted[split.name] = {**_noted(directory, statistics), "sample": _noted(directory, sample)}
     warn_of_row_ids(results)

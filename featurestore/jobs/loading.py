@@ -1,9 +1,8 @@
 """Job files, loaded when they are registered, and again, while they are unchanged, to run jobs.
 
 A registry names the file or module of each job. It may come from elsewhere, so what it names is run
-only where somebody registered it: registering writes a receipt with the file's hash into this
-machine's state directory (``$XDG_STATE_HOME/featurestore``, else ``~/.local/state/featurestore``),
-and a run compares the hash before a line of the file is executed.
+only where somebody registered it: registering writes a receipt with the file's hash
+(``storage/receipts.py``), and a run compares the hash before a line of the file is executed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from types import ModuleType
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
 from featurestore.jobs.definitions import MADE_HERE, JobDefinition
 from featurestore.storage import files
+from featurestore.storage.receipts import find_receipt, write_receipt
 
+_RECEIPTS = "registered-jobs"
 # A half loaded module is no module: who needs the same file at the same time waits.
 _loading = threading.RLock()
 
@@ -80,7 +81,7 @@ def trust(location: str, file: JobFile) -> None:
         "file": file.file,
         "sha256": file.sha256,
     }
-    files.write_json(_receipt_path(location, file.origin), receipt)
+    write_receipt(_RECEIPTS, location, file.origin, receipt)
 
 
 def load_registered(location: str, name: str, origin: str) -> JobDefinition:
@@ -102,14 +103,13 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
 
 
 def _registered_module(location: str, name: str, origin: str) -> ModuleType:
-    receipt_path = _receipt_path(location, origin)
-    if not files.exists(receipt_path):
+    receipt = find_receipt(_RECEIPTS, location, origin)
+    if receipt is None:
         raise InvalidJob(
             f"Job {name!r} comes from {origin}, which was not registered on this machine for "
             f"{location}.",
             hint=f"read it, then: featurestore job register {origin}",
         )
-    receipt = files.read_json(receipt_path)
     file, expected = receipt.get("file"), receipt.get("sha256")
     if file is None:
         return _module_in_memory(name, origin)
@@ -140,12 +140,6 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
             hint="write it into a file, and: featurestore job register jobs.py",
         )
     return module
-
-
-def _receipt_path(location: str, origin: str) -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    key = hashlib.sha256(f"{os.path.realpath(location)}\0{origin}".encode()).hexdigest()
-    return os.path.join(state, "featurestore", "registered-jobs", f"{key}.json")
 
 
 def _definitions(module: ModuleType) -> list[JobDefinition]:

@@ -8,7 +8,18 @@ import pytest
 
 from featurestore.errors import ConfigurationError, InvalidArgument
 from featurestore.model.secrets import parse_secret
-from featurestore.storage.secrets import resolve_secret
+from featurestore.storage.secrets import allow_secret, resolve_secret
+
+
+@pytest.fixture(autouse=True)
+def receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def resolved(reference: str) -> str:
+    parsed = parse_secret(reference)
+    allow_secret(parsed, location="/store", name="ops", uri="https://hooks")
+    return resolve_secret(parsed, location="/store", name="ops", uri="https://hooks")
 
 
 def test_a_secret_is_read_where_its_reference_says(
@@ -16,8 +27,8 @@ def test_a_secret_is_read_where_its_reference_says(
 ) -> None:
     monkeypatch.setenv("HOOK", "from the environment")
     (tmp_path / "hook").write_text("from a file\n")
-    assert resolve_secret(parse_secret("env:HOOK")) == "from the environment"
-    assert resolve_secret(parse_secret(f"file:{tmp_path}/hook")) == "from a file"
+    assert resolved("env:HOOK") == "from the environment"
+    assert resolved(f"file:{tmp_path}/hook") == "from a file"
 
 
 @pytest.mark.parametrize("given", ["hunter2", "env:", "env:A B", "file:", "vault:x", ""])
@@ -31,10 +42,32 @@ def test_what_is_no_reference_is_refused_and_not_repeated(given: str) -> None:
 @pytest.mark.parametrize("reference", ["env:NOT_THERE_AT_ALL", "file:/no/such/file"])
 def test_a_secret_that_is_not_there_is_named_by_its_reference(reference: str) -> None:
     with pytest.raises(ConfigurationError, match=reference):
-        resolve_secret(parse_secret(reference))
+        resolved(reference)
 
 
 def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigurationError, match="empty"):
-        resolve_secret(parse_secret(f"file:{tmp_path}/empty"))
+        resolved(f"file:{tmp_path}/empty")
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"location": "/a copy of the store"},
+        {"name": "other"},
+        {"uri": "https://elsewhere"},
+        {"reference": "env:AWS_SECRET_ACCESS_KEY"},
+    ],
+)
+def test_a_store_gets_a_secret_only_for_what_was_registered_here(
+    asks: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", "hunter2")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    assert resolved("env:HOOK") == "hunter2"
+    given = {"location": "/store", "name": "ops", "uri": "https://hooks", "reference": "env:HOOK"}
+    given |= asks
+    with pytest.raises(ConfigurationError, match="not registered") as error:
+        resolve_secret(parse_secret(given.pop("reference")), **given)
+    assert "hunter2" not in str(error.value)

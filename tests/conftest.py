@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.forking import ForkServer
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -258,6 +260,14 @@ def command_line(
         return printed
 
     return call
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """The process that forks the programs which need TensorFlow."""
+    server = ForkServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ whose first line is ``# name.py`` is written as that file; lines of a shell that
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,9 +15,10 @@ import pytest
 import time_machine
 
 from featurestore import _current
+from tests.forking import ForkServer
 from tests.pages.pages import ROOT, Block, blocks, pages, run_page, run_shell
 
-# Pages that want TensorFlow or petastorm: each runs in a process of its own.
+# Pages that want TensorFlow or petastorm: each runs in a process of its own, a fork.
 HEAVY = {
     "README.md",
     "docs/coming-from/petastorm.md",
@@ -59,19 +59,23 @@ def test_the_code_of_a_page_runs(name: str, empty_folder: Path) -> None:
 @pytest.mark.petastorm
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HEAVY))
-def test_the_code_of_a_page_about_training_runs(name: str, empty_folder: Path) -> None:
+def test_the_code_of_a_page_about_training_runs(
+    name: str, empty_folder: Path, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_USE_LEGACY_KERAS": "1",
         "PYTHONPATH": os.pathsep.join([str(empty_folder), str(ROOT), *sys.path]),
     }
-    program = [sys.executable, str(ROOT / "tests" / "pages" / "pages.py"), str(ROOT / name)]
-    ran = subprocess.run(
-        program, env=environment, capture_output=True, text=True, timeout=300, check=False
+    running = fork_server.start(
+        ROOT / "tests" / "pages" / "pages.py",
+        [str(ROOT / name)],
+        output=tmp_path_factory.mktemp("said") / "output.txt",
+        environment=environment,
+        folder=empty_folder,
     )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    assert running.wait(300) == 0, running.output.read_text()[-6000:]
 
 
 @pytest.mark.spark

@@ -9,10 +9,7 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +21,7 @@ import pytest
 
 from featurestore.readers import Reader, open_reader
 from featurestore.readers.heartbeat import EXIT_STALLED
+from tests.forking import ForkServer
 from tests.readers.conftest import Example
 
 pytest.importorskip("tensorflow")
@@ -38,6 +36,7 @@ class Run:
 
     def __init__(
         self,
+        server: ForkServer,
         mode: str,
         dataset: str,
         out: Path,
@@ -56,25 +55,16 @@ class Run:
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
             if index in sleepers:
                 environment["SLEEP_AT"] = str(sleepers[index])
-            log = (out / f"log-{index}.txt").open("ab")
-            arguments = [
-                sys.executable,
-                str(PROGRAM),
-                mode,
-                dataset,
-                str(out),
-                str(EPOCHS),
-                str(timeout),
-            ]
+            arguments = [mode, dataset, str(out), str(EPOCHS), str(timeout)]
+            log = out / f"log-{index}.txt"
             self.processes.append(
-                subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
+                server.start(PROGRAM, arguments, output=log, environment=environment, folder=out)
             )
-            log.close()
 
     def finish(self) -> Run:
         try:
             for process in self.processes:
-                process.wait(timeout=240)
+                process.wait(240)
         finally:
             self.kill()
         logs = "\n".join(
@@ -85,9 +75,7 @@ class Run:
 
     def kill(self) -> None:
         for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
 
     def wait_for(self, steps: int) -> None:
         """Wait until the first worker has made some steps."""
@@ -144,8 +132,12 @@ def reader(tfrecord: Example) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tfrecord: Example, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return Run("keras", tfrecord.path, tmp_path_factory.mktemp("uninterrupted"), workers=2).finish()
+def uninterrupted(
+    fork_server: ForkServer, tfrecord: Example, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    return Run(
+        fork_server, "keras", tfrecord.path, tmp_path_factory.mktemp("uninterrupted"), workers=2
+    ).finish()
 
 
 def expected_batches(reader: Reader, epochs: Sequence[int] = range(EPOCHS)) -> list[list[int]]:
@@ -169,9 +161,9 @@ def assert_close(found: Any, expected: Any) -> None:
     "workers", [3, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
 )
 def test_a_custom_loop_sees_the_same_global_batches_with_any_number_of_workers(
-    tfrecord: Example, reader: Reader, tmp_path: Path, workers: int
+    fork_server: ForkServer, tfrecord: Example, reader: Reader, tmp_path: Path, workers: int
 ) -> None:
-    run = Run("custom", tfrecord.path, tmp_path, workers=workers).finish()
+    run = Run(fork_server, "custom", tfrecord.path, tmp_path, workers=workers).finish()
     assert run.global_batches() == expected_batches(reader)
 
 
@@ -184,17 +176,17 @@ def test_keras_fit_sees_the_same_global_batches_and_equal_weights_on_both_worker
 
 
 def test_keras_fit_of_one_worker_ends_where_two_do(
-    tfrecord: Example, reader: Reader, uninterrupted: Run, tmp_path: Path
+    fork_server: ForkServer, tfrecord: Example, reader: Reader, uninterrupted: Run, tmp_path: Path
 ) -> None:
-    alone = Run("keras", tfrecord.path, tmp_path, workers=1).finish()
+    alone = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=1).finish()
     assert alone.global_batches() == expected_batches(reader)
     assert_close(alone.weights()[0], uninterrupted.weights()[0])
 
 
 def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_rows(
-    tfrecord: Example, reader: Reader, uninterrupted: Run, tmp_path: Path
+    fork_server: ForkServer, tfrecord: Example, reader: Reader, uninterrupted: Run, tmp_path: Path
 ) -> None:
-    killed = Run("keras", tfrecord.path, tmp_path / "killed", workers=2)
+    killed = Run(fork_server, "keras", tfrecord.path, tmp_path / "killed", workers=2)
     killed.wait_for(12)
     killed.kill()
     checkpoints = sorted((killed.out / "checkpoints").glob("step-*"))
@@ -206,7 +198,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_row
     for workers in (2, 1):
         out = tmp_path / f"resumed-{workers}"
         shutil.copytree(killed.out / "checkpoints", out / "checkpoints")
-        resumed = Run("keras", tfrecord.path, out, workers=workers).finish()
+        resumed = Run(fork_server, "keras", tfrecord.path, out, workers=workers).finish()
         assert resumed.global_batches() == expected_batches(reader)[done:]
         if workers == 2:
             assert resumed.losses() == [losses[done:] for losses in uninterrupted.losses()]
@@ -216,11 +208,13 @@ def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_row
 
 
 def test_a_worker_that_stops_is_reported_with_every_workers_step(
-    tfrecord: Example, tmp_path: Path
+    fork_server: ForkServer, tfrecord: Example, tmp_path: Path
 ) -> None:
-    run = Run("keras", tfrecord.path, tmp_path, workers=2, timeout=40, sleepers={1: 20})
+    run = Run(
+        fork_server, "keras", tfrecord.path, tmp_path, workers=2, timeout=40, sleepers={1: 20}
+    )
     try:
-        assert run.processes[0].wait(timeout=200) == EXIT_STALLED
+        assert run.processes[0].wait(200) == EXIT_STALLED
     finally:
         run.kill()
     log = (tmp_path / "log-0.txt").read_text()
@@ -230,11 +224,12 @@ def test_a_worker_that_stops_is_reported_with_every_workers_step(
 
 
 def test_replicas_of_one_worker_get_consecutive_parts_of_its_batch(
-    tfrecord: Example, reader: Reader
+    fork_server: ForkServer, tfrecord: Example, reader: Reader, tmp_path: Path
 ) -> None:
-    program = """
-import json, os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    program = tmp_path / "replicas.py"
+    program.write_text(
+        """
+import json, sys
 import tensorflow as tf
 from featurestore.training.dataset import TrainingDataset
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -245,12 +240,15 @@ for features, label, weight in reader.distribute(strategy, 2, start_step=3):
     replicas = zip(*map(strategy.experimental_local_results, (features["row_id"], weight)), strict=True)
     print(json.dumps([[int(r) if w else -1 for r, w in zip(rows, there)] for rows, there in replicas]))
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program, tfrecord.path],
-        capture_output=True, text=True, timeout=240, check=False, env=dict(os.environ, CUDA_VISIBLE_DEVICES="-1"),
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    steps = [json.loads(line) for line in ended.stdout.splitlines()]
+    )
+    output = tmp_path / "output.txt"
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="-1")
+    running = fork_server.start(
+        program, [tfrecord.path], output=output, environment=environment, folder=tmp_path
+    )
+    assert running.wait(240) == 0, output.read_text()[-3000:]
+    lines = output.read_text().splitlines()
+    steps = [json.loads(line) for line in lines if line.startswith("[[")]
     assert [[len(part) for part in step] for step in steps] == [[6, 6]] * (
         2 * reader.steps_per_epoch - 3
     )

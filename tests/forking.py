@@ -1,0 +1,165 @@
+"""Programs that need TensorFlow, forked from one process that has imported it.
+
+An import takes several seconds; a fork of what has been imported and not used takes none. The
+programs have the Keras of before version 3: TensorFlow asks which when it is imported. Run as a
+program, this module is that process: it reads a line of JSON for each program to start or to look
+for, and answers with a line.
+
+{"program": path, "arguments": [...], "environment": {...}, "folder": path, "output": path}
+    -> {"pid": n}
+{"pid": n} -> {"status": exit status, negative for a signal, null while it runs}
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+IMPORTED = ("tensorflow", "tf_keras", "featurestore.training.dataset")
+
+
+class Forked:
+    """A program that runs in a fork, with its output in a file."""
+
+    def __init__(self, server: ForkServer, pid: int, output: Path) -> None:
+        self.pid, self.output = pid, output
+        self.returncode: int | None = None
+        self._server = server
+
+    def poll(self) -> int | None:
+        """Return the exit status, None while the program runs."""
+        if self.returncode is None:
+            self.returncode = self._server.ask({"pid": self.pid})["status"]
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the end, and return the exit status."""
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            assert time.monotonic() < end, self.output.read_text()[-3000:]
+            time.sleep(0.02)
+        return status
+
+    def kill(self) -> None:
+        """End the program at once, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait(60)
+
+
+class ForkServer:
+    """The process that has imported everything, started when the first program is."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(
+        self,
+        program: Path,
+        arguments: Sequence[str] = (),
+        *,
+        output: Path,
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> Forked:
+        """Run a Python file as a program, with this environment alone."""
+        asked = {
+            "program": str(program),
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": str(folder),
+            "output": str(output),
+        }
+        return Forked(self, self.ask(asked)["pid"], output)
+
+    def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a line."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=dict(
+                    os.environ,
+                    CUDA_VISIBLE_DEVICES="-1",
+                    TF_CPP_MIN_LOG_LEVEL="2",
+                    TF_USE_LEGACY_KERAS="1",
+                    PYTHONPATH=os.pathsep.join(sys.path),
+                ),
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """End the process; what it forked was waited for or killed by then."""
+        if self._process is not None:
+            self._process.communicate()
+
+
+def serve() -> None:
+    """Answer until the input ends."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in IMPORTED:
+            importlib.import_module(name)
+    # Threads would not survive a fork: nothing has been computed yet, so there are none.
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = _status(asked["pid"]) if "pid" in asked else {"pid": _fork(asked)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _status(pid: int) -> dict[str, int | None]:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return {"status": os.waitstatus_to_exitcode(status) if ended else None}
+
+
+def _fork(asked: dict[str, Any]) -> int:
+    child = os.fork()
+    if child == 0:
+        _run(asked)
+    return child
+
+
+def _run(asked: dict[str, Any]) -> None:
+    status = 1
+    try:
+        with open(os.devnull) as nothing, open(asked["output"], "ab", buffering=0) as output:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        os.chdir(asked["folder"])
+        sys.path[0:0] = asked["environment"].get("PYTHONPATH", "").split(os.pathsep)
+        sys.argv = [asked["program"], *asked["arguments"]]
+        runpy.run_path(asked["program"], run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    serve()

@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from featurestore.model.cores import usable_cores
+
 TRIALS = 5
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -275,7 +277,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     chosen = parser.parse_args()
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    print(f"{usable_cores()} processors, load {os.getloadavg()[0]:.1f}")
     for name in chosen.only:
         rows = (20_000_000 if name == "stream" else 5_000_000) // (10 if chosen.quick else 1)
         with tempfile.TemporaryDirectory(prefix="featurestore-bench-") as folder:

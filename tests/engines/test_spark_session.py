@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from featurestore.errors import ConfigurationError, MissingExtra, MissingJava
+from featurestore.model.cores import usable_cores
 from featurestore_connectors.spark_delta import java, session
 from featurestore_connectors.spark_delta.engine import SparkEngine
 
@@ -131,7 +132,7 @@ def test_an_own_session_is_configured_and_one_without_delta_is_refused() -> None
         "spark.master": "local[1]",
         "spark.driver.memory": "700m",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+        "spark.sql.shuffle.partitions": str(2 * usable_cores()),
         "spark.ui.enabled": "false",
     }
     assert answer["rows"] == [

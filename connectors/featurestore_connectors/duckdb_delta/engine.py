@@ -50,7 +50,8 @@ class DuckDBEngine:
     Args:
         memory_limit: DuckDB's, such as "4GB"; else ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else
             DuckDB's default.
-        threads: Of DuckDB and of writers; else ``FEATURESTORE_DUCKDB_THREADS``, else all cores.
+        threads: Of DuckDB and of writers; else ``FEATURESTORE_DUCKDB_THREADS``, else all cores that
+            the process may use.
         temp_directory: Where DuckDB spills; else ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the
             system's.
         durability: "full": a commit is on disk, with all files that it names, before the call

@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
+from featurestore.model.cores import usable_cores
 from featurestore_connectors.duckdb_delta.failures import translated
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
@@ -45,6 +46,8 @@ class Database:
             value = given[setting] or os.environ.get(variable)
             if value:
                 config[setting] = value
+        # Left alone, DuckDB takes as many as the machine has.
+        config.setdefault("threads", usable_cores())
         config.setdefault(
             "temp_directory",
             os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from featurestore.errors import ConfigurationError, EngineError, missing_extra
+from featurestore.model.cores import usable_cores
 from featurestore.storage import files
 from featurestore_connectors.spark_delta.java import check_java
 
@@ -248,7 +249,7 @@ def _launch_settings() -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             # The defaults are made for clusters: 200 and 50 tasks for a table of one file.
-            "spark.sql.shuffle.partitions": str(max(2, 2 * (os.cpu_count() or 1))),
+            "spark.sql.shuffle.partitions": str(max(2, 2 * usable_cores())),
             "spark.databricks.delta.snapshotPartitions": "1",
         }
     return settings

@@ -1,0 +1,37 @@
+"""Threads are as many as the process may run on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from featurestore.model.cores import usable_cores
+from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
+threads = DuckDBEngine().database.rows("SELECT current_setting('threads')")[0][0]
+print(usable_cores(), threads)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_a_process_of_one_core_has_one_thread() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "1"]
+
+
+def test_cores_are_counted_in_one_place() -> None:
+    found = []
+    for folder in ("featurestore", "connectors", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if "cpu_count(" in path.read_text():
+                found.append(str(path.relative_to(ROOT)))
+    assert found == ["featurestore/model/cores.py"]

@@ -1,20 +1,20 @@
 """Sums without an error: numbers as integers in base 2**bits, one array for each digit.
 
-A double is an integer times a power of two. Over all rows of a chunk the smallest power is the
-unit; every value is then a whole number of units and is cut into *limbs*, signed integers of at
-most ``bits`` bits. Prefix sums of limbs are exact as long as ``bits + log2(rows)`` stays below 63.
-The sum of any rows is the difference of two prefix sums, and is rounded once, at the end: the bits
-that ``math.fsum`` gives, whatever the order of the rows.
+Every value of a chunk is a whole number of units (a power of two) and is cut into *limbs*, signed
+integers of at most ``bits`` bits. Sums of limbs are exact as long as ``bits + log2(rows)`` stays
+below 63. The sum of any rows is the difference of two prefix sums, and is rounded once, at the end:
+the bits that ``math.fsum`` gives, whatever the order of the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+
+from featurestore.aggregates.pairs import product
 
 Integers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
@@ -23,39 +23,29 @@ _MOST_BITS = 40
 _MANTISSA = 53
 # A mantissa is cut here, so that products of its halves fit 64 bits.
 _HALF = 27
-
-
-@dataclass(frozen=True)
-class Term:
-    """Signed whole numbers below 2**62, each times ``2**shift`` units."""
-
-    values: Integers
-    shifts: Integers
+# Doubles between these powers of two are cut by arithmetic on doubles, which neither overflows nor
+# loses bits there; squares of doubles between their halves.
+_MODERATE = 900
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers of rows as the sum of terms, in units of ``2**unit``.
+    """Numbers of rows: their digits in base ``2**bits``, the lowest first, in units of ``2**unit``.
 
-    ``limbs`` gives their digits one after another, the lowest first, so that only one is held.
+    Digits are signed; every one is below ``2**bits`` times 3.
     """
 
-    terms: Sequence[Term]
+    limbs: Sequence[Integers]
     unit: int
     bits: int
-    count: int
 
-    def limbs(self) -> Iterator[Integers]:
-        """Yield ``count`` arrays, one a digit; every element is below ``2**bits`` times 3."""
-        cut_terms = [_cut(term, self.bits) for term in self.terms]
-        for number in range(self.count):
-            total = None
-            for digit, pieces in cut_terms:
-                for offset, piece in enumerate(pieces):
-                    mine = np.where(digit + offset == number, piece, 0)
-                    total = mine if total is None else total + mine
-            assert total is not None
-            yield total
+
+@dataclass(frozen=True)
+class _Term:
+    """Signed whole numbers below 2**62, each times ``2**shift`` units."""
+
+    values: Integers
+    shifts: Integers
 
 
 def bits_for(rows: int) -> int:
@@ -69,43 +59,131 @@ def bits_for(rows: int) -> int:
 
 
 def of_integers(values: Integers, *, bits: int) -> FixedPoint:
-    """Return integers as numbers of units of 1."""
+    """Return integers as numbers of units of 1; small ones in one limb."""
+    if _sums_fit(values):
+        return FixedPoint([values], 0, bits)
     high = values >> 31
     low = values - (high << 31)
     zeros = np.zeros(len(values), np.int64)
-    terms = [Term(low, zeros), Term(high, zeros + 31)]
-    return FixedPoint(terms, 0, bits, _digits(64, bits))
+    return _summed([_Term(low, zeros), _Term(high, zeros + 31)], 0, bits, _digits(64, bits))
+
+
+def _sums_fit(values: Integers) -> bool:
+    """Tell whether the sums of any of the values fit 62 bits."""
+    largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+    return largest * len(values) < 1 << 62
 
 
 def of_words(words: Sequence[Integers], *, bits: int) -> FixedPoint:
     """Return integers of 32-bit words, the lowest first and the last one signed."""
+    if _fit_one(words):
+        return of_integers(words[0] + (words[1] << 32), bits=bits)
     terms = []
     for number, word in enumerate(words):
-        terms.append(Term(word, np.full(len(word), 32 * number, np.int64)))
-    return FixedPoint(terms, 0, bits, _digits(32 * len(words) + 1, bits))
+        terms.append(_Term(word, np.full(len(word), 32 * number, np.int64)))
+    return _summed(terms, 0, bits, _digits(32 * len(words) + 1, bits))
+
+
+def _fit_one(words: Sequence[Integers]) -> bool:
+    """Tell whether the words above the second one only repeat its sign."""
+    highest = words[1] << 32 >> 32
+    for word in words[2:-1]:
+        if not (word == (highest >> 32) & 0xFFFFFFFF).all():
+            return False
+    last = highest if len(words) == 2 else highest >> 32
+    return bool((words[-1] == last).all())
 
 
 def of_doubles(values: Doubles, *, bits: int) -> FixedPoint:
     """Return finite doubles."""
+    top = _exponent(values) - bits
+    pieces = None
+    if abs(top) < _MODERATE:
+        pieces = _cut_doubles(values, top, bits)
+    if pieces is not None:
+        return FixedPoint(pieces[::-1], top - bits * (len(pieces) - 1), bits)
     mantissas, exponents, unit = _decomposed(values)
     shifts = exponents - unit
     count = _digits(int(shifts.max(initial=0)) + _MANTISSA, bits)
-    return FixedPoint([Term(mantissas, shifts)], unit, bits, count)
+    return _summed([_Term(mantissas, shifts)], unit, bits, count)
 
 
 def of_squares(values: Doubles, *, bits: int) -> FixedPoint:
     """Return the squares of finite doubles, with all their 106 bits."""
+    sizes = np.abs(values)
+    least = np.min(sizes, where=sizes > 0, initial=1.0)
+    if least > 2.0 ** (-_MODERATE // 2) and sizes.max(initial=0.0) < 2.0 ** (_MODERATE // 2):
+        squares, errors = product(values, values)
+        top = _exponent(squares) - bits
+        pieces = _cut_doubles(squares, top, bits)
+        rest = _cut_doubles(errors, top, bits)
+        if pieces is not None and rest is not None:
+            return _added(pieces, rest, top, bits)
+    return _squares_in_terms(values, bits=bits)
+
+
+def _added(pieces: list[Integers], others: list[Integers], top: int, bits: int) -> FixedPoint:
+    """Return the sum of two numbers whose highest digits count units of ``2**top``."""
+    count = max(len(pieces), len(others))
+    limbs = []
+    for number in range(count - 1, -1, -1):
+        mine = [each[number] for each in (pieces, others) if number < len(each)]
+        limbs.append(mine[0] if len(mine) == 1 else mine[0] + mine[1])
+    return FixedPoint(limbs, top - bits * (count - 1), bits)
+
+
+def _exponent(values: Doubles) -> int:
+    """Return the power of two above all absolute values."""
+    largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
+    return int(np.frexp(largest)[1])
+
+
+def _cut_doubles(values: Doubles, top: int, bits: int) -> list[Integers] | None:
+    """Return the digits of doubles, the highest first, which counts units of ``2**top``.
+
+    Each digit is the nearest whole number of its units, so what is left is below half of one and
+    has no more bits than before: both steps are exact. None where numbers are too small for that.
+    """
+    pieces: list[Integers] = []
+    rest, unit = values, top
+    while not pieces or rest.any():
+        if unit < -_MODERATE:
+            return None
+        digit = np.rint(rest * 2.0**-unit)
+        pieces.append(digit.astype(np.int64))
+        digit *= 2.0**unit
+        rest = rest - digit
+        unit -= bits
+    return pieces
+
+
+def _squares_in_terms(values: Doubles, *, bits: int) -> FixedPoint:
     mantissas, exponents, unit = _decomposed(values)
     shifts = 2 * (exponents - unit)
     sizes = np.abs(mantissas)
     high, low = sizes >> _HALF, sizes & ((1 << _HALF) - 1)
     terms = [
-        Term(low * low, shifts),
-        Term(2 * high * low, shifts + _HALF),
-        Term(high * high, shifts + 2 * _HALF),
+        _Term(low * low, shifts),
+        _Term(2 * high * low, shifts + _HALF),
+        _Term(high * high, shifts + 2 * _HALF),
     ]
     count = _digits(int(shifts.max(initial=0)) + 2 * _MANTISSA, bits)
-    return FixedPoint(terms, 2 * unit, bits, count)
+    return _summed(terms, 2 * unit, bits, count)
+
+
+def _summed(terms: Sequence[_Term], unit: int, bits: int, count: int) -> FixedPoint:
+    """Return the sum of terms in so many digits."""
+    cut_terms = [_cut(term, bits) for term in terms]
+    limbs = []
+    for number in range(count):
+        total = np.zeros(len(terms[0].values), np.int64)
+        for digit, pieces in cut_terms:
+            for offset, piece in enumerate(pieces):
+                total += np.where(digit + offset == number, piece, 0)
+        limbs.append(total)
+    while len(limbs) > 1 and not limbs[-1].any():
+        limbs.pop()
+    return FixedPoint(limbs, unit, bits)
 
 
 def _decomposed(values: Doubles) -> tuple[Integers, Integers, int]:
@@ -124,7 +202,7 @@ def _digits(width: int, bits: int) -> int:
     return width // bits + 3
 
 
-def _cut(term: Term, bits: int) -> tuple[Integers, list[Integers]]:
+def _cut(term: _Term, bits: int) -> tuple[Integers, list[Integers]]:
     """Return the digit at which each number begins, and its pieces from there on."""
     digit, shift = np.divmod(term.shifts, bits)
     sign = np.sign(term.values)
@@ -138,183 +216,3 @@ def _cut(term: Term, bits: int) -> tuple[Integers, list[Integers]]:
         pieces.append(sign * (rest & mask))
         rest = rest >> bits
     return digit, pieces
-
-
-def rounded(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles:
-    """Return the doubles nearest to numbers given by limbs, ties to even.
-
-    Args:
-        limbs: Digits as sums left them, the lowest first: each may be far above ``2**bits`` or
-            negative.
-        unit: The numbers count units of ``2**unit``.
-        bits: Bits of a digit.
-    """
-    digits, negative = magnitudes(limbs, bits=bits)
-    rows = len(negative)
-    top = np.zeros(rows, np.int64)
-    for number, digit in enumerate(digits):
-        top[digit != 0] = number
-    reach = 64 // bits + 2
-    stacked = np.vstack(digits)
-    every = np.arange(rows)
-    below = np.zeros(rows, bool)
-    for number, digit in enumerate(digits):
-        below |= (number <= top - reach) & (digit != 0)
-    # The top digit and those below it, in one window of 64 bits.
-    window = np.zeros(rows, np.uint64)
-    first = stacked[top, every]
-    leading = _bit_length(first)
-    position = 64 - leading
-    for offset in range(reach):
-        digit = np.where(top >= offset, stacked[np.maximum(top - offset, 0), every], 0)
-        window, lost = _placed(window, digit, position - bits * offset)
-        below |= lost
-    window |= below.astype(np.uint64)
-    exponent = unit + bits * top - position
-    with np.errstate(over="ignore"):
-        found = np.ldexp(window.astype(np.float64), exponent)
-    return np.where(negative, -found, found)
-
-
-def _placed(
-    window: npt.NDArray[np.uint64], digit: Integers, position: Integers
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Return a window with a digit added at a bit position, and where bits of it were lost."""
-    bits = digit.astype(np.uint64)
-    up = np.clip(position, 0, 63).astype(np.uint64)
-    down = np.clip(-position, 0, 63).astype(np.uint64)
-    shifted = np.where(position >= 0, bits << up, bits >> down)
-    lost = (position < 0) & ((shifted << down) != bits)
-    return window | shifted, lost
-
-
-def _bit_length(values: Integers) -> Integers:
-    """Return how many bits positive numbers below 2**53 have; 0 for 0."""
-    return np.frexp(values.astype(np.float64))[1].astype(np.int64)
-
-
-def magnitudes(
-    limbs: Sequence[Integers], *, bits: int
-) -> tuple[list[Integers], npt.NDArray[np.bool_]]:
-    """Return the digits of absolute values, each in ``[0, 2**bits)``, and what is negative."""
-    mask = np.int64((1 << bits) - 1)
-    digits, carry = [], np.zeros(len(limbs[0]), np.int64)
-    padding = [np.zeros(len(limbs[0]), np.int64)] * (64 // bits + 2)
-    for limb in [*limbs, *padding]:
-        total = limb + carry
-        digits.append(total & mask)
-        carry = total >> bits
-    negative = carry < 0
-    # Of a negative number the complement of every digit, plus one.
-    carry = negative.astype(np.int64)
-    for number, digit in enumerate(digits):
-        total = np.where(negative, mask - digit, digit) + carry
-        digits[number] = total & mask
-        carry = total >> bits
-    return digits, negative
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Exact sums: digits, the lowest first, in units of ``2**unit``."""
-
-    limbs: Sequence[Integers]
-    unit: int
-    bits: int
-
-    def rounded(self) -> Doubles:
-        """Return the nearest doubles."""
-        return rounded(self.limbs, unit=self.unit, bits=self.bits)
-
-    def without(self, values: Doubles) -> Sums:
-        """Return the sums less doubles that are whole numbers of units; infinities count as 0."""
-        fractions, exponents = np.frexp(np.where(np.isfinite(values), values, 0.0))
-        mantissas = np.ldexp(fractions, _MANTISSA).astype(np.int64)
-        shifts = exponents.astype(np.int64) - _MANTISSA - self.unit
-        down = np.clip(-shifts, 0, 62)
-        digit, pieces = _cut(Term(mantissas >> down, np.maximum(shifts, 0)), self.bits)
-        limbs = []
-        for number, limb in enumerate(self.limbs):
-            rest = limb.copy()
-            for offset, piece in enumerate(pieces):
-                rest -= np.where(digit + offset == number, piece, 0)
-            limbs.append(rest)
-        return Sums(limbs, self.unit, self.bits)
-
-    def whole(self, row: int) -> int:
-        """Return one sum as a number of units."""
-        total = 0
-        for number, limb in enumerate(self.limbs):
-            total += int(limb[row]) << (self.bits * number)
-        return total
-
-
-def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
-    """Return ``(n * squares - sums**2) / (n * (n - 1))``; 0 where ``n`` is less than 2.
-
-    Both sums are taken as pairs of doubles, which hold 106 bits of them. Where more than 40 bits of
-    the difference cancel, a product would leave the range of doubles, or the quotient lies next to
-    the middle between two doubles, it is computed in integers instead. So the answer is the nearest
-    double to the true one.
-    """
-    n = counts.astype(np.float64)
-    high, square_high = sums.rounded(), squares.rounded()
-    low, square_low = sums.without(high).rounded(), squares.without(square_high).rounded()
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        left, left_rest = _product(n, square_high)
-        left_rest = left_rest + n * square_low
-        right, right_rest = _product(high, high)
-        right_rest = right_rest + 2 * high * low
-        whole, lost = _sum(left, -right)
-        difference, rest = _sum(whole, lost + (left_rest - right_rest))
-        divisor = np.maximum(n * (n - 1), 1)
-        found = difference / divisor
-        back, back_rest = _product(found, divisor)
-        correction = ((difference - back) - back_rest + rest) / divisor
-        rounded_up = found + correction
-        # How far the quotient is from the middle between two doubles, in units of its last place.
-        off_middle = np.abs(
-            np.abs((found - rounded_up) + correction) / np.spacing(rounded_up) - 0.5
-        )
-        found = rounded_up
-        unsure = ~(off_middle > 2.0**-20)
-        cancelled = ~(difference > left * 2.0**-40)
-        extreme = ~((left < 1e280) & (left > 1e-240))
-    in_integers = (counts > 1) & (square_high != 0) & (cancelled | extreme | unsure)
-    for row in np.flatnonzero(in_integers):
-        found[row] = _variance(int(counts[row]), sums, squares, row=int(row))
-    return np.where((counts < 2) | (square_high == 0), 0.0, found)
-
-
-def _variance(count: int, sums: Sums, squares: Sums, *, row: int) -> float:
-    numerator = count * squares.whole(row) - sums.whole(row) ** 2
-    unit = Fraction(2) ** squares.unit
-    try:
-        return float(unit * numerator / (count * (count - 1)))
-    except OverflowError:
-        return float("inf")
-
-
-def _sum(left: Doubles, right: Doubles) -> tuple[Doubles, Doubles]:
-    """Return a sum and its error: together they are exact (Knuth)."""
-    total = left + right
-    mine = total - right
-    theirs = total - mine
-    return total, (left - mine) + (right - theirs)
-
-
-def _product(left: Doubles, right: Doubles) -> tuple[Doubles, Doubles]:
-    """Return a product and its error: together they are exact (Dekker 1971)."""
-    product = left * right
-    left_high, left_low = _split(left)
-    right_high, right_low = _split(right)
-    error = left_high * right_high - product
-    error = error + left_high * right_low + left_low * right_high
-    return product, error + left_low * right_low
-
-
-def _split(values: Doubles) -> tuple[Doubles, Doubles]:
-    """Return halves of 26 bits each, whose products are exact."""
-    scaled = values * 134217729.0
-    high = scaled - (scaled - values)
-    return high, values - high

@@ -24,10 +24,13 @@ from featurestore.aggregates.ranges import (
     Integers,
     Labels,
     Rows,
+    Summands,
+    Timeline,
     TooLong,
     Window,
-    window_of,
 )
+from featurestore.aggregates.rounding import Sums
+from featurestore.aggregates.variance import variances
 from featurestore.errors import InvalidArgument
 
 Function = Literal[
@@ -58,32 +61,40 @@ class Aggregate:
 class Chunk:
     """Rows and labels of whole keys and what has been computed of them already."""
 
+    timeline: Timeline
     rows: Rows
-    labels: Labels
-    keys: int
     columns: Sequence[pa.Array]
     conditions: Sequence[pa.Array]
     windows: dict[tuple[int | None, int], Window] = field(default_factory=dict)
-    sums: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    found: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def window(self, aggregate: Aggregate) -> Window:
         """Return the window of an aggregate; one for all that share it."""
         key = (aggregate.over, aggregate.offset)
         if key not in self.windows:
-            self.windows[key] = window_of(
-                self.rows, self.labels, keys=self.keys, over=key[0], offset=key[1]
-            )
+            self.windows[key] = self.timeline.window(over=key[0], offset=key[1])
         return self.windows[key]
 
-    def once(self, aggregate: Aggregate, what: str, compute: Callable[[], Any]) -> Any:
+    def in_window(self, aggregate: Aggregate, what: str, compute: Callable[[], Any]) -> Any:
         """Return what several functions over one column, condition and window share."""
         key = (what, aggregate.values, aggregate.condition, aggregate.over, aggregate.offset)
-        if key not in self.sums:
-            self.sums[key] = compute()
-        return self.sums[key]
+        if key not in self.found:
+            self.found[key] = compute()
+        return self.found[key]
+
+    def of_column(self, aggregate: Aggregate, what: str, compute: Callable[[], Any]) -> Any:
+        """Return what several functions and windows over one column and condition share."""
+        key = (what, aggregate.values, aggregate.condition)
+        if key not in self.found:
+            self.found[key] = compute()
+        return self.found[key]
 
     def present(self, aggregate: Aggregate) -> Flags:
         """Return the rows whose value counts."""
+        found: Flags = self.of_column(aggregate, "present", lambda: self._present(aggregate))
+        return found
+
+    def _present(self, aggregate: Aggregate) -> Flags:
         flags = _flags(self.columns[aggregate.values].is_valid())
         if aggregate.condition is not None:
             condition = self.conditions[aggregate.condition]
@@ -121,7 +132,7 @@ def aggregate(
     [[3.5, None], [2, 2]]
     """
     try:
-        chunk = Chunk(rows, labels, keys, columns, conditions)
+        chunk = Chunk(Timeline(rows, labels, keys=keys), rows, columns, conditions)
         return [_FUNCTIONS[each.function](chunk, each) for each in aggregates]
     except TooLong:
         return _in_halves(rows, labels, keys, columns, aggregates, conditions)
@@ -191,7 +202,16 @@ def _nulls_where(found: npt.NDArray[Any], empty: Flags, kind: pa.DataType) -> pa
 
 
 def _counted(chunk: Chunk, each: Aggregate) -> Integers:
-    return chunk.once(each, "count", lambda: chunk.window(each).counts(chunk.present(each)))
+    def compute() -> Integers:
+        flags = chunk.of_column(each, "counts", lambda: _ones(chunk.present(each)))
+        return chunk.window(each).totals(flags)
+
+    found: Integers = chunk.in_window(each, "count", compute)
+    return found
+
+
+def _ones(flags: Flags) -> Summands:
+    return Summands(flags.astype(np.int64))
 
 
 def _count(chunk: Chunk, each: Aggregate) -> pa.Array:
@@ -199,17 +219,18 @@ def _count(chunk: Chunk, each: Aggregate) -> pa.Array:
 
 
 def _count_distinct(chunk: Chunk, each: Aggregate) -> pa.Array:
-    codes = _same(chunk.columns[each.values])
-    groups = codes + chunk.rows.key * (int(codes.max(initial=0)) + 1)
-    _, groups = np.unique(groups, return_inverse=True)
-    found = chunk.window(each).distinct(groups.astype(np.int64), chunk.present(each))
+    groups = chunk.of_column(each, "groups", lambda: _groups(chunk, each))
+    found = chunk.window(each).distinct(groups, chunk.present(each))
     return pa.array(found, pa.int64())
 
 
-def _same(values: pa.Array) -> Integers:
-    """Return a number for each value; equal values have equal ones."""
-    indices = _one_zero(values).dictionary_encode(null_encoding="encode").indices
-    return indices.to_numpy(zero_copy_only=False).astype(np.int64)
+def _groups(chunk: Chunk, each: Aggregate) -> Integers:
+    """Return a number for each pair of key and value; equal pairs have equal ones."""
+    values = _one_zero(chunk.columns[each.values])
+    indices = values.dictionary_encode(null_encoding="encode").indices
+    codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    pairs = codes + chunk.rows.key * (int(codes.max(initial=0)) + 1)
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
 
 def _any(chunk: Chunk, each: Aggregate) -> pa.Array:
@@ -223,8 +244,11 @@ def _all(chunk: Chunk, each: Aggregate) -> pa.Array:
 
 
 def _counted_true(chunk: Chunk, each: Aggregate) -> Integers:
-    values = _flags(pc.fill_null(chunk.columns[each.values], False))
-    return chunk.window(each).counts(values & chunk.present(each))
+    def compute() -> Summands:
+        values = _flags(pc.fill_null(chunk.columns[each.values], False))
+        return _ones(values & chunk.present(each))
+
+    return chunk.window(each).totals(chunk.of_column(each, "true", compute))
 
 
 # ---- sums
@@ -253,57 +277,81 @@ def _as_doubles(chunk: Chunk, each: Aggregate) -> tuple[exact.Doubles, float]:
     kind = chunk.columns[each.values].type
     if pat.is_floating(kind):
         return _double_sums(chunk, each), 1.0
-    limbs, bits = _limb_sums(chunk, each, "whole", lambda: _whole_numbers(chunk, each))
     scale = 10.0**kind.scale if pat.is_decimal(kind) else 1.0
-    return exact.rounded(limbs, unit=0, bits=bits), scale
+    return _limb_sums(chunk, each, "whole numbers", _whole_numbers).rounded(), scale
 
 
 def _double_sums(chunk: Chunk, each: Aggregate) -> exact.Doubles:
-    return chunk.once(each, "doubles", lambda: _summed_doubles(chunk, each))
+    def compute() -> exact.Doubles:
+        found = _limb_sums(chunk, each, "doubles", _finite_doubles).rounded()
+        return _with_specials(chunk, each, found)
+
+    found: exact.Doubles = chunk.in_window(each, "sum", compute)
+    return found
 
 
-def _summed_doubles(chunk: Chunk, each: Aggregate) -> exact.Doubles:
-    numbers = _finite(chunk, each, exact.of_doubles)
-    limbs, bits = _limb_sums(chunk, each, "sum", lambda: numbers)
-    found = exact.rounded(limbs, unit=numbers.unit, bits=bits)
-    return _with_specials(chunk, each, found)
+def _finite_doubles(chunk: Chunk, each: Aggregate) -> FixedPoint:
+    values = _finite(chunk, each)
+    return exact.of_doubles(values, bits=exact.bits_for(len(values)))
 
 
-def _finite(chunk: Chunk, each: Aggregate, make: Callable[..., FixedPoint]) -> FixedPoint:
+def _finite_squares(chunk: Chunk, each: Aggregate) -> FixedPoint:
+    values = _finite(chunk, each)
+    return exact.of_squares(values, bits=exact.bits_for(len(values)))
+
+
+def _finite(chunk: Chunk, each: Aggregate) -> exact.Doubles:
+    """Return the values that count; 0 for those that do not, or are not finite."""
     values = _doubles(chunk, each)
-    counts = np.isfinite(values) & chunk.present(each)
-    return make(np.where(counts, values, 0.0), bits=exact.bits_for(len(values)))
+    counts = chunk.present(each) & ~_odd(chunk, each)
+    return values if counts.all() else np.where(counts, values, 0.0)
 
 
 def _doubles(chunk: Chunk, each: Aggregate) -> exact.Doubles:
-    column = chunk.columns[each.values].cast(pa.float64())
-    return column.fill_null(0.0).to_numpy(zero_copy_only=False)
+    def compute() -> exact.Doubles:
+        column = chunk.columns[each.values].cast(pa.float64())
+        return column.fill_null(0.0).to_numpy(zero_copy_only=False)
+
+    found: exact.Doubles = chunk.of_column(each, "values", compute)
+    return found
+
+
+def _odd(chunk: Chunk, each: Aggregate) -> Flags:
+    """Return where values that count are NaN or infinite."""
+    found: Flags = chunk.of_column(
+        each, "odd", lambda: ~np.isfinite(_doubles(chunk, each)) & chunk.present(each)
+    )
+    return found
 
 
 def _with_specials(chunk: Chunk, each: Aggregate, found: exact.Doubles) -> exact.Doubles:
     """Put NaN and infinities into sums of finite numbers."""
-    values, present = _doubles(chunk, each), chunk.present(each)
-    odd = present & ~np.isfinite(values)
+    odd = _odd(chunk, each)
     if not odd.any():
         return found
-    window = chunk.window(each)
-    above = window.counts(odd & (values == np.inf)) > 0
-    below = window.counts(odd & (values == -np.inf)) > 0
-    nothing = (window.counts(odd & np.isnan(values)) > 0) | (above & below)
+    values, window = _doubles(chunk, each), chunk.window(each)
+    above = window.totals(_ones(odd & (values == np.inf))) > 0
+    below = window.totals(_ones(odd & (values == -np.inf))) > 0
+    nothing = (window.totals(_ones(odd & np.isnan(values))) > 0) | (above & below)
     found = np.where(above, np.inf, np.where(below, -np.inf, found))
     return np.where(nothing, np.nan, found)
 
 
 def _limb_sums(
-    chunk: Chunk, each: Aggregate, what: str, numbers: Callable[[], FixedPoint]
-) -> tuple[list[Integers], int]:
-    """Return for each digit the sums over the windows, and how many bits a digit has."""
+    chunk: Chunk, each: Aggregate, what: str, make: Callable[[Chunk, Aggregate], FixedPoint]
+) -> Sums:
+    """Return the exact sums over the windows; the digits are shared by all windows."""
 
-    def compute() -> tuple[list[Integers], int]:
-        window, fixed = chunk.window(each), numbers()
-        return list(map(window.totals, fixed.limbs())), fixed.bits
+    def numbers() -> tuple[FixedPoint, list[Summands]]:
+        fixed = make(chunk, each)
+        return fixed, list(map(Summands, fixed.limbs))
 
-    return chunk.once(each, f"limbs of {what}", compute)
+    def compute() -> Sums:
+        fixed, digits = chunk.of_column(each, what, numbers)
+        return Sums(list(map(chunk.window(each).totals, digits)), fixed.unit, fixed.bits)
+
+    found: Sums = chunk.in_window(each, f"sums of {what}", compute)
+    return found
 
 
 def _whole_numbers(chunk: Chunk, each: Aggregate) -> FixedPoint:
@@ -330,21 +378,21 @@ def _decimal_words(column: pa.Array) -> list[Integers]:
     return [*lower, words[:, 3].view(np.int32).astype(np.int64)]
 
 
-def _whole_sums(chunk: Chunk, each: Aggregate) -> list[int]:
-    limbs, bits = _limb_sums(chunk, each, "whole", lambda: _whole_numbers(chunk, each))
-    return _joined(limbs, bits)
-
-
-def _joined(limbs: Sequence[Integers], bits: int) -> list[int]:
-    """Return the numbers that limbs mean, as integers without a bound."""
-    total = limbs[0].astype(object)
-    for number, limb in enumerate(limbs[1:], start=1):
+def _whole_sums(chunk: Chunk, each: Aggregate) -> Integers | list[int]:
+    """Return sums of integers; of any size as integers without a bound."""
+    sums = _limb_sums(chunk, each, "whole numbers", _whole_numbers)
+    if len(sums.limbs) == 1:
+        return sums.limbs[0]
+    total = sums.limbs[0].astype(object)
+    for number, limb in enumerate(sums.limbs[1:], start=1):
         if limb.any():
-            total = total + limb.astype(object) * (1 << (bits * number))
+            total = total + limb.astype(object) * (1 << (sums.bits * number))
     return list(total)
 
 
-def _fitting(sums: Sequence[int]) -> Integers:
+def _fitting(sums: Integers | list[int]) -> Integers:
+    if isinstance(sums, np.ndarray):
+        return sums
     if sums and not (min(sums) >= _LEAST and max(sums) <= _MOST):
         raise InvalidArgument(
             "A sum of integers over a window does not fit 64 bits.",
@@ -353,14 +401,17 @@ def _fitting(sums: Sequence[int]) -> Integers:
     return np.array(sums, np.int64)
 
 
-def _decimals(units: Sequence[int], empty: Flags, scale: int) -> pa.Array:
-    if units and max(map(abs, units)) >= 10**38:
-        raise InvalidArgument(
-            "A sum of decimals over a window has more than 38 digits.",
-            hint="sum a double column, or take a shorter window",
-        )
-    mask = (1 << 128) - 1
-    buffer = b"".join([(unit & mask).to_bytes(16, "little") for unit in units])
+def _decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Array:
+    if isinstance(units, np.ndarray):
+        buffer = np.column_stack([units, units >> 63]).tobytes()
+    else:
+        if units and max(map(abs, units)) >= 10**38:
+            raise InvalidArgument(
+                "A sum of decimals over a window has more than 38 digits.",
+                hint="sum a double column, or take a shorter window",
+            )
+        mask = (1 << 128) - 1
+        buffer = b"".join([(unit & mask).to_bytes(16, "little") for unit in units])
     valid = np.packbits(~empty, bitorder="little").tobytes()
     kind = pa.decimal128(38, scale)
     return pa.Array.from_buffers(kind, len(units), [pa.py_buffer(valid), pa.py_buffer(buffer)])
@@ -380,25 +431,18 @@ def _std(chunk: Chunk, each: Aggregate) -> pa.Array:
 
 
 def _variances(chunk: Chunk, each: Aggregate) -> exact.Doubles:
-    return chunk.once(each, "variance", lambda: _computed_variances(chunk, each))
-
-
-def _computed_variances(chunk: Chunk, each: Aggregate) -> exact.Doubles:
     """Return sample variances of the values as doubles; NaN where one of them is not finite."""
-    numbers, squares = (
-        _finite(chunk, each, exact.of_doubles),
-        _finite(chunk, each, exact.of_squares),
-    )
-    sums, bits = _limb_sums(chunk, each, "sum", lambda: numbers)
-    square_sums, _ = _limb_sums(chunk, each, "squares", lambda: squares)
-    found = exact.variances(
-        _counted(chunk, each),
-        exact.Sums(sums, numbers.unit, bits),
-        exact.Sums(square_sums, squares.unit, bits),
-    )
-    odd = chunk.present(each) & ~np.isfinite(_doubles(chunk, each))
-    if odd.any():
-        found = np.where(chunk.window(each).counts(odd) > 0, np.nan, found)
+
+    def compute() -> exact.Doubles:
+        sums = _limb_sums(chunk, each, "doubles", _finite_doubles)
+        squares = _limb_sums(chunk, each, "squares", _finite_squares)
+        found = variances(_counted(chunk, each), sums, squares)
+        odd = _odd(chunk, each)
+        if not odd.any():
+            return found
+        return np.where(chunk.window(each).totals(_ones(odd)) > 0, np.nan, found)
+
+    found: exact.Doubles = chunk.in_window(each, "variance", compute)
     return found
 
 
@@ -416,10 +460,16 @@ def _min(chunk: Chunk, each: Aggregate) -> pa.Array:
 def _extreme(
     chunk: Chunk, each: Aggregate, choose: Callable[..., Integers], *, neutral: int
 ) -> pa.Array:
-    """Return the value of the row whose code is the greatest or smallest."""
-    column, present = _one_zero(chunk.columns[each.values]), chunk.present(each)
-    ranks = _ranks(column)
-    found = chunk.window(each).extremes(ranks, present, choose, neutral=neutral)
+    """Return the greatest or smallest value."""
+    column = chunk.columns[each.values]
+    codes = chunk.of_column(each, "codes", lambda: _codes(column))
+    empty = _counted(chunk, each) == 0
+    window, present = chunk.window(each), chunk.present(each)
+    if codes is not None:
+        found = window.extremes(codes, present, choose, neutral=neutral)
+        return _values_of_codes(found, empty, column.type)
+    ranks = chunk.of_column(each, "ranks", lambda: _ranks(column))
+    found = window.extremes(ranks, present, choose, neutral=neutral)
     valid = np.flatnonzero(_flags(column.is_valid()))
     one_row_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, np.int64)
     one_row_of_rank[ranks[valid]] = valid
@@ -436,25 +486,42 @@ def _one_zero(column: pa.Array) -> pa.Array:
     return pa.array(doubles, mask=nulls).cast(column.type)
 
 
+def _codes(column: pa.Array) -> Integers | None:
+    """Return integers in the order of the values, which can be turned back; None for others.
+
+    Of floats the bits; NaN is the greatest, whatever its sign, and there is one zero.
+    """
+    kind = column.type
+    if pat.is_floating(kind):
+        doubles = column.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0
+        doubles[np.isnan(doubles)] = np.nan
+        return _ordered(doubles.view(np.int64))
+    if pat.is_temporal(kind):
+        column = column.cast(pa.int32()) if kind.bit_width == 32 else column
+        return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    if pat.is_integer(kind) and not pat.is_uint64(kind):
+        return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return None
+
+
+def _ordered(bits: Integers) -> Integers:
+    """Return the bits of doubles as integers in the order of the doubles, and back."""
+    return np.where(bits < 0, bits ^ np.int64(_MOST), bits)
+
+
+def _values_of_codes(codes: Integers, empty: Flags, kind: pa.DataType) -> pa.Array:
+    codes = np.where(empty, 0, codes)
+    if pat.is_floating(kind):
+        return pa.array(_ordered(codes).view(np.float64), mask=empty).cast(kind)
+    whole = pa.array(codes, mask=empty)
+    if pat.is_temporal(kind) and kind.bit_width == 32:
+        whole = whole.cast(pa.int32())
+    return whole.cast(kind)
+
+
 def _ranks(column: pa.Array) -> Integers:
     """Return the rank of each value among all; equal values have equal ranks, nulls any."""
-    if pat.is_floating(column.type):
-        doubles = column.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False)
-        numbers = _ordered_bits(doubles)
-    elif pat.is_integer(column.type) and not pat.is_uint64(column.type):
-        numbers = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    elif pat.is_temporal(column.type):
-        whole = column.cast(pa.int32()) if column.type.bit_width == 32 else column.cast(pa.int64())
-        numbers = whole.fill_null(0).to_numpy(zero_copy_only=False)
-    else:
-        return pc.rank(column, tiebreaker="dense").to_numpy().astype(np.int64)
-    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
-
-
-def _ordered_bits(values: exact.Doubles) -> Integers:
-    """Return integers in the order of doubles; NaN is the greatest, whatever its sign."""
-    bits = np.where(np.isnan(values), np.nan, values).view(np.int64)
-    return np.where(bits < 0, bits ^ np.int64(_MOST), bits)
+    return pc.rank(column, tiebreaker="dense").to_numpy().astype(np.int64)
 
 
 def _taken(column: pa.Array, rows: Integers, found: Integers, *, neutral: int) -> pa.Array:

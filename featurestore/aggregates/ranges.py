@@ -8,6 +8,7 @@ range of rows; either can be turned into the other by counting.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,55 +90,47 @@ class Labels:
     time: Integers
 
 
-@dataclass(frozen=True)
-class Window:
-    """The rows that count for each label.
+class Summands:
+    """A number for each row, whose sums several windows share."""
 
-    Label ``j`` sees the first ``entered[j]`` rows in the order ``entering`` without the first
-    ``left[j]`` in the order ``leaving``; None stands for the order of the rows.
-    """
-
-    rows: int
-    entered: Integers
-    left: Integers
-    entering: Integers | None = None
-    leaving: Integers | None = None
-
-    @property
-    def labels(self) -> int:
-        """How many labels there are."""
-        return len(self.entered)
+    def __init__(self, values: Integers) -> None:
+        self.values = values
+        self._passed: dict[int, tuple[Integers, Integers]] = {}
 
     @cached_property
+    def prefix(self) -> Integers:
+        """The sums of the first 0, 1, 2, ... rows."""
+        sums = np.zeros(len(self.values) + 1, np.int64)
+        np.cumsum(self.values, out=sums[1:])
+        return sums
+
+    def passed(self, places: Integers, *, labels: int) -> Integers:
+        """Return for each label the sum of the rows whose place is not beyond it."""
+        held = self._passed.get(id(places))
+        if held is None:
+            sums = np.zeros(labels + 1, np.int64)
+            np.add.at(sums, places, self.values)
+            # The places are held, too, so that no others get their identity.
+            held = (places, np.cumsum(sums)[:labels])
+            self._passed[id(places)] = held
+        return held[1]
+
+
+class Window(ABC):
+    """The rows that count for each label, and what functions ask of them."""
+
+    labels: int
+    # Whether rows are seen first in their own order.
+    begins_in_order = False
+
+    @property
+    @abstractmethod
     def covered(self) -> tuple[Integers, Integers]:
         """For each row the labels that see it: from the first number on, below the second."""
-        begin = self._labels_before(self.entered, self.entering)
-        end = self._labels_before(self.left, self.leaving)
-        return begin, np.maximum(begin, end)
 
-    def _labels_before(self, passed: Integers, order: Integers | None) -> Integers:
-        """Return for each row how many labels come before it passes."""
-        waiting = np.cumsum(np.bincount(passed, minlength=self.rows + 1))[: self.rows]
-        if order is None:
-            return waiting
-        found = np.empty(self.rows, np.int64)
-        found[order] = waiting
-        return found
-
-    def totals(self, values: Integers) -> Integers:
-        """Return the sum of the values of the rows that each label sees."""
-        entered, left = values, values
-        if self.entering is not None and self.leaving is not None:
-            entered, left = values[self.entering], values[self.leaving]
-        gone = _prefix(left)
-        come = gone
-        if entered is not left:
-            come = _prefix(entered)
-        return come[self.entered] - gone[self.left]
-
-    def counts(self, present: Flags) -> Integers:
-        """Return how many of the flagged rows each label sees."""
-        return self.totals(present.astype(np.int64))
+    @abstractmethod
+    def totals(self, summands: Summands) -> Integers:
+        """Return the sum of the numbers of the rows that each label sees."""
 
     def extremes(
         self, codes: Integers, present: Flags, choose: Callable[..., Integers], *, neutral: int
@@ -190,7 +183,9 @@ class Window:
         begin, end = self.covered
         rows = np.flatnonzero(present & (begin < end))
         group, begin, end = groups[rows], begin[rows], end[rows]
-        order = np.lexsort((begin, group))
+        order = np.argsort(group, kind="stable")
+        if not self.begins_in_order:
+            order = np.lexsort((begin, group))
         group, begin, end = group[order], begin[order], end[order]
         width = self.labels + 1
         furthest = np.maximum.accumulate(group * width + end)
@@ -229,56 +224,98 @@ class Window:
         return found
 
 
-def _prefix(values: Integers) -> Integers:
-    """Return the sums of the first 0, 1, 2, ... values."""
-    sums = np.zeros(len(values) + 1, np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums
+class WindowOfRows(Window):
+    """Where nothing waits: label ``j`` sees the rows from ``left[j]`` on, below ``entered[j]``."""
+
+    begins_in_order = True
+
+    def __init__(self, entered: Integers, left: Integers, *, rows: int) -> None:
+        self.labels = len(entered)
+        self._rows = rows
+        self._entered, self._left = entered, left
+
+    @cached_property
+    def covered(self) -> tuple[Integers, Integers]:
+        """For each row the labels that see it: from the first number on, below the second."""
+        return self._labels_before(self._entered), self._labels_before(self._left)
+
+    def _labels_before(self, passed: Integers) -> Integers:
+        """Return for each row how many labels come before it passes."""
+        return np.cumsum(np.bincount(passed, minlength=self._rows + 1))[: self._rows]
+
+    def totals(self, summands: Summands) -> Integers:
+        """Return the sum of the numbers of the rows that each label sees."""
+        return summands.prefix[self._entered] - summands.prefix[self._left]
 
 
-def window_of(
-    rows: Rows, labels: Labels, *, keys: int, over: int | None, offset: int = 0
-) -> Window:
-    """Return which rows lie in ``(t - offset - over, t - offset]`` and are known at ``t``.
+class WindowOfLabels(Window):
+    """Where rows wait or are replaced: each is seen by a range of labels."""
 
-    Args:
-        rows: The rows of a chunk.
-        labels: The labels of the same chunk.
-        keys: How many keys there are; keys are numbers below it.
-        over: The window's length in microseconds; None has no beginning.
-        offset: How long before the label the window ends, in microseconds.
+    def __init__(self, begin: Integers, end: Integers, *, labels: int) -> None:
+        self.labels = labels
+        self._begin, self._end = begin, end
+
+    @property
+    def covered(self) -> tuple[Integers, Integers]:
+        """For each row the labels that see it: from the first number on, below the second."""
+        return self._begin, self._end
+
+    def totals(self, summands: Summands) -> Integers:
+        """Return the sum of the numbers of the rows that each label sees."""
+        come = summands.passed(self._begin, labels=self.labels)
+        return come - summands.passed(self._end, labels=self.labels)
+
+
+class Timeline:
+    """The rows and labels of a chunk on one axis.
 
     Raises:
         TooLong: The chunk has to be cut.
     """
-    if rows.known is None and rows.replaced is None:
-        axis = Axis(rows.key, rows.event, keys=keys)
-        newest = labels.time - offset
-        entered = axis.before(labels.key, newest + 1)
+
+    def __init__(self, rows: Rows, labels: Labels, *, keys: int) -> None:
+        self._rows, self._labels = rows, labels
+        self._waits = rows.known is not None or rows.replaced is not None
+        if self._waits:
+            self._axis = Axis(labels.key, labels.time, keys=keys)
+        else:
+            self._axis = Axis(rows.key, rows.event, keys=keys)
+        self._begun: dict[int, Integers] = {}
+
+    def window(self, *, over: int | None, offset: int = 0) -> Window:
+        """Return which rows lie in ``(t - offset - over, t - offset]`` and are known at ``t``.
+
+        Args:
+            over: The window's length in microseconds; None has no beginning.
+            offset: How long before the label the window ends, in microseconds.
+        """
+        if self._waits:
+            return self._of_labels(over, offset)
+        entered = self._begun.get(offset)
+        newest = self._labels.time - offset
+        if entered is None:
+            entered = self._axis.before(self._labels.key, newest + 1)
+            self._begun[offset] = entered
         if over is None:
             oldest = np.full(len(newest), np.iinfo(np.int64).min // 2)
         else:
             oldest = newest - over
-        return Window(len(rows.key), entered, axis.before(labels.key, oldest + 1))
-    axis = Axis(labels.key, labels.time, keys=keys)
-    start = rows.event + offset
-    if rows.known is not None:
-        start = np.maximum(start, rows.known)
-    stop = np.full(len(rows.key), NEVER // 2)
-    if over is not None:
-        stop = rows.event + offset + over
-    if rows.replaced is not None:
-        stop = np.minimum(stop, rows.replaced)
-    begin = axis.before(rows.key, start)
-    end = np.maximum(axis.before(rows.key, stop), begin)
-    return _window_of_ranges(begin, end, labels=len(labels.key))
+        left = self._axis.before(self._labels.key, oldest + 1)
+        return WindowOfRows(entered, left, rows=len(self._rows.key))
 
-
-def _window_of_ranges(begin: Integers, end: Integers, *, labels: int) -> Window:
-    return Window(
-        rows=len(begin),
-        entered=np.cumsum(np.bincount(begin, minlength=labels + 1))[:labels],
-        left=np.cumsum(np.bincount(end, minlength=labels + 1))[:labels],
-        entering=np.argsort(begin, kind="stable"),
-        leaving=np.argsort(end, kind="stable"),
-    )
+    def _of_labels(self, over: int | None, offset: int) -> Window:
+        rows = self._rows
+        begin = self._begun.get(offset)
+        if begin is None:
+            start = rows.event + offset
+            if rows.known is not None:
+                start = np.maximum(start, rows.known)
+            begin = self._axis.before(rows.key, start)
+            self._begun[offset] = begin
+        stop = np.full(len(rows.key), NEVER // 2)
+        if over is not None:
+            stop = rows.event + offset + over
+        if rows.replaced is not None:
+            stop = np.minimum(stop, rows.replaced)
+        end = np.maximum(self._axis.before(rows.key, stop), begin)
+        return WindowOfLabels(begin, end, labels=len(self._labels.key))

@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.aggregates import exact
-from featurestore.aggregates.exact import FixedPoint, Sums
+from featurestore.aggregates.exact import FixedPoint
+from featurestore.aggregates.rounding import Sums
+from featurestore.aggregates.variance import variances
 
 doubles = st.lists(
     st.one_of(
         st.floats(-1e140, 1e140, allow_nan=False),
+        # Such that the bits that decide lie 53 to 160 below the highest.
+        st.builds(
+            lambda sign, power, more: sign * 2.0**power * more,
+            st.sampled_from([-1, 1]),
+            st.integers(-120, 60),
+            st.sampled_from([1.0, 1.0 + 2.0**-52, 1.5, 2.0 - 2.0**-52]),
+        ),
         st.sampled_from([0.1, -0.0, 1e16, -1e16, 5e-324, 2.0**53, 1.0]),
         st.integers(-10_000, 10_000).map(lambda cents: cents / 100),
     ),
@@ -27,7 +36,7 @@ limb_bits = st.sampled_from([40, 34, 27, 12])
 
 def total(numbers: FixedPoint) -> Sums:
     """Return the sum of all rows."""
-    limbs = [np.array([limb.sum()]) for limb in numbers.limbs()]
+    limbs = [np.array([limb.sum()]) for limb in numbers.limbs]
     return Sums(limbs, numbers.unit, numbers.bits)
 
 
@@ -45,7 +54,7 @@ def check_sums(values: list[float], bits: int) -> None:
     if count > 1:
         numerator = count * sum_of_squares - sum(exactly) ** 2
         variance = float(numerator / (count * (count - 1)))
-    assert exact.variances(np.array([count]), sums, squares)[0] == variance
+    assert variances(np.array([count]), sums, squares)[0] == variance
 
 
 @settings(max_examples=300, deadline=None)
@@ -67,6 +76,28 @@ def test_very_many_sums_and_variances_are_rounded_once(values: list[float], bits
 def test_integers_are_added_without_a_bound(values: list[int], bits: int) -> None:
     sums = total(exact.of_integers(np.array(values, np.int64), bits=bits))
     assert sums.whole(0) == sum(values)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    values=st.one_of(
+        st.lists(st.integers(-(2**127), 2**127 - 1), min_size=1, max_size=30),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30),
+        st.lists(st.integers(-1000, 1000), min_size=1, max_size=30),
+    ),
+    bits=limb_bits,
+)
+def test_integers_of_four_words_are_added_without_a_bound(values: list[int], bits: int) -> None:
+    words = []
+    for number in range(4):
+        word = [value >> (32 * number) for value in values]
+        words.append(np.array([each if number == 3 else each & 0xFFFFFFFF for each in word]))
+    assert total(exact.of_words(words, bits=bits)).whole(0) == sum(values)
+
+
+def test_unsigned_integers_above_63_bits_are_added() -> None:
+    words = [np.array([0, 5]), np.array([2**32 - 1, 1])]
+    assert total(exact.of_words(words, bits=40)).whole(0) == (2**32 - 1 + 1) * 2**32 + 5
 
 
 def test_limbs_of_any_number_of_rows_fit_their_sums() -> None:

@@ -264,6 +264,10 @@ class NullsInColumns(FeatureStoreError, ValueError):
     """Columns have nulls and no policy for them was chosen."""
 
 
+class TransformationNotKnown(FeatureStoreError, LookupError):
+    """A dataset's transformation needs a Python function that this process has not named."""
+
+
 class WorkerStalled(FeatureStoreError, RuntimeError):
     """A worker made no step within the timeout; the message lists each worker's step."""
 

@@ -104,7 +104,8 @@ class Manifest:
     ``uncovered_rows`` lie in no range of a TimeSplit; ``dropped_rows`` are label rows that an inner
     join left out, None without such a join. ``prefixes``: for each file longer than a MiB the first
     digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds where a damaged file
-    begins to differ.
+    begins to differ. ``transformations`` is the file of the transformations that the dataset was made
+    with, by path and SHA-256.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Manifest:
     dropped_rows: int | None = None
     prefixes: Mapping[str, list[str]] = field(default_factory=dict)
     view: Mapping[str, Any] | None = None
+    transformations: Mapping[str, str] | None = None
 
     def split(self, name: str) -> ManifestSplit:
         """Return a split by name; InvalidSplit lists those that exist."""
@@ -173,8 +175,9 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""
         data = {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
-        if self.view is None:
-            del data["view"]
+        for name in ("view", "transformations"):
+            if data[name] is None:
+                del data[name]
         return data
 
     @classmethod
@@ -253,6 +256,10 @@ def _manifest(data: JsonObject) -> Manifest:
     view = None
     if "view" in data:
         view = _view(data.object("view"))
+    transformations = None
+    if "transformations" in data:
+        noted = data.object("transformations")
+        transformations = {"path": _path(noted), "sha256": _sha256(noted)}
     return Manifest(
         name=name,
         version=data.number("version", least=1),
@@ -281,6 +288,7 @@ def _manifest(data: JsonObject) -> Manifest:
         dropped_rows=dropped,
         prefixes=data.object("prefixes").each(_text_list),
         view=view,
+        transformations=transformations,
     )
 
 

@@ -42,6 +42,8 @@ class TrainingDatasetRequest:
     expectations: object = None
     validation: str = "strict"
     statistics: bool = True
+    transformations: Mapping[str, Any] | None = None
+    fit_on: str = "train"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from featurestore.readers.order import (
     is_whole,
 )
 from featurestore.readers.prefetch import prefetched
-from featurestore.readers.recordblocks import RecordBlocks
+from featurestore.readers.recordblocks import PackedBlocks, RecordBlocks
 from featurestore.readers.selection import (
     PADDING_WEIGHT,
     SAMPLE_WEIGHT,
@@ -37,6 +37,13 @@ from featurestore.readers.selection import (
 )
 from featurestore.readers.shardfiles import ShardFiles, check_shards
 from featurestore.readers.steps import Blocks, Iterations, StepRange, StepRanges
+from featurestore.readers.transformed import (
+    Transform,
+    TransformedColumns,
+    TransformedRecords,
+    TransformedWindows,
+    transformed_columns,
+)
 from featurestore.readers.windowblocks import WindowBlocks
 
 if TYPE_CHECKING:
@@ -84,6 +91,7 @@ class Reader:
     order: ReaderOrder
     columns: tuple[SelectedColumn, ...] = field(repr=False)
     settings: Mapping[str, Any] = field(repr=False)
+    transform: TransformedColumns | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -451,10 +459,9 @@ class Reader:
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
         """Yield the columns of ranges of steps as (steps * batch, ...), read ahead in a thread."""
         source = self.blocks()
-        threads = (
-            1  # Windows are read one after the other; records may be gathered by several threads.
-        )
-        if isinstance(source, RecordBlocks):
+        # Windows are read one after the other; records may be gathered by several threads.
+        threads = 1
+        if isinstance(source, PackedBlocks):
             threads = min(_THREADS, usable_cores())
 
         def read(steps: StepRange) -> tuple[StepRange, Batch]:
@@ -469,9 +476,14 @@ class Reader:
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
         files = self.files()
+        if self.transform is None:
+            if files.access is not None:
+                return RecordBlocks(files, files.access, self.columns)
+            return WindowBlocks(files, self.columns)
+        stored = self.transform.stored
         if files.access is not None:
-            return RecordBlocks(files, files.access, self.columns)
-        return WindowBlocks(files, self.columns)
+            return TransformedRecords(RecordBlocks(files, files.access, stored), self.transform)
+        return TransformedWindows(WindowBlocks(files, stored), self.transform)
 
     @cached_property
     def row_bytes(self) -> int:
@@ -492,6 +504,7 @@ def open_reader(
     nulls: Nulls | str = "error",
     lanes: int | None = None,
     window_rows: int | None = None,
+    transform: Transform | None = None,
 ) -> Reader:
     """Return the reader of a split, after checking all that can be known before reading.
 
@@ -508,6 +521,7 @@ def open_reader(
         lanes: Streams of an epoch; None is the largest divisor of the global batch size up to 64.
         window_rows: Rows that are mixed inside a lane; None chooses about 131,072 rows over all
             lanes.
+        transform: What is done to columns after they are decoded; None: nothing.
 
     Raises:
         ReaderConfigError: Settings that do not fit together.
@@ -519,7 +533,14 @@ def open_reader(
     refused = chosen.refuse_reading(manifest.layout)
     if refused is not None:
         raise ReaderConfigError(refused)
-    selected = select_columns(manifest, found, columns=columns, nulls=nulls)  # type: ignore[arg-type]
+    settled: tuple[str, ...] = ()
+    if transform is not None:
+        settled = transform.settled
+    selected = select_columns(manifest, found, columns=columns, nulls=nulls, settled=settled)  # type: ignore[arg-type]
+    transformed = None
+    if transform is not None:
+        transformed = transformed_columns(selected, transform)
+        selected = transformed.columns
     check_at_least_one("global_batch_size", global_batch_size)
     if lanes is None:
         lanes = default_lanes(global_batch_size)
@@ -549,8 +570,9 @@ def open_reader(
         "nulls": nulls if isinstance(nulls, str) else dict(nulls),
         "lanes": lanes,
         "window_rows": window_rows,
+        "transformed": None if transform is None else transform.sha256,
     }
-    return Reader(path, manifest, found, order, selected, settings)
+    return Reader(path, manifest, found, order, selected, settings, transformed)
 
 
 def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFiles:
@@ -559,8 +581,16 @@ def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFil
     return ShardFiles(path, manifest, split, chosen, chosen.record_access(manifest.layout))
 
 
-def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Reader, int, int]:
+def resume(
+    path: str,
+    manifest: Manifest,
+    state: Mapping[str, Any],
+    *,
+    transform: Transform | None = None,
+) -> tuple[Reader, int, int]:
     """Return (reader, epoch, step) of a state that ``Reader.state`` gave.
+
+    ``transform`` is the one whose hash the state has.
 
     Raises:
         ManifestMismatch: The state belongs to another manifest; both hashes are named.
@@ -603,6 +633,7 @@ def resume(path: str, manifest: Manifest, state: Mapping[str, Any]) -> tuple[Rea
         manifest,
         split=state["split"],
         global_batch_size=state["global_batch_size"],
+        transform=transform,
         **settings,
     )
     reader.check_step(step)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from featurestore.readers.outputs import finish
 from featurestore.readers.packing import Packing
 from featurestore.readers.selection import PADDING_WEIGHT, SelectedColumn
 from featurestore.readers.shardfiles import ShardFiles
-from featurestore.readers.steps import Arrays, StepRange, WorkerEpoch
+from featurestore.readers.steps import Arrays, Blocks, StepRange, WorkerEpoch
 
 _WINDOWS_KEPT = 3
 # Records gathered at once: enough to go through the shards one by one.
@@ -32,6 +32,15 @@ _GATHERED_BYTES = 8 * 1024 * 1024
 
 Records = npt.NDArray[np.uint8]
 ReadAlone = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
+
+
+@runtime_checkable
+class PackedBlocks(Blocks, Protocol):
+    """Blocks that serve many threads, and give what crosses to TensorFlow together."""
+
+    def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
+        """Return the columns as the arrays of a packing."""
+        ...
 
 
 @dataclass

@@ -57,9 +57,12 @@ class SelectedColumn:
 
 
 def select_columns(
-    manifest: Manifest, split: ManifestSplit, *, columns: Sequence[str] | None, nulls: Nulls
+    manifest: Manifest, split: ManifestSplit, *, columns: Sequence[str] | None, nulls: Nulls,
+    settled: Sequence[str] = (),
 ) -> tuple[SelectedColumn, ...]:
     """Return the columns that a reader yields; None are the inputs, the labels and the weight.
+
+    Nulls of ``settled`` columns need no policy: a transformation makes values of them.
 
     Raises:
         InvalidArgument: Columns that do not exist, or an unknown null policy.
@@ -90,7 +93,7 @@ def select_columns(
         )
     _refuse_ragged(chosen)
     if nulls != "mask":
-        _refuse_nulls(split, [name for name in names if name not in fills])
+        _refuse_nulls(split, [name for name in names if name not in (*fills, *settled)])
     return tuple(map(_with_typed_fill, chosen))
 
 

@@ -20,7 +20,7 @@ from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
-from featurestore.readers.recordblocks import RecordBlocks
+from featurestore.readers.recordblocks import PackedBlocks
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import Blocks, Iterations
 
@@ -105,7 +105,7 @@ class _Part:
 
     def dataset(self, iterations: Iterations, source: Blocks) -> Any:
         """Return a dataset of batches; records of one width are read by several threads."""
-        if isinstance(source, RecordBlocks):
+        if isinstance(source, PackedBlocks):
             steps = self.by_number(iterations, source)
         else:
             steps = self.in_turn(iterations)
@@ -114,7 +114,7 @@ class _Part:
             return steps.unbatch().map(self.without_padding)
         return steps.map(self.element).unbatch()
 
-    def by_number(self, iterations: Iterations, source: RecordBlocks) -> Any:
+    def by_number(self, iterations: Iterations, source: PackedBlocks) -> Any:
         """Return a dataset of ranges of steps that are read by their numbers, in any thread."""
         tf, packing = self.tf, self.packing
         specs = self._packed_specs()

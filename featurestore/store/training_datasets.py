@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from featurestore.model.splits import TimeSplit
     from featurestore.training import TrainingDataset
+    from featurestore.transform import Chain
 
 __all__ = ["TrainingDatasetCalls"]
 
@@ -44,6 +45,8 @@ class TrainingDatasetCalls(Connected):
         expectations: object = None,
         validation: str = "strict",
         statistics: bool = True,
+        transformations: Mapping[str, Chain] | None = None,
+        fit_on: str = "train",
         progress: bool | Callable[[str, int, int], None] | None = None,
     ) -> TrainingDataset:
         """Export rows as an immutable, versioned training dataset: splits, equal shards, manifest.
@@ -78,6 +81,9 @@ class TrainingDatasetCalls(Connected):
             expectations: What the rows must fulfil, as for feature groups.
             validation: "strict", "warn", "quarantine" or "off".
             statistics: Whether to count statistics of every split.
+            transformations: ``{column: chain of featurestore.transform}``, fitted on one split and
+                applied by readers; the files hold the values as they are.
+            fit_on: The split that they are fitted on.
             progress: True draws a bar, None does so on a terminal; a function gets (phase, rows
                 done, rows in all).
 
@@ -124,6 +130,8 @@ class TrainingDatasetCalls(Connected):
             expectations=expectations,
             validation=validation,
             statistics=statistics,
+            transformations=transformations,
+            fit_on=fit_on,
         )
         dataset = create(self._session, data, request, progress=progress)
         called = f"Training dataset {name!r} version {dataset.version}"

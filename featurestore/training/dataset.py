@@ -20,6 +20,7 @@ from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
 from featurestore.storage.described import read_described
 from featurestore.storage.manifests import read_manifest
+from featurestore.training.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from featurestore.training.tabular import ClassWeights, Matrix
     from featurestore.training.verification.diff import DatasetDiff
     from featurestore.training.verification.problems import VerifyReport
+    from featurestore.transform.fitted import Transformations
 
 
 @answers_calls
 @dataclass(frozen=True)
-class TrainingDataset:
+class TrainingDataset(ModelInputs):
     """One version of a training dataset: immutable files and their manifest.
 
     >>> dataset = store.get_training_dataset("late_flights")
@@ -290,16 +292,20 @@ class TrainingDataset:
         nulls: str | Mapping[str, Any] = "error",
         lanes: int | None = None,
         window_rows: int | None = None,
+        transformed: bool | Transformations | None = None,
     ) -> Reader:
         """Return the reader of a split.
 
-        Equal steps, exactly once, any worker count (see docs/training.md).
+        Equal steps, exactly once, any worker count (see docs/training.md). ``transformed``: None
+        applies the transformations that the dataset was made with, if it was; False gives the
+        stored values; those of ``fit`` can be given, too.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.reader("train", global_batch_size=2).steps_per_epoch
         2
         """
         from featurestore.readers import open_reader
+        from featurestore.training.transformations import of_dataset
 
         return open_reader(
             self.path,
@@ -313,6 +319,7 @@ class TrainingDataset:
             nulls=nulls,
             lanes=lanes,
             window_rows=window_rows,
+            transform=of_dataset(self, transformed),
         )
 
     def resume(self, state: Mapping[str, Any]) -> tuple[Reader, int, int]:
@@ -327,8 +334,12 @@ class TrainingDataset:
         (0, 1)
         """
         from featurestore.readers import resume
+        from featurestore.training.transformations import read_by_hash
 
-        return resume(self.path, self.manifest, state)
+        transform = None
+        if state.get("transformed") is not None:
+            transform = read_by_hash(self.path, self.manifest, state["transformed"])
+        return resume(self.path, self.manifest, state, transform=transform)
 
     def petastorm_reader(
         self, split: str, *, worker: int = 0, workers: int = 1, **options: Any

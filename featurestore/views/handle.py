@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
     from featurestore.model.splits import TimeSplit
     from featurestore.training import TrainingDataset
+    from featurestore.transform import Chain
 
 
 class FeatureView:
@@ -170,6 +171,8 @@ class FeatureView:
         expectations: object = None,
         validation: str = "strict",
         statistics: bool = True,
+        transformations: Mapping[str, Chain] | None = None,
+        fit_on: str = "train",
         progress: bool | Callable[[str, int, int], None] | None = None,
     ) -> TrainingDataset:
         """Export the rows of the view as a training dataset, which remembers the view.
@@ -206,6 +209,8 @@ class FeatureView:
             expectations=expectations,
             validation=validation,
             statistics=statistics,
+            transformations=transformations,
+            fit_on=fit_on,
         )
         frame = self.get_features(labels=labels, label_time=label_time, as_of=as_of)
         check_label(self._spec, frame.columns)

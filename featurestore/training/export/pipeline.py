@@ -39,6 +39,7 @@ from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan, plan_shards
 from featurestore.training.export.shard_writer import PlannedShard, ShardSummary, ShardWriter
 from featurestore.training.export.split_statistics import count_splits, write_statistics
+from featurestore.training.export.split_values import fit_transformations
 
 _CHANGED = "the source changed while it was read; run the export again"
 
@@ -117,6 +118,12 @@ def export(
         )
         noted = write_statistics(target.directory, manifest, states)
         manifest = replace(manifest, statistics=noted)
+    if request.transformations:
+        progress.phase("fit transformations")
+        file = fit_transformations(
+            engine, audited.relation, plan.assignment, request, manifest, target.directory
+        )
+        manifest = replace(manifest, transformations=file)
     return publish(manifest, request, target), audited.report
 
 

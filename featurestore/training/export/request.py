@@ -14,6 +14,8 @@ from featurestore.model.roles import KnownRoles, Role, assign_roles
 from featurestore.model.splits import TimeSplit
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.training.export.split_rules import SplitRule, as_columns, check_columns, make_rule
+from featurestore.training.transformations import check_transformations
+from featurestore.transform.fit import AskedColumn
 
 DEFAULT_BLOCK_ROWS = 1024
 SHARD_BYTES = 128 * 1024 * 1024
@@ -38,6 +40,8 @@ class ExportRequest:
     statistics: bool = True
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
+    transformations: tuple[AskedColumn, ...] = ()
+    fit_on: str = "train"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -87,12 +91,16 @@ def check_request(
     chosen.check(schema, compression=asked.compression)
     rule = make_rule(asked.splits, split_by=asked.split_by, stratify=asked.stratify, schema=schema)
     _check_numbers(asked)
+    roles = assign_roles(schema, _known_roles(asked, schema, known or KnownRoles()))
+    transformations = check_transformations(
+        asked.transformations or {}, schema, roles=roles, fit_on=asked.fit_on, splits=rule.names
+    )
     return ExportRequest(
         name=asked.name,
         schema=schema,
         labels=labels,
         key=keys or tuple(schema.names),
-        roles=assign_roles(schema, _known_roles(asked, schema, known or KnownRoles())),
+        roles=roles,
         rule=rule,
         seed=asked.seed,
         format=chosen,
@@ -103,6 +111,8 @@ def check_request(
         statistics=asked.statistics,
         description=asked.description,
         tags=dict(asked.tags or {}),
+        transformations=transformations,
+        fit_on=asked.fit_on,
     )
 
 

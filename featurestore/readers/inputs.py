@@ -1,0 +1,39 @@
+"""The features of a model as readers yield them: names, types and shapes, from the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from featurestore.model.manifest import Manifest
+from featurestore.readers.selection import PRESENT, Nulls, select_columns
+from featurestore.readers.transformed import Transform, transformed_columns
+
+Forms = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+def input_forms(
+    manifest: Manifest,
+    *,
+    columns: Sequence[str] | None,
+    nulls: Nulls,
+    transform: Transform | None,
+) -> Forms:
+    """Return numpy type and shape of one value of each feature; labels and weights are none."""
+    settled: tuple[str, ...] = ()
+    if transform is not None:
+        settled = transform.settled
+    split = manifest.splits[0]
+    selected = select_columns(manifest, split, columns=columns, nulls=nulls, settled=settled)
+    if transform is not None:
+        selected = transformed_columns(selected, transform).columns
+    forms: Forms = {}
+    for column in selected:
+        if column.label or column.weight:
+            continue
+        forms[column.name] = column.dtype, column.shape
+        if column.masked:
+            forms[column.name + PRESENT] = np.dtype(np.bool_), ()
+    return forms

@@ -1,0 +1,80 @@
+"""Transformations of an export: fitted on one split's rows, where the rows are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.model.arrow_rows import rows_at
+from featurestore.model.manifest import Manifest
+from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.training.export.assignment import Assignment
+from featurestore.training.export.hashed_rows import groups_and_hashes
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.transformations import (
+    fit_columns,
+    statistics_by_column,
+    write_transformations,
+)
+from featurestore.transform.counting import ColumnState, CountStates, ValueCounts
+from featurestore.transform.fitted import Transformations
+
+
+@dataclass(frozen=True)
+class SplitValueCounts(Accumulator[CountStates, CountStates]):
+    """Counts the different values of one split's rows; all others are left out first."""
+
+    assignment: Assignment
+    split: int
+    counts: ValueCounts
+
+    def start(self) -> CountStates:
+        """Return the state of no rows."""
+        return self.counts.start()
+
+    def update(self, state: CountStates, batch: pa.RecordBatch) -> CountStates:
+        """Count the values of the split's rows in a batch."""
+        split_of = self.assignment.split_of(*groups_and_hashes(batch))
+        rows = np.flatnonzero(split_of == self.split)
+        if not len(rows):
+            return state
+        if len(rows) < batch.num_rows:
+            batch = rows_at(batch, rows)
+        return self.counts.update(state, batch)
+
+    def merge(self, left: CountStates, right: CountStates) -> CountStates:
+        """Merge column by column."""
+        return self.counts.merge(left, right)
+
+    def finish(self, state: CountStates) -> CountStates:
+        """Return the counts with each value once."""
+        return self.counts.finish(state)
+
+
+def fit_transformations(
+    engine: Engine,
+    rows: Relation,
+    assignment: Assignment,
+    request: ExportRequest,
+    manifest: Manifest,
+    directory: str,
+) -> dict[str, str]:
+    """Fit what an export was asked for, write it, and return what the manifest notes of it."""
+    split = request.rule.names.index(request.fit_on)
+
+    def count(names: Sequence[str]) -> dict[str, ColumnState]:
+        counts = ValueCounts(tuple(names))
+        return engine.aggregate(rows, SplitValueCounts(assignment, split, counts))
+
+    statistics = statistics_by_column(directory, manifest, request.fit_on)
+    fitted = Transformations(
+        dataset=manifest.name,
+        version=manifest.version,
+        fit_on=request.fit_on,
+        rows=manifest.split(request.fit_on).rows,
+        columns=fit_columns(request.transformations, statistics, count),
+    )
+    return write_transformations(directory, fitted)

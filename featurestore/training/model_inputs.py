@@ -1,0 +1,134 @@
+"""What a training dataset says of a model's inputs: transformations, Keras inputs, preprocessors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from featurestore.errors import InvalidArgument, did_you_mean, listing
+
+if TYPE_CHECKING:
+    from featurestore.training.dataset import TrainingDataset
+    from featurestore.transform.fitted import Transformations
+
+FRAMEWORKS = ("numpy", "keras", "tf_keras", "torch")
+
+
+class ModelInputs:
+    """The methods of a training dataset for what stands between its columns and a model."""
+
+    @property
+    def transformations(self) -> Transformations | None:
+        """The transformations that the dataset was made with; None where it was made without.
+
+        >>> from featurestore import transform as t
+        >>> frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
+        >>> dataset = store.create_training_dataset(
+        ...     frame, "scaled", label="late", transformations={"seats": t.min_max()}
+        ... )
+        Training dataset 'scaled' version 1
+        ...
+        >>> dataset.transformations
+        input  rule                         fitted on train        output
+        seats  min_max(low=0.0, high=1.0)  (x - 100) * 0.01       float32
+        """
+        from featurestore.training.transformations import read_noted
+
+        dataset = cast("TrainingDataset", self)
+        return read_noted(dataset.path, dataset.manifest)
+
+    def fit(
+        self, transformations: Mapping[str, Any], *, fit_on: str = "train"
+    ) -> Transformations:
+        """Return transformations fitted on one split, and keep their file beside the manifest.
+
+        The files and the manifest stay as they are; a dataset may have several.
+
+        Args:
+            transformations: ``{column: chain of featurestore.transform}``.
+            fit_on: The split, the only one whose values are looked at.
+
+        Raises:
+            InvalidArgument: A chain cannot take its column, or has nothing to be fitted on.
+
+        >>> from featurestore import transform as t
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> fitted = dataset.fit({"temp": t.standardize(), "seats": t.vocabulary(unknown=1)})
+        >>> reader = dataset.reader("train", global_batch_size=2, transformed=fitted)
+        >>> next(reader.batches())["seats"].tolist()
+        [2, 3]
+        """
+        from featurestore.training.transformations import fit_dataset
+
+        return fit_dataset(cast("TrainingDataset", self), transformations, fit_on=fit_on)
+
+    def preprocessor(
+        self, framework: str = "numpy", *, transformed: Transformations | None = None
+    ) -> Any:
+        """Return the transformations as something to put in front of a model at serving.
+
+        Args:
+            framework: "numpy": a callable over ``{column: array}``; "keras" or "tf_keras": a layer
+                over a dict of tensors, which is saved with a model and holds all that it needs;
+                "torch": a module over ``{column: tensor, or list of texts}``.
+            transformed: Transformations of ``fit``; None: those that the dataset was made with.
+
+        >>> from featurestore import transform as t
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> fitted = dataset.fit({"seats": t.min_max()})
+        >>> preprocess = dataset.preprocessor(transformed=fitted)
+        >>> preprocess({"seats": [150], "temp": [38.0]})
+        {'seats': array([0.5], dtype=float32), 'temp': [38.0]}
+        """
+        from featurestore.training.transformations import of_dataset
+
+        if framework not in FRAMEWORKS:
+            raise InvalidArgument(
+                f"framework={framework!r} is not one of {listing(FRAMEWORKS)}.",
+                hint=did_you_mean(framework, FRAMEWORKS, write="framework={!r}"),
+            )
+        fitted = of_dataset(cast("TrainingDataset", self), transformed or True)
+        assert fitted is not None
+        if framework == "numpy":
+            return fitted.apply
+        if framework == "torch":
+            from featurestore.transform.torch import preprocessor_module
+
+            return preprocessor_module(fitted)
+        from featurestore.transform.keras import preprocessor_layer
+
+        return preprocessor_layer(fitted, framework)
+
+    def keras_inputs(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        nulls: Any = "error",
+        transformed: bool | Transformations | None = None,
+        framework: str = "keras",
+    ) -> dict[str, Any]:
+        """Return a Keras input layer for each feature as ``reader.tf_dataset`` yields it.
+
+        Args:
+            columns: As of ``reader``.
+            nulls: As of ``reader``; "mask" adds the inputs ``<column>_present``.
+            transformed: As of ``reader``; False gives the inputs of a model with a preprocessor.
+            framework: "keras" or "tf_keras".
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> inputs = dataset.keras_inputs()  # doctest: +SKIP
+        >>> {name: (each.shape, each.dtype) for name, each in inputs.items()}  # doctest: +SKIP
+        {'temp': ((None,), 'float64'), 'seats': ((None,), 'int64')}
+        """
+        from featurestore.readers.inputs import input_forms
+        from featurestore.training.transformations import of_dataset
+        from featurestore.transform.keras import input_layers
+
+        dataset = cast("TrainingDataset", self)
+        forms = input_forms(
+            dataset.manifest,
+            columns=columns,
+            nulls=nulls,
+            transform=of_dataset(dataset, transformed),
+        )
+        return input_layers(forms, framework)

@@ -1,0 +1,108 @@
+"""What a column is between two steps: its kind, the shape of one value, its type at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from featurestore.errors import UnsupportedType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Kind = Literal["number", "whole", "text", "binary", "code", "vector", "other"]
+DTYPES = ("float32", "float64", "int32", "int64")
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a column on its way through a chain.
+
+    Attributes:
+        kind: "number" (float64 on the way, missing is NaN), "whole" (int64), "text", "binary",
+            "code" (whole numbers from 0, 0 is missing), "vector" (numbers that a step made of one
+            value, which no step of numbers takes), "other" (what only a function can take).
+        shape: The shape of one value.
+        dtype: The numpy type of the result, if the chain ends here; "" where it cannot.
+        size: How many codes there are, of codes.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    size: int | None = None
+
+    def with_shape(self, *more: int) -> Form:
+        """Return the form with further dimensions of one value."""
+        return replace(self, shape=(*self.shape, *more))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what files say of a result."""
+        data: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
+        if self.size is not None:
+            data["size"] = self.size
+        return data
+
+    def __str__(self) -> str:
+        shape = ""
+        if self.shape:
+            shape = f" {list(self.shape)}"
+        codes = ""
+        if self.size is not None:
+            codes = f", {self.size} codes"
+        return f"{self.dtype}{shape}{codes}"
+
+
+NUMBER = Form("number")
+
+
+def code_form(given: Form, size: int) -> Form:
+    """Return the form of so many codes, in the shape of what was given."""
+    return Form("code", given.shape, "int32", size)
+
+
+def form_of(kind: pa.DataType) -> Form:
+    """Return the form of a column of a feature type, before any step.
+
+    >>> import pyarrow as pa
+    >>> form_of(pa.string())
+    Form(kind='text', shape=(), dtype='', size=None)
+    """
+    import pyarrow.types as pat
+
+    shape: tuple[int, ...] = ()
+    while pat.is_fixed_size_list(kind):
+        shape += (kind.list_size,)
+        kind = kind.value_type
+    if pat.is_floating(kind) or pat.is_uint64(kind):
+        return Form("number", shape, "float32")
+    if pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind):
+        return Form("whole", shape, "int64")
+    if pat.is_string(kind) or pat.is_large_string(kind):
+        return Form("text", shape, "")
+    if pat.is_binary(kind) or pat.is_large_binary(kind):
+        return Form("binary", shape, "")
+    return Form("other", shape, "")
+
+
+def arrow_type(form: Form) -> pa.DataType:
+    """Return the feature type of a result.
+
+    >>> arrow_type(Form("vector", (2,)))
+    FixedSizeListType(fixed_size_list<item: float>[2])
+    """
+    import pyarrow as pa
+
+    from featurestore.model.shapes import shaped_type
+
+    names = {
+        "float32": pa.float32(),
+        "float64": pa.float64(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "uint8": pa.uint8(),
+        "bool": pa.bool_(),
+    }
+    if form.dtype not in names:
+        raise UnsupportedType(f"A chain cannot end with {form.kind} values.")
+    return shaped_type(names[form.dtype], form.shape)

@@ -1,0 +1,39 @@
+"""The rules by name."""
+
+from __future__ import annotations
+
+from featurestore.transform.rules.codes import Bins, HashBucket, OneHot, QuantileBins, Vocabulary
+from featurestore.transform.rules.functions import Function
+from featurestore.transform.rules.impute import Impute
+from featurestore.transform.rules.numbers import (
+    Cast,
+    Clip,
+    Cyclical,
+    Log1p,
+    MinMax,
+    Robust,
+    Standardize,
+)
+from featurestore.transform.rules.rule import Rule
+from featurestore.transform.rules.tokens import TextTokens
+
+__all__ = ["RULES", "Rule"]
+
+_ALL: tuple[Rule, ...] = (
+    Standardize(),
+    MinMax(),
+    Robust(),
+    Log1p(),
+    Clip(),
+    Cyclical(),
+    Cast(),
+    Impute(),
+    Bins(),
+    QuantileBins(),
+    Vocabulary(),
+    HashBucket(),
+    OneHot(),
+    TextTokens(),
+    Function(),
+)
+RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}

@@ -1,0 +1,82 @@
+"""SipHash-2-4 of texts (Aumasson and Bernstein 2012), all texts of an array at once.
+
+TensorFlow has the same function as ``tf.strings.to_hash_bucket_strong``, so that a graph and numpy
+put a text into the same bucket.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+# Any key will do; a change would move every text to another bucket.
+KEY = (0x6665617475726573, 0x746F7265)
+_START = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+
+
+def siphash(texts: list[bytes]) -> Words:
+    """Return the 64-bit hash of each text.
+
+    >>> hex(int(siphash([b""])[0]))
+    '0x14a7b7bc4f1f4f60'
+    """
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    result = np.empty(len(texts), dtype=np.uint64)
+    # Texts of as many words are mixed together.
+    words = lengths // 8
+    for count in np.unique(words).tolist():
+        rows = np.flatnonzero(words == count)
+        width = (count + 1) * 8
+        padded = b"".join(texts[row].ljust(width, b"\0") for row in rows.tolist())
+        blocks = np.frombuffer(padded, dtype="<u8").reshape(len(rows), count + 1).copy()
+        blocks[:, -1] |= (lengths[rows].astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56)
+        result[rows] = _mixed(blocks)
+    return result
+
+
+def bucket_of_texts(texts: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.int64]:
+    """Return the bucket of each text; each different text is hashed once."""
+    import pyarrow as pa
+
+    encoded = pa.array(texts.tolist(), pa.large_binary()).dictionary_encode()
+    hashes = siphash(encoded.dictionary.to_pylist()) % np.uint64(buckets)
+    return hashes.astype(np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
+
+
+def _mixed(blocks: Words) -> Words:
+    key = [np.uint64(part) for part in KEY]
+    state = []
+    for index, start in enumerate(_START):
+        state.append(np.full(len(blocks), np.uint64(start) ^ key[index % 2], dtype=np.uint64))
+    for column in range(blocks.shape[1]):
+        block = blocks[:, column]
+        state[3] ^= block
+        _rounds(state, 2)
+        state[0] ^= block
+    state[2] ^= np.uint64(0xFF)
+    _rounds(state, 4)
+    return state[0] ^ state[1] ^ state[2] ^ state[3]
+
+
+def _rounds(state: list[Words], count: int) -> None:
+    """Mix the four words of each text in place."""
+    v0, v1, v2, v3 = state
+    for _ in range(count):
+        v0 += v1
+        v1[:] = _rotated(v1, 13) ^ v0
+        v0[:] = _rotated(v0, 32)
+        v2 += v3
+        v3[:] = _rotated(v3, 16) ^ v2
+        v0 += v3
+        v3[:] = _rotated(v3, 21) ^ v0
+        v2 += v1
+        v1[:] = _rotated(v1, 17) ^ v2
+        v2[:] = _rotated(v2, 32)
+
+
+def _rotated(words: Words, bits: int) -> Words:
+    return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))

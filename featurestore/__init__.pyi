@@ -44,6 +44,7 @@ from featurestore.retrieval.join_keys import JoinKey
 from featurestore.statistics import compare_statistics as compare_statistics
 from featurestore.store import FeatureStore as FeatureStore
 from featurestore.training import TrainingDataset as TrainingDataset
+from featurestore.transform import Chain
 from featurestore.views import FeatureView as FeatureView
 
 __version__: str
@@ -408,6 +409,8 @@ def create_training_dataset(
     expectations: object = None,
     validation: str = "strict",
     statistics: bool = True,
+    transformations: Mapping[str, Chain] | None = None,
+    fit_on: str = "train",
     progress: bool | Callable[[str, int, int], None] | None = None,
 ) -> TrainingDataset: ...
 def get_training_dataset(name: str, *, version: int | None = None) -> TrainingDataset: ...

@@ -57,7 +57,11 @@ class SelectedColumn:
 
 
 def select_columns(
-    manifest: Manifest, split: ManifestSplit, *, columns: Sequence[str] | None, nulls: Nulls,
+    manifest: Manifest,
+    split: ManifestSplit,
+    *,
+    columns: Sequence[str] | None,
+    nulls: Nulls,
     settled: Sequence[str] = (),
 ) -> tuple[SelectedColumn, ...]:
     """Return the columns that a reader yields; None are the inputs, the labels and the weight.

@@ -60,7 +60,7 @@ class TransformedColumns:
     def __call__(self, arrays: Arrays) -> Arrays:
         """Return decoded arrays with the transformation applied."""
         result: Arrays = {}
-        for stored, column in zip(self.stored, self.columns, strict=True):
+        for column in self.columns:
             present = arrays.get(column.name + PRESENT)
             result[column.name] = self._values(column, arrays[column.name], present)
             if column.masked and present is not None:

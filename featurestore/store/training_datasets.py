@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from featurestore.model.splits import TimeSplit
+    from featurestore.retrieval import FeatureFrame
     from featurestore.training import TrainingDataset
-    from featurestore.transform import Chain
+    from featurestore.transform import Chain, Transformations
 
 __all__ = ["TrainingDatasetCalls"]
 
@@ -138,6 +139,32 @@ class TrainingDatasetCalls(Connected):
         with after_publication(called):
             sys.stdout.write(f"{called}\n{dataset.roles!r}\n")
         return dataset
+
+    def transform(
+        self, frame: object, dataset: TrainingDataset | Transformations | str
+    ) -> FeatureFrame:
+        """Return rows with the transformations of a training dataset applied, lazily.
+
+        The numbers are those that readers give, bit for bit, on every engine. Columns without a
+        transformation stay as they are; labels may be missing, inputs may not.
+
+        It is a method alone: ``featurestore.transform`` is the module of the rules.
+
+        Args:
+            frame: A FeatureFrame or any dataframe.
+            dataset: The dataset, its name (the latest version), or what ``dataset.fit`` returned.
+
+        >>> from featurestore import transform as t
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> fitted = dataset.fit({"seats": t.min_max()})
+        >>> store.transform([{"seats": 100}, {"seats": 150}], fitted).to_arrow().to_pylist()
+        [{'seats': 0.0}, {'seats': 0.5}]
+        """
+        from featurestore.training.scoring import transform_frame
+
+        if isinstance(dataset, str):
+            dataset = self.get_training_dataset(dataset)
+        return transform_frame(self._session, frame, dataset)
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
         """Return a training dataset; ``version=None`` takes the latest.

@@ -37,9 +37,7 @@ class ModelInputs:
         dataset = cast("TrainingDataset", self)
         return read_noted(dataset.path, dataset.manifest)
 
-    def fit(
-        self, transformations: Mapping[str, Any], *, fit_on: str = "train"
-    ) -> Transformations:
+    def fit(self, transformations: Mapping[str, Any], *, fit_on: str = "train") -> Transformations:
         """Return transformations fitted on one split, and keep their file beside the manifest.
 
         The files and the manifest stay as they are; a dataset may have several.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import (
@@ -26,9 +28,9 @@ from featurestore.model.arrow_json import type_to_json
 from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files
-from featurestore.transform.counting import ColumnState, ValueCounts, samples_of
+from featurestore.transform.counting import ColumnState, ValueCounts, sample_of
 from featurestore.transform.fit import AskedColumn, check_asked, fit_on_sample, fit_without_rows
-from featurestore.transform.fitted import FittedColumn, Transformations
+from featurestore.transform.fitted import TRANSFORMATIONS, FittedColumn, Transformations
 
 if TYPE_CHECKING:
     from featurestore.training.dataset import TrainingDataset
@@ -69,32 +71,51 @@ def check_transformations(
 
 
 def fit_columns(
-    columns: Sequence[AskedColumn],
+    asked: Sequence[AskedColumn],
+    manifest: Manifest,
     statistics: Mapping[str, ColumnStatistics],
-    count: Any,
+    count: Callable[[Sequence[str]], Mapping[str, ColumnState]],
 ) -> tuple[FittedColumn, ...]:
     """Return the fitted columns.
 
     Args:
-        columns: What is asked for.
+        asked: What is asked for.
+        manifest: Of the dataset, which says how its files hold the columns.
         statistics: Of the split, by column; empty where none were counted.
         count: Counts the different values of some columns, ``(names) -> {name: ColumnState}``;
             called once, and only where statistics do not tell enough.
     """
-    chains = {}
-    for column in columns:
-        chains[column.name] = fit_without_rows(column, statistics.get(column.name))
-    missing = {column.name: column.form for column in columns if chains[column.name] is None}
-    samples = {}
+    chains, columns, known = {}, [], {}
+    for column in asked:
+        column = replace(column, narrow=manifest.column(column.name).tf_type == "float32")
+        columns.append(column)
+        known[column.name] = _narrowed(statistics.get(column.name), narrow=column.narrow)
+        chains[column.name] = fit_without_rows(column, known[column.name])
+    counts: Mapping[str, ColumnState] = {}
+    missing = [name for name, chain in chains.items() if chain is None]
     if missing:
-        samples = samples_of(count(tuple(missing)), missing)
+        counts = count(missing)
     fitted = []
     for column in columns:
         chain = chains[column.name]
         if chain is None:
-            chain = fit_on_sample(column, samples[column.name], statistics.get(column.name))
-        fitted.append(FittedColumn(column.name, type_to_json(column.type), chain))
+            sample = sample_of(counts[column.name], column.form, narrow=column.narrow)
+            chain = fit_on_sample(column, sample, known[column.name])
+        kind = type_to_json(column.type)
+        fitted.append(FittedColumn(column.name, kind, chain, column.narrow))
     return tuple(fitted)
+
+
+def _narrowed(column: ColumnStatistics | None, *, narrow: bool) -> ColumnStatistics | None:
+    """Return statistics with the ends of the range as files hold them."""
+    if column is None or not narrow:
+        return column
+    ends: dict[str, Any] = {}
+    for name in ("minimum", "maximum"):
+        value = getattr(column, name)
+        if isinstance(value, float):
+            ends[name] = float(np.float32(value))
+    return replace(column, **ends)
 
 
 def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict[str, Any]:
@@ -137,7 +158,7 @@ def fit_dataset(
         version=manifest.version,
         fit_on=fit_on,
         rows=dataset.num_rows(fit_on),
-        columns=fit_columns(columns, statistics, count),
+        columns=fit_columns(columns, manifest, statistics, count),
     )
     write_transformations(dataset.path, fitted)
     return fitted
@@ -174,7 +195,7 @@ def read_by_hash(directory: str, manifest: Manifest, sha256: object) -> Transfor
     noted = manifest.transformations
     if noted is not None and noted["sha256"] == sha256:
         return _read(directory, noted["path"], sha256)
-    return _read(directory, f"_transformations/{sha256}.json", sha256)
+    return _read(directory, f"{TRANSFORMATIONS}/{sha256}.json", sha256)
 
 
 def of_dataset(dataset: TrainingDataset, wanted: object) -> Transformations | None:

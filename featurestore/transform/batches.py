@@ -78,7 +78,7 @@ def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) 
         if name not in transformations:
             result[name] = given
             continue
-        data, present = _decoded(transformations[name], given)
+        data, present = decoded(transformations[name], given)
         mask = batch.get(name + PRESENT)
         if mask is not None:
             mask = np.asarray(mask, dtype=np.bool_)
@@ -87,7 +87,7 @@ def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) 
     return result
 
 
-def _decoded(
+def decoded(
     column: FittedColumn, given: Any
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Return an array as readers decode it: texts as bytes, missing values told."""

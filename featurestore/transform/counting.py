@@ -6,7 +6,7 @@ bytes for a number, more for texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,12 +116,8 @@ def countable(column: pa.Array) -> pa.Array:
     return pa.array(numbers, mask=np.isnan(numbers))
 
 
-def samples_of(states: Mapping[str, ColumnState], forms: Mapping[str, Form]) -> dict[str, Sample]:
-    """Return the counts as what steps are fitted on, values in ascending order."""
-    return {name: _sample(state, forms[name]) for name, state in states.items()}
-
-
-def _sample(state: ColumnState, form: Form) -> Sample:
+def sample_of(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
+    """Return the counts of a column as what steps are fitted on, values in ascending order."""
     table = state.together()
     values: Sequence[Any] = ()
     counts = np.zeros(0, dtype=np.int64)
@@ -130,6 +126,9 @@ def _sample(state: ColumnState, form: Form) -> Sample:
         values = table.column("value").to_numpy()
         counts = table.column("n").to_numpy()
     data, present = _with_missing(np.asarray(values), form, missing=state.missing)
+    if narrow and form.kind == "number":
+        with np.errstate(over="ignore"):
+            data = data.astype(np.float32).astype(np.float64)
     if state.missing:
         counts = np.append(counts, state.missing)
     kind = form.kind

@@ -22,12 +22,13 @@ _OPS = NumpyOps()
 
 @dataclass(frozen=True)
 class AskedColumn:
-    """A column and the chain that was asked for."""
+    """A column and the chain that was asked for; ``narrow`` as of ``FittedColumn``."""
 
     name: str
     chain: Chain
     form: Form
     type: pa.DataType
+    narrow: bool = False
 
 
 def check_asked(asked: object, schema: pa.Schema) -> tuple[AskedColumn, ...]:

@@ -6,8 +6,8 @@ Their file is sealed JSON beside the manifest, named by its own hash.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from featurestore.transform.fit import output_of
 from featurestore.transform.forms import Form, arrow_type, form_of
 from featurestore.transform.ops import NumpyOps
 from featurestore.transform.rules import RULES
+from featurestore.transform.rules.functions import resolved
 from featurestore.transform.steps import Chain, Step
 
 if TYPE_CHECKING:
@@ -36,11 +37,16 @@ _OPS = NumpyOps()
 
 @dataclass(frozen=True)
 class FittedColumn:
-    """A column and its fitted chain; ``type`` is the column's feature type as JSON."""
+    """A column and its fitted chain.
+
+    ``type`` is the column's feature type as JSON. ``narrow``: the files of the dataset hold its
+    float64 values as float32.
+    """
 
     name: str
     type: Any
     chain: Chain
+    narrow: bool = False
 
     @cached_property
     def given(self) -> Form:
@@ -132,7 +138,9 @@ class Transformations:
         column = self[name]
         with np.errstate(all="ignore"):
             value = read_value(column.given, data, present)
-            result: npt.NDArray[Any] = apply_chain(_OPS, column.chain, value, column.output)
+            result: npt.NDArray[Any] = apply_chain(
+                _OPS, column.chain, value, column.output, narrow=column.narrow
+            )
         return result
 
     @cached_property
@@ -146,6 +154,19 @@ class Transformations:
             return None
         output = self[name].output
         return np.dtype(output.dtype), output.shape
+
+    def portable(self, *, without: Sequence[str] = ()) -> Transformations:
+        """Return the transformations with their functions, for other processes.
+
+        Args:
+            without: Columns to leave out.
+        """
+        columns = []
+        for column in self.columns:
+            if column.name not in without:
+                steps = tuple(map(resolved, column.chain.steps))
+                columns.append(replace(column, chain=Chain(steps)))
+        return replace(self, columns=tuple(columns))
 
     def schema(self, given: pa.Schema) -> pa.Schema:
         """Return the feature types of transformed rows."""
@@ -167,6 +188,7 @@ class Transformations:
                 {
                     "name": column.name,
                     "type": column.type,
+                    "narrow": column.narrow,
                     "steps": steps,
                     "output": column.output.to_json(),
                 }
@@ -261,7 +283,7 @@ def _column(data: JsonObject) -> FittedColumn:
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise data.wrong("type", "a feature type") from error
     steps = Chain(tuple(map(_step, data.objects("steps"))))
-    column = FittedColumn(data.text("name"), kind, steps)
+    column = FittedColumn(data.text("name"), kind, steps, data.flag("narrow"))
     try:
         output = column.output.to_json()
     except InvalidArgument as error:

@@ -53,9 +53,6 @@ class Form:
         return f"{self.dtype}{shape}{codes}"
 
 
-NUMBER = Form("number")
-
-
 def code_form(given: Form, size: int) -> Form:
     """Return the form of so many codes, in the shape of what was given."""
     return Form("code", given.shape, "int32", size)

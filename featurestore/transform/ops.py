@@ -51,10 +51,6 @@ class Ops(Protocol):
         """Return ``yes`` where the condition holds, else ``no``; either may be a number."""
         ...
 
-    def either(self, one: Any | None, other: Any | None) -> Any | None:
-        """Return where both are true; None is true everywhere."""
-        ...
-
     def isnan(self, data: Any) -> Any:
         """Return where numbers are NaN."""
         ...
@@ -116,11 +112,6 @@ class NumpyOps:
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         return np.where(condition, yes, no)
-
-    def either(self, one: Any | None, other: Any | None) -> Any | None:
-        if one is None or other is None:
-            return other if one is None else one
-        return one & other
 
     def isnan(self, data: Any) -> Any:
         return np.isnan(data)

@@ -75,6 +75,6 @@ def fit_transformations(
         version=manifest.version,
         fit_on=request.fit_on,
         rows=manifest.split(request.fit_on).rows,
-        columns=fit_columns(request.transformations, statistics, count),
+        columns=fit_columns(request.transformations, manifest, statistics, count),
     )
     return write_transformations(directory, fitted)

@@ -12,6 +12,7 @@ from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
 from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
 from featurestore.training.verification.problems import Problem
+from featurestore.transform.fitted import TRANSFORMATIONS
 
 _OTHER_DIGEST = "its SHA-256 differs from the manifest's"
 
@@ -94,6 +95,22 @@ def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]
                 yield Problem(entry["path"], absent)
             elif files.sha256(os.path.join(directory, entry["path"])) != entry["sha256"]:
                 yield Problem(entry["path"], _OTHER_DIGEST, 0)
+
+
+def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
+    """Compare the files of transformations with their hashes, also of those that were fitted later."""
+    expected = {}
+    for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS)):
+        if not name.startswith("."):
+            expected[f"{TRANSFORMATIONS}/{name}"] = name.removesuffix(".json")
+    if manifest.transformations is not None:
+        expected[manifest.transformations["path"]] = manifest.transformations["sha256"]
+    for path, sha256 in expected.items():
+        absent = _absence(directory, path)
+        if absent is not None:
+            yield Problem(path, absent)
+        elif files.sha256(os.path.join(directory, path)) != sha256:
+            yield Problem(path, "its SHA-256 is not the one that it was kept under", 0)
 
 
 def _absence(directory: str, relative: str) -> str | None:

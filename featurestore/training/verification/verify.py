@@ -13,6 +13,7 @@ from featurestore.training.verification.stored_files import (
     manifest_problems,
     shard_problems,
     statistics_problems,
+    transformations_problems,
     unknown_files,
 )
 
@@ -68,4 +69,5 @@ def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
     for file in manifest.files:
         problems += file_problems(directory, manifest, file)
     problems += statistics_problems(directory, manifest)
+    problems += transformations_problems(directory, manifest)
     return problems

@@ -11,6 +11,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,19 +108,28 @@ def source_hash(function: Callable[..., Any]) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-def call(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDArray[np.float64]:
-    """Return what the function of a step makes of values.
+def resolved(step: Step) -> Step:
+    """Return a step with its function, which goes where the step goes.
 
     Raises:
         TransformationNotKnown: This process has not named a function of this source.
     """
-    function = step.function or _KNOWN.get(step.options["source"])
+    if step.rule != "function" or step.function is not None:
+        return step
+    function = _KNOWN.get(step.options["source"])
     if function is None:
         raise TransformationNotKnown(
             f"The function {step.options['name']!r} with source {step.options['source'][:12]} is "
             "not known in this process; functions are not stored with a dataset.",
             hint="import the module that has it and call t.function(it) before reading",
         )
+    return replace(step, function=function)
+
+
+def call(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDArray[np.float64]:
+    """Return what the function of a step makes of values."""
+    function = resolved(step).function
+    assert function is not None
     arguments: tuple[Any, ...] = (values,)
     if step.options["fitted"]:
         arguments = (values, fitted)

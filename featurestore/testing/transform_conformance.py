@@ -1,0 +1,171 @@
+"""What every place that applies transformations must give: the bits of numpy.
+
+A subclass says how its library or engine transforms rows. Rows hold what is rare: missing values,
+NaN, infinities, numbers near 0 and beyond float32, values that the fit never saw, and numbers of
+random bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featurestore import transform as t
+from featurestore.model.arrow_json import type_to_json
+from featurestore.transform import Chain
+from featurestore.transform.batches import TransformBatch
+from featurestore.transform.counting import ValueCounts, sample_of
+from featurestore.transform.fit import check_asked, fit_on_sample
+from featurestore.transform.fitted import FittedColumn, Transformations
+
+ROWS = 2000
+_WORDS = ("late", "Late", "gate A3", "", "ünïcode straße", "a-b_c d", "x" * 90, "3", "\t tab\n")
+
+# By name: the column and its chain.
+CHAINS: Mapping[str, tuple[str, Chain]] = {
+    "standardize": ("real", t.standardize()),
+    "min_max": ("real", t.min_max(-1, 1) | t.standardize()),
+    "robust": ("single", t.robust() | t.clip(-3, 3)),
+    "log1p": ("real", t.log1p()),
+    "log1p_standardize": ("single", t.clip(low=0) | t.log1p() | t.standardize()),
+    "impute_mean": ("real", t.impute("mean") | t.min_max()),
+    "impute_median": ("single", t.impute("median") | t.log1p() | t.robust()),
+    "impute_value": ("whole", t.impute(-1) | t.vocabulary(max_size=5)),
+    "impute_text": ("text", t.impute("none") | t.vocabulary()),
+    "cyclical": ("real", t.cyclical(24)),
+    "cyclical_whole": ("whole", t.cyclical(7)),
+    "bins": ("real", t.bins([-1.5, 0, 0.1, 2])),
+    "quantile_bins": ("single", t.quantile_bins(8)),
+    "quantile_one_hot": ("whole", t.quantile_bins(4) | t.one_hot()),
+    "vocabulary": ("text", t.vocabulary(max_size=3, unknown=1)),
+    "vocabulary_buckets": ("text", t.vocabulary(max_size=2, unknown=5)),
+    "vocabulary_whole": ("whole", t.vocabulary(max_size=10, unknown=0)),
+    "hash_bucket": ("text", t.hash_bucket(1000)),
+    "hash_whole": ("whole", t.hash_bucket(17)),
+    "one_hot": ("text", t.one_hot()),
+    "one_hot_whole": ("flag", t.one_hot()),
+    "tokens": ("text", t.text_tokens(3, max_size=4)),
+    "tokens_case": ("text", t.text_tokens(2, unknown=3, lower=False)),
+    "cast_whole": ("real", t.cast("int32")),
+    "cast_double": ("single", t.standardize() | t.cast("float64")),
+    "list": ("list", t.standardize() | t.clip(-1, 1)),
+    "list_codes": ("list", t.bins([0, 1])),
+}
+
+
+def rows(seed: int, *, strange: bool) -> pa.Table:
+    """Return rows; strange ones hold what a fit never sees."""
+    random = np.random.default_rng(seed)
+    real = random.normal(size=ROWS) * 10.0 ** random.integers(-3, 4, ROWS)
+    whole = random.integers(-5, 15, ROWS)
+    words = list(_WORDS)
+    if strange:
+        real = real.copy()
+        bits = random.integers(0, 2**64, ROWS // 2, dtype=np.uint64).view(np.float64)
+        real[: len(bits)] = bits
+        special = [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0, 5e-324, 1e-40, -1e-310, 3.5e38, -1e39]
+        real[: len(special)] = special
+        whole = np.where(random.random(ROWS) < 0.1, random.integers(-(2**63), 2**63 - 1), whole)
+        words += ["never seen", "日本", "A B C D E", "-"]
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = real.astype(np.float32)
+    lists = random.normal(size=(ROWS, 3)).astype(np.float32)
+    missing = random.random((4, ROWS)) < 0.1
+    texts = random.choice(np.array(words, dtype=object), ROWS)
+    return pa.table(
+        {
+            "real": pa.array(real, mask=missing[0]),
+            "single": pa.array(single, mask=missing[1]),
+            "whole": pa.array(whole, mask=missing[2]),
+            "text": pa.array(texts, pa.string(), mask=missing[3]),
+            "flag": pa.array(random.random(ROWS) < 0.3),
+            "list": pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1)), 3),
+        }
+    )
+
+
+def fitted_on(table: pa.Table, asked: Mapping[str, Chain]) -> Transformations:
+    """Return transformations fitted on all rows of a table."""
+    columns = check_asked(asked, table.schema)
+    counts = ValueCounts(tuple(asked))
+    state = counts.start()
+    for batch in table.to_batches():
+        state = counts.update(state, batch)
+    state = counts.finish(state)
+    fitted = []
+    for column in columns:
+        sample = sample_of(state[column.name], column.form, narrow=False)
+        chain = fit_on_sample(column, sample, None)
+        fitted.append(FittedColumn(column.name, type_to_json(column.type), chain))
+    return Transformations("conformance", 1, "train", table.num_rows, tuple(fitted))
+
+
+def everything(*, seed: int = 1, leave_out: Sequence[str] = ()) -> tuple[Transformations, pa.Table]:
+    """Return all chains as columns of one set, fitted, and strange rows of them."""
+    chosen = [name for name in CHAINS if name not in leave_out]
+    asked = {name: CHAINS[name][1] for name in chosen}
+    usual, strange = rows(seed, strange=False), rows(seed + 1, strange=True)
+    return fitted_on(_named(usual, chosen), asked), _named(strange, chosen)
+
+
+def _named(table: pa.Table, chosen: Sequence[str]) -> pa.Table:
+    """Return the columns of chains under the names of the chains."""
+    return pa.table({name: table.column(CHAINS[name][0]) for name in chosen})
+
+
+def check_equal(
+    found: Mapping[str, npt.NDArray[Any]], expected: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    """Compare types and bits, and name every chain that differs."""
+    differing = []
+    for name, array in expected.items():
+        other = found[name]
+        same = other.dtype == array.dtype and other.shape == array.shape
+        if not same or not np.array_equal(bits_of(other), bits_of(array)):
+            differing.append(name)
+    assert not differing
+
+
+def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array by its bits; all NaN are one."""
+    if array.dtype.kind != "f":
+        return array
+    array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def by_numpy(fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
+    """Return what the numpy transformation gives."""
+    batch = table.combine_chunks().to_batches()[0]
+    return arrays_of(pa.Table.from_batches([TransformBatch(fitted)(batch)]))
+
+
+def arrays_of(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a table as arrays of (rows, ...)."""
+    result = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0)
+        shape = [len(column)]
+        while pa.types.is_fixed_size_list(column.type):
+            shape.append(column.type.list_size)
+            column = column.flatten()
+        result[name] = column.to_numpy(zero_copy_only=False).reshape(shape)
+    return result
+
+
+class TransformConformance:
+    """The tests; subclasses say how rows are transformed."""
+
+    def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
+        """Return the transformed columns, rows in the table's order."""
+        raise NotImplementedError
+
+    def test_all_chains_give_the_bits_of_numpy(self) -> None:
+        fitted, table = everything()
+        check_equal(self.transformed(fitted, table), by_numpy(fitted, table))

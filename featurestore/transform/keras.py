@@ -1,0 +1,83 @@
+"""Keras layers, of Keras 3 and of tf_keras: a dataset's preprocessor, and the inputs of a model.
+
+A saved model holds the whole layer: its graph, and in its configuration the fitted transformations.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from featurestore.errors import InvalidArgument, missing_extra
+from featurestore.transform.fitted import Transformations
+from featurestore.transform.tensorflow import transform_tensors
+
+_EXTRAS = {"keras": "tensorflow", "tf_keras": "keras2"}
+
+
+def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
+    """Return a layer that transforms a dict of tensors.
+
+    Raises:
+        InvalidArgument: A chain has a Python function, which a graph cannot hold.
+    """
+    functions = []
+    for column in fitted.columns:
+        if any(step.rule == "function" for step in column.chain.steps):
+            functions.append(column.name)
+    if functions:
+        raise InvalidArgument(
+            f"The chains of {functions} have Python functions, which a Keras layer cannot hold.",
+            hint='dataset.preprocessor("numpy")',
+        )
+    return _layer_class(framework)(fitted.to_json(), name="preprocessor")
+
+
+def input_layers(
+    forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], framework: str
+) -> dict[str, Any]:
+    """Return an input layer for each name."""
+    keras = _keras(framework)
+    inputs = {}
+    for name, (dtype, shape) in forms.items():
+        kind = "string" if dtype.kind == "O" else dtype.name
+        inputs[name] = keras.Input(shape, name=name, dtype=kind)
+    return inputs
+
+
+def _keras(framework: str) -> Any:
+    if framework not in _EXTRAS:
+        raise InvalidArgument(f"framework={framework!r} is not 'keras' or 'tf_keras'.")
+    try:
+        importlib.import_module("tensorflow")
+        return importlib.import_module(framework)
+    except ImportError as error:
+        raise missing_extra(framework, _EXTRAS[framework]) from error
+
+
+@cache
+def _layer_class(framework: str) -> Any:
+    """Return the class of the layer for one of the two Keras."""
+    keras = _keras(framework)
+
+    @keras.utils.register_keras_serializable(package="featurestore")
+    class Preprocessor(keras.layers.Layer):  # type: ignore[misc, name-defined]
+        """Applies fitted transformations to a dict of tensors; the others pass through."""
+
+        def __init__(self, transformations: Mapping[str, Any], **options: Any) -> None:
+            # Inputs keep their own types: float64 and whole numbers are not cast.
+            super().__init__(**{"trainable": False, "autocast": False, **options})
+            self._spec = dict(transformations)
+            self._fitted = Transformations.from_json(self._spec)
+
+        def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            return transform_tensors(self._fitted, inputs)
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "transformations": self._spec}
+
+    return Preprocessor

@@ -1,0 +1,167 @@
+"""The operations of TensorFlow: graph operations that a SavedModel holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from featurestore.errors import missing_extra
+from featurestore.readers.selection import PRESENT
+from featurestore.transform.apply import apply_chain
+from featurestore.transform.fitted import FittedColumn, Transformations
+from featurestore.transform.forms import Kind
+from featurestore.transform.ops import Ops, Value
+from featurestore.transform.siphash import KEY, siphash
+from featurestore.transform.words import SEPARATORS
+
+_MANTISSA, _ONE, _BIAS = (1 << 52) - 1, 1023 << 52, 1023
+_LARGEST = 2**63 - 1
+
+
+class TensorFlowOps:
+    """The operations of TensorFlow."""
+
+    def __init__(self) -> None:
+        try:
+            import tensorflow
+        except ImportError as error:
+            raise missing_extra("tensorflow", "tensorflow") from error
+        self._tf: Any = tensorflow
+
+    def number(self, value: Value) -> Any:
+        tf = self._tf
+        data = tf.cast(value.data, tf.float64)
+        present = value.present
+        if value.kind == "code":
+            present = value.data != 0
+        if present is None:
+            return data
+        return tf.where(self._spread(present, data), data, self._number(np.nan))
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
+        yes = self._tf.convert_to_tensor(yes, dtype)
+        return self._tf.where(condition, yes, self._tf.convert_to_tensor(no, dtype))
+
+    def isnan(self, data: Any) -> Any:
+        return self._tf.math.is_nan(data)
+
+    def floor(self, data: Any) -> Any:
+        return self._tf.floor(data)
+
+    def exponent(self, data: Any) -> tuple[Any, Any]:
+        tf = self._tf
+        bits = tf.bitcast(data, tf.int64)
+        mantissa = tf.bitwise.bitwise_or(
+            tf.bitwise.bitwise_and(bits, self._whole(_MANTISSA)), self._whole(_ONE)
+        )
+        exponent = tf.bitwise.right_shift(bits, self._whole(52)) - self._whole(_BIAS)
+        return tf.bitcast(mantissa, tf.float64), tf.cast(exponent, tf.float64)
+
+    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+        tf = self._tf
+        if not edges:
+            return tf.zeros(tf.shape(data), tf.int64)
+        found = self._search(tf.constant(edges, tf.float64), data, side="right")
+        return tf.where(tf.math.is_nan(data), self._whole(0), found)
+
+    def position(self, known: Sequence[Any], value: Value) -> Any:
+        tf = self._tf
+        if not known:
+            return tf.fill(tf.shape(value.data), self._whole(-1))
+        if value.kind == "text":
+            # A table would be a resource beside the graph; hashes are ordered and searched instead.
+            texts = np.array([text.encode() for text in known], dtype=object)
+            keys = (siphash(texts.tolist()) % np.uint64(_LARGEST)).astype(np.int64)
+            wanted = tf.strings.to_hash_bucket_strong(value.data, _LARGEST, key=list(KEY))
+        else:
+            texts = keys = np.array(known, dtype=np.int64)
+            wanted = tf.cast(value.data, tf.int64)
+        order = np.argsort(keys, kind="stable")
+        found = self._search(tf.constant(keys[order]), wanted, side="left")
+        found = tf.minimum(found, self._whole(len(known) - 1))
+        given = value.data if value.kind == "text" else wanted
+        same = tf.gather(tf.constant(texts[order]), found) == given
+        return tf.where(same, tf.gather(tf.constant(order.astype(np.int64)), found), -1)
+
+    def bucket(self, value: Value, buckets: int) -> Any:
+        tf = self._tf
+        texts = value.data
+        if value.kind == "whole":
+            texts = tf.strings.as_string(tf.cast(texts, tf.int64))
+        return tf.strings.to_hash_bucket_strong(texts, buckets, key=list(KEY))
+
+    def words(self, value: Value, *, lower: bool, length: int) -> Value:
+        tf = self._tf
+        texts = value.data
+        if value.present is not None:
+            texts = tf.where(value.present, texts, "")
+        if lower:
+            texts = tf.strings.lower(texts)
+        words = tf.strings.split(tf.strings.regex_replace(texts, SEPARATORS, " "), sep=None)
+        filled = words.to_tensor(default_value="", shape=(None, length))
+        return Value("text", filled, filled != "")
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        return self._tf.stack(parts, axis=-1)
+
+    def hot(self, codes: Any, size: int) -> Any:
+        return self._tf.one_hot(codes, size, dtype=self._tf.float64)
+
+    def cast(self, data: Any, dtype: str) -> Any:
+        return self._tf.cast(data, dtype)
+
+    def constant(self, value: Any, kind: Kind) -> Any:
+        if kind == "text":
+            return self._tf.constant(value.encode())
+        return self._whole(value)
+
+    def _search(self, ordered: Any, data: Any, *, side: str) -> Any:
+        tf = self._tf
+        flat = tf.searchsorted(ordered, tf.reshape(data, [-1]), side=side, out_type=tf.int64)
+        return tf.reshape(flat, tf.shape(data))
+
+    def _spread(self, present: Any, data: Any) -> Any:
+        for _ in range(len(data.shape) - len(present.shape)):
+            present = present[..., None]
+        return present
+
+    def _number(self, value: float) -> Any:
+        return self._tf.constant(value, self._tf.float64)
+
+    def _whole(self, value: int) -> Any:
+        return self._tf.constant(value, self._tf.int64)
+
+
+def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors with those that have a chain transformed, the others as they are.
+
+    A tensor ``<name>_present`` tells missing values of a column; missing numbers may be NaN.
+    """
+    ops: Ops = TensorFlowOps()
+    result = {}
+    for name, tensor in batch.items():
+        if name in transformations:
+            column = transformations[name]
+            tensor = _transformed(ops, column, tensor, batch.get(name + PRESENT))
+        result[name] = tensor
+    return result
+
+
+def _transformed(ops: Ops, column: FittedColumn, tensor: Any, present: Any | None) -> Any:
+    kind = column.given.kind
+    if present is not None:
+        present = ops.cast(present, "bool")
+    if kind == "whole" and tensor.dtype.is_floating:
+        # Whole numbers with missing ones among them come as floats with NaN.
+        there = ~ops.isnan(tensor)
+        present = there if present is None else present & there
+        tensor = ops.where(there, tensor, 0.0)
+    value = Value(kind, tensor, present)
+    if kind == "number":
+        value = Value(kind, ops.number(value))
+    elif kind == "whole":
+        value = Value(kind, ops.cast(tensor, "int64"), present)
+    return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)

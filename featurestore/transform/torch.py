@@ -1,0 +1,174 @@
+"""The operations of PyTorch, and a module of them. Texts are numpy's: PyTorch has none."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from featurestore.errors import MissingExtra
+from featurestore.readers.selection import PRESENT
+from featurestore.transform.apply import apply_chain
+from featurestore.transform.batches import decoded
+from featurestore.transform.fitted import FittedColumn, Transformations
+from featurestore.transform.forms import Kind
+from featurestore.transform.ops import NumpyOps, Ops, Value
+
+
+def import_torch() -> Any:
+    """Return the module ``torch``, or raise MissingExtra."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise MissingExtra(
+            "This needs PyTorch, which is not installed.", hint="pip install torch"
+        ) from error
+
+
+class TorchOps:
+    """The operations of PyTorch. Texts come as numpy arrays of bytes, and leave as numbers."""
+
+    def __init__(self) -> None:
+        self._torch: Any = import_torch()
+        self._numpy = NumpyOps()
+
+    def number(self, value: Value) -> Any:
+        torch = self._torch
+        data = torch.as_tensor(value.data).to(torch.float64)
+        present = value.present
+        if value.kind == "code":
+            present = data != 0
+        if present is None:
+            return data
+        return torch.where(self._spread(present, data), data, np.nan)
+
+    def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        if isinstance(yes, np.ndarray):
+            return np.where(self._array(condition), yes, no)
+        return self._torch.where(condition, yes, no)
+
+    def isnan(self, data: Any) -> Any:
+        return self._torch.isnan(data)
+
+    def floor(self, data: Any) -> Any:
+        return self._torch.floor(data)
+
+    def exponent(self, data: Any) -> tuple[Any, Any]:
+        half, exponent = self._torch.frexp(data)
+        return half * 2.0, (exponent - 1).to(self._torch.float64)
+
+    def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
+        torch = self._torch
+        ordered = torch.tensor(list(edges), dtype=torch.float64, device=data.device)
+        found = torch.searchsorted(ordered, data.contiguous(), right=True)
+        return torch.where(torch.isnan(data), 0, found)
+
+    def position(self, known: Sequence[Any], value: Value) -> Any:
+        return self._torch.from_numpy(self._numpy.position(known, self._as_numpy(value)))
+
+    def bucket(self, value: Value, buckets: int) -> Any:
+        return self._torch.from_numpy(self._numpy.bucket(self._as_numpy(value), buckets))
+
+    def words(self, value: Value, *, lower: bool, length: int) -> Value:
+        words = self._numpy.words(self._as_numpy(value), lower=lower, length=length)
+        return Value("text", words.data, self._torch.from_numpy(words.present))
+
+    def stack(self, parts: Sequence[Any]) -> Any:
+        return self._torch.stack(list(parts), dim=-1)
+
+    def hot(self, codes: Any, size: int) -> Any:
+        torch = self._torch
+        positions = torch.arange(size, device=codes.device)
+        return (codes[..., None] == positions).to(torch.float64)
+
+    def cast(self, data: Any, dtype: str) -> Any:
+        return self._torch.as_tensor(data).to(getattr(self._torch, dtype))
+
+    def constant(self, value: Any, kind: Kind) -> Any:
+        if kind == "text":
+            return self._numpy.constant(value, kind)
+        return self._torch.tensor(value, dtype=self._torch.int64)
+
+    def _as_numpy(self, value: Value) -> Value:
+        present = value.present
+        if present is not None:
+            present = self._array(present)
+        return Value(value.kind, self._array(value.data), present)
+
+    def _array(self, data: Any) -> Any:
+        if isinstance(data, np.ndarray):
+            return data
+        return data.detach().cpu().numpy()
+
+    def _spread(self, present: Any, data: Any) -> Any:
+        for _ in range(len(data.shape) - len(present.shape)):
+            present = present[..., None]
+        return present
+
+
+def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors with those that have a chain transformed, the others as they are.
+
+    Texts come as lists or arrays of str or bytes, None is missing; all else as tensors or arrays.
+    """
+    ops: Ops = TorchOps()
+    result = {}
+    for name, given in batch.items():
+        if name in transformations:
+            column = transformations[name]
+            given = _transformed(ops, column, given, batch.get(name + PRESENT))
+        result[name] = given
+    return result
+
+
+def _transformed(ops: Ops, column: FittedColumn, given: Any, present: Any | None) -> Any:
+    torch = import_torch()
+    kind = column.given.kind
+    if present is not None:
+        present = torch.as_tensor(present).to(torch.bool)
+    if kind in ("text", "binary") or not isinstance(given, torch.Tensor):
+        data, there = decoded(column, given)
+        if kind not in ("text", "binary"):
+            given = torch.from_numpy(np.ascontiguousarray(data))
+        else:
+            given = data
+        if there is not None:
+            there = torch.from_numpy(there)
+            present = there if present is None else present & there
+    elif kind == "whole" and given.is_floating_point():
+        there = ~torch.isnan(given)
+        present = there if present is None else present & there
+        given = torch.where(there, given, 0.0)
+    value = Value(kind, given, present)
+    if kind == "number":
+        value = Value(kind, ops.number(value))
+    elif kind == "whole":
+        value = Value(kind, ops.cast(given, "int64"), present)
+    return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)
+
+
+def preprocessor_module(fitted: Transformations) -> Any:
+    """Return a module that transforms a dict of tensors and texts; it has no parameters."""
+    torch = import_torch()
+
+    class Preprocessor(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """Applies fitted transformations to a dict; the others pass through."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.transformations = fitted
+
+        def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+            return transform_batch(self.transformations, batch)
+
+        def get_extra_state(self) -> dict[str, Any]:
+            """Return the fitted transformations, which ``state_dict`` then holds."""
+            return self.transformations.to_json()
+
+        def set_extra_state(self, state: Mapping[str, Any]) -> None:
+            """Take the fitted transformations of a ``state_dict``."""
+            self.transformations = Transformations.from_json(state)
+
+    return Preprocessor()

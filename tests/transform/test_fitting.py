@@ -1,0 +1,338 @@
+"""Transformations of training datasets: fitted on one split alone, kept, read back, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featurestore
+import featurestore_schemas
+from featurestore import transform as t
+from featurestore.errors import (
+    DatasetDamaged,
+    FeatureNotFound,
+    InvalidArgument,
+    InvalidSplit,
+    NullsInColumns,
+    TransformationNotKnown,
+)
+from featurestore.store import FeatureStore
+from featurestore.testing.transform_conformance import fitted_on
+from featurestore.training import TrainingDataset
+from featurestore.transform.fitted import Transformations
+from featurestore.transform.rules import functions
+
+ROWS = 3000
+ASKED = {
+    "x": t.standardize(),
+    "z": t.impute("median") | t.log1p() | t.min_max(),
+    "hour": t.cyclical(24),
+    "word": t.vocabulary(max_size=4, unknown=2),
+    "count": t.quantile_bins(5) | t.one_hot(),
+}
+SPLITS = {"train": 0.6, "test": 0.4}
+
+
+def rows(change: np.ndarray[Any, Any] | None = None) -> pa.Table:
+    """Return rows; of those in ``change`` every value is another one."""
+    random = np.random.default_rng(11)
+    x, z = random.normal(3, 2, ROWS), random.gamma(2.0, size=ROWS)
+    hour, count = random.integers(0, 24, ROWS), random.integers(0, 50, ROWS)
+    word = random.choice(["a", "b", "c", "d", "e", "f g"], ROWS).astype(object)
+    if change is not None:
+        x[change], z[change], count[change], word[change] = 1e6, 1e5, 10_000, "elsewhere"
+    return pa.table(
+        {
+            "id": np.arange(ROWS),
+            "x": x,
+            "z": pa.array(z, mask=random.random(ROWS) < 0.1),
+            "hour": hour,
+            "word": pa.array(word, pa.string()),
+            "count": count,
+            "label": random.integers(0, 2, ROWS),
+        }
+    )
+
+
+def make(store: FeatureStore, data: Any, name: str = "made", **options: Any) -> TrainingDataset:
+    options = {"transformations": ASKED, "splits": SPLITS, **options}
+    return store.create_training_dataset(
+        data, name, label="label", key="id", progress=False, **options
+    )
+
+
+def fitted_of(dataset: TrainingDataset) -> Transformations:
+    found = dataset.transformations
+    assert found is not None
+    return found
+
+
+def test_values_of_other_splits_cannot_change_what_is_fitted(duckdb_store: FeatureStore) -> None:
+    first = make(duckdb_store, rows())
+    train = first.read("train").to_arrow().column("id").to_numpy()
+    others = np.setdiff1d(np.arange(ROWS), train)
+    second = make(duckdb_store, rows(others), "changed")
+    assert second.read("test").to_arrow().column("x").to_pylist().count(1e6) == len(others)
+    assert fitted_of(second).columns == fitted_of(first).columns
+    third = make(duckdb_store, rows(train[:5]), "other_train")
+    assert fitted_of(third).columns != fitted_of(first).columns
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
+def test_statistics_a_pass_over_the_export_and_one_over_the_files_fit_the_same(
+    duckdb_store: FeatureStore, data_format: str
+) -> None:
+    counted = make(duckdb_store, rows(), data_format=data_format)
+    passed = make(duckdb_store, rows(), "passed", data_format=data_format, statistics=False)
+    later = make(duckdb_store, rows(), "later", data_format=data_format, transformations=None)
+    assert later.transformations is None
+    if data_format == "parquet":
+        # Statistics are of values before a format rounds them, which TFRecord does.
+        assert fitted_of(passed).columns == fitted_of(counted).columns
+    assert later.fit(ASKED).columns == fitted_of(counted).columns
+
+
+def test_both_engines_fit_the_same_file(spark: Any, tmp_path: Path) -> None:
+    made = []
+    for engine in ("duckdb", "spark"):
+        with featurestore.connect(tmp_path / engine, engine=engine) as store:
+            made.append(make(store, rows(), shards=2))
+    assert fitted_of(made[0]).to_bytes() == fitted_of(made[1]).to_bytes()
+    assert made[0].manifest.content_hash == made[1].manifest.content_hash
+
+
+def test_the_files_and_the_content_hash_stay_what_they_are(duckdb_store: FeatureStore) -> None:
+    with_some = make(duckdb_store, rows())
+    without = make(duckdb_store, rows(), transformations=None)
+    assert with_some.manifest.content_hash == without.manifest.content_hash
+    raw = with_some.reader("train", global_batch_size=64, transformed=False, nulls="mask")
+    plain = without.reader("train", global_batch_size=64, nulls="mask")
+    for one, other in zip(raw.batches(), plain.batches(), strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
+def test_readers_give_what_frames_and_arrays_give(
+    duckdb_store: FeatureStore, data_format: str
+) -> None:
+    dataset = make(duckdb_store, rows(), data_format=data_format)
+    frame = duckdb_store.transform(rows(), dataset).to_arrow()
+    table = frame.take(np.argsort(frame.column("id").to_numpy()))
+    reader = dataset.reader("test", global_batch_size=64, remainder="keep", columns=[*ASKED, "id"])
+    checked = 0
+    for batch in reader.batches():
+        expected = table.take(batch["id"])
+        for name in ASKED:
+            column = expected.column(name).combine_chunks()
+            while pa.types.is_fixed_size_list(column.type):
+                column = column.flatten()
+            values = column.to_numpy(zero_copy_only=False).reshape(batch[name].shape)
+            np.testing.assert_array_equal(batch[name], values)
+        checked += len(batch["id"])
+    assert checked == dataset.num_rows("test")
+
+
+def test_a_state_goes_on_with_the_same_transformations(duckdb_store: FeatureStore) -> None:
+    dataset = make(duckdb_store, rows(), transformations=None)
+    fitted = dataset.fit({"z": t.impute(0) | t.standardize(), "x": t.bins([1, 2])})
+    reader = dataset.reader("train", global_batch_size=64, transformed=fitted)
+    state = json.loads(json.dumps(reader.state(epoch=2, step=3)))
+    again, epoch, step = TrainingDataset.open(dataset.path).resume(state)
+    expected = list(reader.batches(2))[3:]
+    for one, other in zip(again.batches(epoch, start_step=step), expected, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in other)
+    (Path(dataset.path) / fitted.path).unlink()
+    with pytest.raises(DatasetDamaged, match="not those that are asked for"):
+        dataset.resume(state)
+
+
+def test_verify_finds_transformations_that_changed(duckdb_store: FeatureStore) -> None:
+    dataset = make(duckdb_store, rows())
+    later = dataset.fit({"x": t.robust()})
+    assert dataset.verify().ok
+    for fitted in (fitted_of(dataset), later):
+        file = Path(dataset.path) / fitted.path
+        kept = file.read_bytes()
+        file.write_bytes(kept.replace(b"train", b"tr4in"))
+        report = dataset.verify()
+        assert [problem.file for problem in report.problems] == [fitted.path]
+        file.write_bytes(kept)
+    (Path(dataset.path) / fitted_of(dataset).path).unlink()
+    assert "is missing" in str(dataset.verify())
+    with pytest.raises(DatasetDamaged, match="transformations"):
+        dataset.reader("train", global_batch_size=64)
+
+
+def test_the_file_is_what_its_schema_says(duckdb_store: FeatureStore) -> None:
+    dataset = make(duckdb_store, rows())
+    folder = Path(featurestore_schemas.__path__[0])
+    for name, path in (
+        ("transformations", Path(dataset.path) / fitted_of(dataset).path),
+        ("manifest", Path(dataset.path) / "manifest.json"),
+    ):
+        schema = json.loads((folder / f"{name}.schema.json").read_text())
+        jsonschema.validate(json.loads(path.read_text()), schema)
+
+
+def test_a_copied_store_keeps_its_transformations(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "here") as store:
+        kept = fitted_of(make(store, rows()))
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    (tmp_path / "there" / "registry.db").unlink(missing_ok=True)
+    with featurestore.connect(tmp_path / "there") as store:
+        path = tmp_path / "there" / "trainingdatasets" / "made" / "v1"
+        assert fitted_of(TrainingDataset.open(path)) == kept
+        assert store.transform(rows(), TrainingDataset.open(path)).count() == ROWS
+
+
+NUMBERS = pa.table({"x": pa.array([1.0, 2.0, 4.0, None, float("nan")])})
+STRANGE = np.array([np.nan, np.inf, -np.inf, 7.0])
+TEXTS = pa.table({"s": pa.array(["b", "a", "b", None, ""])})
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (t.standardize() | t.clip(-5, 5), [np.nan, 5, -5, 3.7416575]),
+        (t.log1p(), [np.nan, np.inf, np.nan, 2.0794415]),
+        (t.cyclical(28), [[np.nan, np.nan], [np.nan, np.nan], [np.nan, np.nan], [1, 0]]),
+        (t.impute("mean") | t.min_max(), [4 / 9, np.inf, -np.inf, 2]),
+        (t.bins([1, 7]), [0, 3, 1, 3]),
+        (t.quantile_bins(2), [0, 2, 1, 2]),
+        (t.bins([2]) | t.one_hot(), [[0, 0], [0, 1], [1, 0], [0, 1]]),
+        (t.cast("int32"), [0, 2**31 - 1, -(2**31), 7]),
+    ],
+)
+def test_missing_and_infinite_numbers_have_stated_results(chain: Any, expected: Any) -> None:
+    found = fitted_on(NUMBERS, {"x": chain}).apply({"x": STRANGE})["x"]
+    np.testing.assert_allclose(found, np.array(expected), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (t.vocabulary(), [2, 4, 3, 0, 1]),
+        (t.vocabulary(unknown=0), [1, 3, 2, 0, 0]),
+        (t.vocabulary(max_size=1, unknown=1), [2, 1, 1, 0, 1]),
+        (t.one_hot(), [[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0]]),
+        (t.impute("b") | t.vocabulary(), [2, 4, 3, 2, 1]),
+        (t.text_tokens(2), [[2, 0], [3, 0], [0, 0], [0, 0], [1, 0]]),
+    ],
+)
+def test_missing_and_unseen_texts_have_stated_results(chain: Any, expected: Any) -> None:
+    found = fitted_on(TEXTS, {"s": chain}).apply({"s": ["b", "a", "", None, "new"]})["s"]
+    assert found.tolist() == expected
+
+
+def test_nulls_need_a_policy_only_where_a_chain_leaves_them(duckdb_store: FeatureStore) -> None:
+    dataset = make(duckdb_store, rows(), transformations={"z": t.standardize()})
+    with pytest.raises(NullsInColumns, match="z"):
+        dataset.reader("train", global_batch_size=64)
+    reader = dataset.reader("train", global_batch_size=64, nulls="mask", remainder="pad")
+    for batch in reader.batches():
+        assert not np.isnan(batch["z"]).any()
+        assert (batch["z"][~batch["z_present"]] == 0).all()
+
+
+def test_a_split_without_values_publishes_nothing(duckdb_store: FeatureStore) -> None:
+    data = rows().append_column("empty", pa.nulls(ROWS, pa.float64()))
+    with pytest.raises(InvalidArgument, match=r"Column 'empty'.*nothing to be fitted on"):
+        make(duckdb_store, data, transformations={"empty": t.standardize()})
+    assert duckdb_store.get_training_datasets() == []
+
+
+@pytest.mark.parametrize(
+    ("transformations", "error", "words"),
+    [
+        ({"xx": t.standardize()}, FeatureNotFound, "'xx'"),
+        ({"x": "standardize"}, InvalidArgument, "no transformation"),
+        ({"word": t.standardize()}, InvalidArgument, "vocabulary"),
+        ({"x": t.vocabulary()}, InvalidArgument, "cast"),
+        ({"id": t.standardize()}, InvalidArgument, r"id \(key\)"),
+        ({"word": t.impute("none")}, InvalidArgument, "ends with texts"),
+        ([t.standardize()], InvalidArgument, "no mapping"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said_before_anything_is_written(
+    duckdb_store: FeatureStore, transformations: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make(duckdb_store, rows(), transformations=transformations)
+    assert not (Path(duckdb_store.location) / "trainingdatasets" / "made").exists()
+
+
+def test_an_unknown_split_lists_those_there_are(duckdb_store: FeatureStore) -> None:
+    with pytest.raises(InvalidSplit, match=r"'train', 'test'"):
+        make(duckdb_store, rows(), fit_on="training")
+
+
+def test_transformations_of_another_dataset_are_refused(duckdb_store: FeatureStore) -> None:
+    one, other = make(duckdb_store, rows()), make(duckdb_store, rows(), "other")
+    with pytest.raises(InvalidArgument, match="fitted on 'made' version 1"):
+        other.reader("train", global_batch_size=64, transformed=fitted_of(one))
+
+
+def above(values: Any, limit: float) -> Any:
+    return np.stack([values > limit, values], axis=1)
+
+
+def average(values: Any, counts: Any) -> float:
+    return float((values * counts).sum() / counts.sum())
+
+
+def test_a_function_is_found_by_its_source_and_by_nothing_else(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"x": t.function(above, fitted=average)}
+    dataset = make(duckdb_store, rows(), transformations=asked)
+    batch = next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
+    assert batch["x"].shape == (64, 2)
+    step = fitted_of(dataset)["x"].chain.steps[0]
+    assert step.options["source"] == functions.source_hash(above)
+    monkeypatch.setattr(functions, "_KNOWN", {})
+    with pytest.raises(TransformationNotKnown, match="above"):
+        next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
+    t.function(above, fitted=average)
+    again = next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
+    assert np.array_equal(again["x"], batch["x"])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.floats(allow_nan=True, allow_infinity=True, width=32) | st.none(),
+        min_size=1,
+        max_size=40,
+    ).filter(lambda values: any(v is not None and np.isfinite(v) for v in values)),
+    st.integers(1, 8),
+    st.randoms(use_true_random=False),
+)
+def test_the_fit_does_not_depend_on_order_or_batches(
+    values: list[float | None], size: int, random: Any
+) -> None:
+    asked = {"x": t.impute("median") | t.standardize() | t.quantile_bins(3)}
+    shuffled = list(values)
+    random.shuffle(shuffled)
+    pieces = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    chunks = [pa.table({"x": pa.array(piece, pa.float64())}) for piece in pieces]
+    one = fitted_on(pa.table({"x": pa.array(values, pa.float64())}), asked)
+    assert fitted_on(pa.concat_tables(chunks), asked).columns == one.columns
+
+
+def test_any_damaged_byte_of_the_file_is_found(duckdb_store: FeatureStore) -> None:
+    content = fitted_of(make(duckdb_store, rows())).to_bytes()
+    random = np.random.default_rng(0)
+    for position in random.integers(0, len(content), 200).tolist():
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << int(random.integers(0, 8))
+        with pytest.raises(DatasetDamaged):
+            Transformations.from_bytes(bytes(damaged), path="t.json")

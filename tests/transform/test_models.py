@@ -1,0 +1,86 @@
+"""A model trained on transformed batches answers the same to raw values behind its preprocessor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore import transform as t
+from featurestore.errors import InvalidArgument
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+
+ROWS = 600
+
+
+@pytest.fixture
+def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
+    random = np.random.default_rng(5)
+    table = pa.table(
+        {
+            "id": np.arange(ROWS),
+            "temp": pa.array(random.normal(size=ROWS), mask=random.random(ROWS) < 0.1),
+            "hour": random.integers(0, 24, ROWS),
+            "carrier": random.choice(["AA", "B6", "UA"], ROWS),
+            "late": random.integers(0, 2, ROWS),
+        }
+    )
+    asked = {
+        "temp": t.impute("mean") | t.standardize(),
+        "hour": t.cyclical(24),
+        "carrier": t.one_hot(),
+    }
+    splits = {"train": 0.5, "test": 0.5}
+    return duckdb_store.create_training_dataset(
+        table, "late", label="late", key="id", splits=splits, transformations=asked, progress=False
+    )
+
+
+def test_the_numpy_preprocessor_gives_the_batches_of_the_reader(dataset: TrainingDataset) -> None:
+    preprocess = dataset.preprocessor()
+    options: dict[str, Any] = {"global_batch_size": 64, "shuffle": False}
+    transformed = dataset.reader("test", **options)
+    stored = dataset.reader("test", transformed=False, nulls="mask", **options)
+    for batch, raw in zip(transformed.batches(), stored.batches(), strict=True):
+        found = preprocess(raw)
+        for name in ("temp", "hour", "carrier"):
+            np.testing.assert_array_equal(found[name], batch[name])
+
+
+def test_another_framework_is_answered_with_those_there_are(dataset: TrainingDataset) -> None:
+    with pytest.raises(InvalidArgument, match="'numpy', 'keras', 'tf_keras', 'torch'"):
+        dataset.preprocessor("kerass")
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("framework", ["keras", "tf_keras"])
+def test_training_and_serving_see_the_same_numbers(
+    dataset: TrainingDataset, framework: str
+) -> None:
+    keras = pytest.importorskip(framework)
+    tf = pytest.importorskip("tensorflow")
+    inputs = dataset.keras_inputs(framework=framework)
+    assert {name: tuple(each.shape) for name, each in inputs.items()} == {
+        "temp": (None,),
+        "hour": (None, 2),
+        "carrier": (None, 3),
+    }
+    temp = keras.layers.Reshape((1,))(inputs["temp"])
+    joined = keras.layers.Concatenate()([temp, inputs["hour"], inputs["carrier"]])
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(joined))
+    model.compile("adam", "binary_crossentropy")
+    reader = dataset.reader("train", global_batch_size=64)
+    model.fit(reader.tf_dataset(), epochs=1, shuffle=False, verbose=0)
+
+    raw_inputs = dataset.keras_inputs(transformed=False, nulls="mask", framework=framework)
+    prepared = dataset.preprocessor(framework)(raw_inputs)
+    serving = keras.Model(raw_inputs, model({name: prepared[name] for name in inputs}))
+    options: dict[str, Any] = {"global_batch_size": 64, "shuffle": False}
+    raw = next(dataset.reader("test", transformed=False, nulls="mask", **options).batches())
+    batch = next(dataset.reader("test", **options).batches())
+    asked = {name: tf.constant(raw[name]) for name in raw_inputs}
+    expected = model({name: tf.constant(batch[name]) for name in inputs})
+    np.testing.assert_array_equal(serving(asked).numpy(), expected.numpy())

@@ -137,8 +137,8 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
 def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation | None:
     """Return a native frame of the engine as a relation, None for any other.
 
-    Arguments as in ``to_relation``. Spark's types do not say how long arrays are: a job looks at the
-    lengths of those that ``like`` does not have.
+    Arguments as in ``to_relation``. Spark's types do not say how long arrays are: a job looks at
+    the lengths of those that ``like`` does not have.
     """
     adopted = engine.adopt(df)
     if adopted is None or library_of(df) != "pyspark":

@@ -1,4 +1,4 @@
-"""What a shared suite of retrieval is given on Spark: the embedded engine writes the tables."""
+"""What tests are given that run on Spark, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# For tests of ``store`` whose code for Spark others reach as well: on Spark they run in `make soak`.
+spark_in_soak = pytest.mark.parametrize(
+    "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]
+)
+
+
 class OnSpark:
+    """The fixtures of a shared suite of retrieval: the embedded engine writes the tables."""
+
     cases_at_once = 150
 
     @pytest.fixture

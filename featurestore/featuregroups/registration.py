@@ -76,7 +76,7 @@ def advance(
     run: InFlight,
     meta: commits.Meta | None = None,
 ) -> None:
-    """Register the Delta version of a commit that brought no rows, and what it says of the group."""
+    """Register the Delta version of a commit without rows, and what it says of the group."""
     run.landed = delta_version
     with after_publication(_what(spec, delta_version)):
         with session.registry.transaction() as connection:

@@ -161,8 +161,8 @@ class FeaturePlan:
 
     ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
     name in the result is another one. ``left_rows`` is how many rows the left side has, where that
-    is known. A plan has ``windows`` or ``joins``; where both were asked for, the plan of the windows
-    feeds the other.
+    is known. A plan has ``windows`` or ``joins``; where both were asked for, the plan of the
+    windows feeds the other.
     """
 
     left_source: Source | None

@@ -275,7 +275,7 @@ class Engine(Protocol):
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return how many keys without nulls occur more than once, and examples with counts in ``n``."""
+        """Return how many keys without nulls occur more than once; examples have counts in ``n``."""
         ...
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
@@ -341,7 +341,7 @@ class Engine(Protocol):
         ...
 
     def vacuum(self, path: str, *, keep_versions: Sequence[int], retain: datetime) -> Sequence[str]:
-        """Remove files that no version at or after ``retain`` and none of ``keep_versions`` needs."""
+        """Remove files that no version since ``retain`` and none of ``keep_versions`` needs."""
         ...
 
     # -- queries ------------------------------------------------------------------------

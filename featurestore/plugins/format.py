@@ -281,7 +281,7 @@ class DatasetFormat(Protocol):
         ...
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        """Raise UnsupportedType (of all columns) or InvalidArgument for what the format cannot hold."""
+        """Raise UnsupportedType (for all columns) or InvalidArgument where it cannot hold them."""
         ...
 
     def layout(

@@ -95,7 +95,7 @@ class PlainFormat:
 
 
 def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of ``rows``, the last with what is left, however they were cut."""
+    """Yield the same rows in batches of ``rows``, however they were cut; the last may be short."""
     held: list[pa.RecordBatch] = []
     missing = rows
     for batch in batches:

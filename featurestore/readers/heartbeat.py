@@ -150,7 +150,8 @@ class Heartbeat:
         if silent < self._timeout:
             return None
         return WorkerStalled(
-            f"Worker {self.worker} of {self.workers} has made no step for {silent:.0f} s.\n{self.report()}",
+            f"Worker {self.worker} of {self.workers} has made no step for {silent:.0f} s.\n"
+            f"{self.report()}",
             hint="start all workers again; they go on from the last checkpoint",
         )
 

@@ -28,7 +28,7 @@ class Memory:
     def borrow(
         self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], *, purpose: Any
     ) -> list[npt.NDArray[Any]]:
-        """Return arrays of these shapes and types, unfilled, each at a multiple of ``ALIGNED`` bytes.
+        """Return unfilled arrays of these shapes and types, each at a multiple of ``ALIGNED``.
 
         They share one piece of memory, which comes back when the last of them is gone.
 

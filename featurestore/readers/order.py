@@ -96,10 +96,11 @@ class ReaderOrder:
         if not is_whole(self.seed):
             raise ReaderConfigError(f"seed={self.seed!r} is not a whole number.")
         if self.window_rows % self.block_rows:
+            blocks = max(1, round(self.window_rows / self.block_rows))
             raise ReaderConfigError(
                 f"window_rows={self.window_rows} is no multiple of the dataset's block of "
                 f"{self.block_rows} rows.",
-                hint=f"window_rows={max(1, round(self.window_rows / self.block_rows)) * self.block_rows}",
+                hint=f"window_rows={blocks * self.block_rows}",
             )
         if self.global_batch_size % self.lanes:
             raise ReaderConfigError(
@@ -137,7 +138,7 @@ class ReaderOrder:
         return divisors(self.lanes)
 
     def check_workers(self, worker: int, workers: int) -> None:
-        """Raise ReaderConfigError unless lanes divide among workers and ``worker`` is one of them."""
+        """Raise ReaderConfigError unless workers divide the lanes and ``worker`` is one."""
         if self.remainder == "keep" and workers > 1:
             raise ReaderConfigError(
                 f'remainder="keep" is for one worker: the last batches of {workers} would differ.',
@@ -195,7 +196,9 @@ class EpochOrder:
     def batch(self, step: int, *, worker: int = 0, workers: int = 1) -> Rows:
         """Return the canonical row numbers of one worker's batch; padding rows are ``PADDING``.
 
-        >>> order = ReaderOrder(rows=10, block_rows=2, window_rows=4, global_batch_size=4, lanes=2, remainder="pad")
+        >>> order = ReaderOrder(
+        ...     rows=10, block_rows=2, window_rows=4, global_batch_size=4, lanes=2, remainder="pad"
+        ... )
         >>> order.epoch(0).batch(2).shape
         (4,)
         """
@@ -265,7 +268,7 @@ class EpochOrder:
                 yield from permutations(size, keys[first : first + together])
 
     def window_ranges(self, lane: int, window: int) -> tuple[Rows, Rows]:
-        """Return the ranges ``[start, stop)`` of canonical rows of a window before it is permuted."""
+        """Return the ranges ``[start, stop)`` of canonical rows in a window, not yet permuted."""
         low, high = self._window_bounds(lane, window)
         return self.ranges(low, high)
 

@@ -163,7 +163,7 @@ class RecordBlocks:
             yield records[: len(some)]
 
     def _locations(self, steps: StepRange) -> Rows:
-        """Return where the rows of steps are, in reading order; ``PADDING`` beyond the end of a lane."""
+        """Return where the rows of steps are, in reading order; ``PADDING`` after a lane's end."""
         lanes, order = steps.part.lanes, steps.part.order
         b = order.lane_batch
         row, stop = steps.start * b, steps.stop * b

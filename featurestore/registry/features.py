@@ -58,7 +58,7 @@ def describe(connection: Connection, group_id: int, descriptions: Mapping[str, s
 
 
 def latest_descriptions(connection: Connection) -> list[tuple[str, int, str, str]]:
-    """Return group, version, name and description of the latest versions' features that have one."""
+    """Return group, version, name, description of the latest versions' described features."""
     query = (
         sa.select(
             featuregroups.c.name.label("group"),

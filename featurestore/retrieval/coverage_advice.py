@@ -120,8 +120,8 @@ def _of_ttl(plan: FeaturePlan, join: Join, missing: Unanswered) -> Iterator[str]
     if join.ttl is not None and join.ttl != join.source.spec.ttl:
         yield (
             f"before the window: the longest window begins {_age(join.ttl + _TICK)} before the "
-            f"label, and the youngest of these rows is {_age(youngest)} old; a longer over= counts them, "
-            "over=None counts all"
+            f"label, and the youngest of these rows is {_age(youngest)} old; a longer over= counts "
+            "them, over=None counts all"
         )
         return
     yield (

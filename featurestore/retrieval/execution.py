@@ -101,7 +101,7 @@ def _uncut(plan: FeaturePlan) -> FeaturePlan:
 
 
 def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
-    """Return the schema of everything that a plan finds for labels, also what it does not return."""
+    """Return the schema of all that a plan finds for labels, also what it does not return."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
         given = join.source.spec.schema

@@ -1,4 +1,4 @@
-"""Which rows an aggregate over a window counts for a key at a time, and why it leaves others out."""
+"""Which rows an aggregate over a window counts for a key at a time, and why not others."""
 
 from __future__ import annotations
 

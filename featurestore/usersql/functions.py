@@ -1,8 +1,8 @@
 """What a condition may say: functions and operators that mean the same on every engine.
 
-Each entry was proven: ``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for every
-entry here, runs it over a table of edge values on both engines, and compares value by value; and
-for DuckDB with what DuckDB itself makes of it. What is not here is refused on both engines, so a
+Each entry was proven: ``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for
+every entry here, runs it over a table of edge values on both engines, and compares value by value;
+and for DuckDB with what DuckDB itself makes of it. What is not here is refused on both engines, so a
 condition never changes its meaning with the engine. To add a function, add it here and run that
 test.
 

@@ -3,8 +3,8 @@
 Three things stand between a query and the machine. Its tree may hold listed parts only, and every
 table is looked up in the scope where it stands: a name is a table of the query's, or of a WITH that
 is visible there. Its functions are listed: on the embedded engine those of DuckDB that compute from
-their arguments alone, on Spark those that were compared with DuckDB's (``tests/usersql``). And DuckDB
-runs it in a database of its own, without files, network or settings (``Engine.user_sql``).
+their arguments alone, on Spark those that were compared with DuckDB's (``tests/usersql``). And
+DuckDB runs it in a database of its own, without files, network or settings (``Engine.user_sql``).
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ def audit(
         engine: The engine that holds the rows.
         expectations: Plain dicts; empty: built-in checks only.
         validator: Knows the expectations; found among the entry points when None.
-        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert cannot take duplicate keys
-            whatever is asked for.
+        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert takes no duplicate
+            keys whatever is asked for.
         now: The present, for event times in the future.
         event_time_tolerance: How far ahead an event time may lie.
         directory: Where marked rows are staged; without it they are marked anew at each read.

@@ -1,1 +1,1 @@
-"""JSON Schemas of the documents that featurestore writes: manifest, feature group, job, report, statistics."""
+"""JSON Schemas of what featurestore writes: manifest, feature group, job, report, statistics."""

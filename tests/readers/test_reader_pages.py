@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.readers.order import ReaderOrder
+from tests.forking import ForkServer
 from tests.readers.conftest import Example
 from tests.readers.test_reader_order import GOLDEN_VECTORS
 
@@ -138,7 +139,7 @@ def train_step(batch):
     made += 1
 
 try:
-    exec(sys.stdin.read())
+    exec(open(sys.argv[4]).read())
 except Stop:
     pass
 print(made, [float(v).hex() for array in model.get_weights() for v in array.reshape(-1)])
@@ -148,20 +149,26 @@ print(made, [float(v).hex() for array in model.get_weights() for v in array.resh
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_the_loop_of_the_training_page_resumes_bit_for_bit(
-    tmp_path: Path, tfrecord: Example
+    tmp_path: Path, tfrecord: Example, fork_server: ForkServer
 ) -> None:
     pytest.importorskip("tf_keras")
-    loop = textwrap.dedent(block("training.md", "heartbeat.beat"))
+    program, loop = tmp_path / "program.py", tmp_path / "loop.py"
+    program.write_text(LOOP_PROGRAM, encoding="utf-8")
+    loop.write_text(textwrap.dedent(block("training.md", "heartbeat.beat")), encoding="utf-8")
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="-1")
 
     def run(directory: str, stop: int) -> tuple[int, str]:
-        ended = subprocess.run(
-            [sys.executable, "-c", LOOP_PROGRAM, tfrecord.path, str(tmp_path / directory), str(stop)],
-            input=loop, capture_output=True, text=True, timeout=120, check=False,
-            env=dict(os.environ, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2"),
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr[-3000:]
-        made, weights = ended.stdout.strip().splitlines()[-1].split(" ", 1)
-        return int(made), weights
+        output = tmp_path / f"{directory}{stop}.txt"
+        running = fork_server.start(
+            program,
+            [tfrecord.path, str(tmp_path / directory), str(stop), str(loop)],
+            output=output,
+            environment=environment,
+            folder=tmp_path,
+        )
+        assert running.wait(240) == 0, output.read_text()[-3000:]
+        (last,) = re.findall(r"^(\d+) (\[.*\])$", output.read_text(), re.MULTILINE)
+        return int(last[0]), last[1]
 
     whole, expected = run("whole", -1)
     assert whole == 3 * 16

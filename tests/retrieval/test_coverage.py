@@ -16,6 +16,7 @@ import pytest
 from featurestore.errors import InvalidArgument, NoJoinKey
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.retrieval import CoverageWarning
+from tests.on_spark import spark_in_soak
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -93,6 +94,7 @@ def reason(
     return "null" if best["x"] is None else "found"
 
 
+@spark_in_soak
 @pytest.mark.parametrize("ttl", [None, timedelta(hours=5)])
 def test_the_reasons_are_those_of_the_definition(
     store: FeatureStore, ttl: timedelta | None

@@ -20,6 +20,7 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.plugins.validator import find_validator
+from tests.on_spark import spark_in_soak
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -59,6 +60,7 @@ def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
     return found
 
 
+@spark_in_soak
 def test_the_quarantine_of_a_group_is_read_with_its_types(store: FeatureStore) -> None:
     group = create(store)
     empty = group.quarantine()

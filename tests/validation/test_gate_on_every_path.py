@@ -16,6 +16,7 @@ import featurestore
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import FeatureStoreError, JobFailed, ValidationFailed
+from tests.on_spark import spark_in_soak
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +86,7 @@ def watched(store: FeatureStore) -> Iterator[set[int]]:
     assert not problems
 
 
+@spark_in_soak
 def test_no_mode_of_writing_shows_a_rejected_row_to_a_reader(store: FeatureStore) -> None:
     # One Spark session reads and writes in turns: seconds a commit.
     modes = ("append", "upsert", "overwrite") if store.engine == "duckdb" else ("append", "upsert")

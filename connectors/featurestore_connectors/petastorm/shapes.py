@@ -20,7 +20,8 @@ from featurestore.model.shapes import items_of, shape_of
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema of the files: nested lists of fixed size lie flat.
 
-    >>> stored_schema(pa.schema([("image", pa.list_(pa.list_(pa.uint8(), 3), 2))])).field("image").type
+    >>> image = pa.list_(pa.list_(pa.uint8(), 3), 2)
+    >>> stored_schema(pa.schema([("image", image)])).field("image").type
     FixedSizeListType(fixed_size_list<item: uint8>[6])
     """
     return pa.schema([(field.name, _flat_type(field.type)) for field in schema])

@@ -89,7 +89,7 @@ def test_a_failing_window_among_chunks_side_by_side_holds_back_only_itself(
     assert (status.failed, status.due, status.job.watermark) == (1, 1, START + 13 * HOUR)
 
 
-@pytest.mark.parametrize("kind", ["sql", "python"])
+@pytest.mark.parametrize("kind", ["sql", pytest.param("python", marks=pytest.mark.soak)])
 def test_a_parallel_backfill_that_was_killed_is_finished_by_the_same_call(
     city: FeatureStore, define: Define, kind: str, tmp_path: Path
 ) -> None:

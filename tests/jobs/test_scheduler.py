@@ -214,19 +214,8 @@ def test_a_real_scheduler_runs_and_stops_on_sigterm(tmp_path: Path, define: Defi
         trips(3, start=begin), "trips", primary_key=["id"], event_time="left_at"
     )
     store.register_jobs(define(sql_job().replace("2024-01-01T00:00Z", begin.isoformat())))
-    command = [
-        sys.executable,
-        "-m",
-        "featurestore.cli",
-        "--location",
-        store.location,
-        "scheduler",
-        "start",
-    ]
-    if subprocess.run(
-        [sys.executable, "-c", "import featurestore.cli.__main__"], capture_output=True
-    ).returncode:
-        command[1:3] = ["-c", "from featurestore.cli import main; main()"]
+    program = "from featurestore.cli import main; main()"
+    command = [sys.executable, "-c", program, "--location", store.location, "scheduler", "start"]
     process = subprocess.Popen(
         [*command, "--every", "300ms"], stderr=subprocess.PIPE, env={**os.environ, "TZ": "UTC"}
     )

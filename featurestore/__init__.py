@@ -27,6 +27,8 @@ _HOMES = {
     "sql_job": "featurestore.jobs",
     "training_job": "featurestore.jobs",
     "window_job": "featurestore.jobs",
+    "monitor_job": "featurestore.jobs",
+    "baseline": "featurestore.jobs",
     "window": "featurestore.model.window_features",
     "windows": "featurestore.model.window_features",
 }
@@ -94,6 +96,9 @@ _FUNCTIONS = (
     "get_runs",
     "pause_job",
     "unpause_job",
+    "check_monitor",
+    "get_monitors",
+    "get_monitor_history",
 )
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]

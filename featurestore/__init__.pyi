@@ -20,13 +20,17 @@ from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import TableVersion
+from featurestore.jobs import baseline as baseline
 from featurestore.jobs import job as job
+from featurestore.jobs import monitor_job as monitor_job
 from featurestore.jobs import sql_job as sql_job
 from featurestore.jobs import training_job as training_job
 from featurestore.jobs import window_job as window_job
+from featurestore.jobs.monitor_service import MonitorStatus
 from featurestore.jobs.plan import JobPlan
 from featurestore.jobs.service import JobStatus
 from featurestore.model.featuregroup import Commit
+from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.splits import TimeSplit as TimeSplit
 from featurestore.model.statistics import Statistics
@@ -626,3 +630,8 @@ def backfill_job(
 def get_runs(name: str) -> list[Run]: ...
 def pause_job(name: str) -> None: ...
 def unpause_job(name: str) -> None: ...
+def check_monitor(name: str, *, window: Window | datetime | str | None = None) -> MonitorReport: ...
+def get_monitors() -> list[MonitorStatus]: ...
+def get_monitor_history(
+    name: str, *, limit: int | None = 100, offset: int = 0
+) -> list[MonitorReport]: ...

@@ -46,6 +46,7 @@ _NOUNS = {
     "fv": "feature_views",
     "td": "training_datasets",
     "job": "jobs",
+    "monitor": "monitors",
     "scheduler": "scheduler",
     "registry": "registry",
 }

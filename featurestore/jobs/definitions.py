@@ -69,6 +69,7 @@ def job(
     catchup: int | None = None,
     on_error: OnError = "go_on",
     on_failure: str | None = None,
+    alert: Columns = (),
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
     """Make a scheduled job of a function ``(window, **inputs)`` that returns a window's rows.
 
@@ -104,6 +105,8 @@ def job(
         catchup: At most so many missed windows at once, the oldest first; None takes all.
         on_error: Whether later windows "wait" for a failed one or "go_on".
         on_failure: Command to run when a run failed for good.
+        alert: Channels that are told when a run failed for good or its rows failed validation, and
+            when it works again (``add_alert_channel``).
 
     >>> @featurestore.job(
     ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at",
@@ -156,6 +159,7 @@ def sql_job(
     catchup: int | None = None,
     on_error: OnError = "go_on",
     on_failure: str | None = None,
+    alert: Columns = (),
 ) -> JobDefinition:
     """Make a scheduled job of a query: DuckDB's SQL, on either engine.
 
@@ -197,6 +201,7 @@ def training_job(
     retries: int = 2,
     on_failure: str | None = None,
     keep: int | None = None,
+    alert: Columns = (),
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
     """Make a scheduled job of a function ``(store, window)`` that describes a training dataset.
 
@@ -217,6 +222,7 @@ def training_job(
         retries: How often a failed run is tried again.
         on_failure: Command to run when a run failed for good.
         keep: How many versions to keep; older ones are deleted. None keeps all.
+        alert: Channels that are told of failures, as for ``job``.
 
     >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
     ... def late_flights(store, window):

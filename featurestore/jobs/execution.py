@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from featurestore.jobs.monitors import run_monitor
 from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.specs import schedule_of
@@ -27,7 +28,8 @@ from featurestore.session import Session
 _log = logging.getLogger("featurestore.jobs")
 # A query takes many windows nearly as fast as one; a function is called for each. A killed chunk
 # starts again whole.
-CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000}
+CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "monitor": 400}
+_RUN = {"training": run_training, "monitor": run_monitor}
 # When so many single windows fail one after the other, the fault is not in them, and the rest is
 # left for later.
 _GIVE_UP_AFTER = 3
@@ -95,7 +97,7 @@ def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, .
 def independent(spec: JobSpec) -> bool:
     """Tell whether windows may be computed in any order."""
     sources = [source.partition("@")[0] for source in spec.inputs.values()]
-    if spec.kind == "training" or spec.target in sources:
+    if not spec.fills_group or spec.target in sources:
         return False
     return spec.mode == "replace_window" and spec.on_error == "go_on"
 
@@ -105,8 +107,7 @@ def _compute(session: Session, attempt: Attempt, outcome: Outcome, watch: Watch)
     if watch.stop.is_set() or outcome.stopped:
         outcome.stopped = True
         return
-    compute = run_training if attempt.spec.kind == "training" else run_windows
-    run = compute(session, attempt)
+    run = _RUN.get(attempt.spec.kind, run_windows)(session, attempt)
     outcome.runs.append(run)
     if run.state == runs.DONE:
         return

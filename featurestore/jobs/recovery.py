@@ -43,7 +43,7 @@ def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None
 
 def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
     """Bring back runs, computed windows and watermark of a job from its group, oldest first."""
-    if spec.kind == "training":
+    if not spec.fills_group:
         return
     for version in featuregroups.versions(connection, spec.target):
         path = session.featuregroup_path(spec.target, version)
@@ -85,6 +85,8 @@ def _written(session: Session, spec: JobSpec, run: Run) -> Written | None:
             return None
         dataset = catalog.get(session, spec.target, last)
         return Written(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
+    if not spec.fills_group:  # what a monitor found is recorded with the end of its run
+        return None
     for version, found in commits_of_job(session, spec):
         if found.commit.note.get("run") == run.run_id:
             return Written(found.commit.rows_in, found.commit.version, version)

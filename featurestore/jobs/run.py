@@ -77,11 +77,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Written:
-    """What a run left: rows, Delta version (or version of the dataset), version of the group."""
+    """What a run left: rows, Delta version (or version of the dataset), version of the group.
+
+    ``record`` writes what else belongs to its record, in the same transaction.
+    """
 
     rows: int = 0
     delta_version: int | None = None
     target_version: int | None = None
+    record: Callable[[Connection], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
     spec = attempt.spec
     try:
         inputs = pin(session, spec)
-        group = None if spec.kind == "training" else target(session, spec)
+        group = target(session, spec) if spec.fills_group else None
     except FeatureStoreError:
         with session.registry.transaction() as connection:
             runs.begin(connection, run)
@@ -141,6 +145,8 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
     told: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     if spec.kind == "training":
         run = replace(run, inputs={**told, "before": last_dataset(session, spec.target)})
+    elif not spec.fills_group:
+        run = replace(run, inputs=told)
     else:
         run = replace(run, inputs=told, transaction=transaction(group, spec, run.window))
     with session.registry.transaction() as connection:
@@ -224,6 +230,8 @@ def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run
         with session.registry.transaction() as connection:
             runs.end(connection, run.run_id, runs.DONE, **found)
             record_computed(connection, attempt.spec, attempt.windows, run, written.target_version)
+            if written.record is not None:
+                written.record(connection)
             done = runs.get(connection, run.run_id)
     except RegistryError as error:
         _log.warning("done, and recorded by the next run of the job: %s", error.message)

@@ -249,6 +249,8 @@ def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
     Raises:
         InvalidJob: What is there now is not what was registered.
     """
+    if job.spec.kind == "monitor":  # nothing of it is executed, so it needs no file
+        return JobDefinition(job.spec)
     definition = load_registered(session.location, job.spec.name, job.origin)
     definition = replace(definition, spec=with_its_key(session, definition.spec))
     if definition.spec.hash != job.spec.hash:
@@ -290,6 +292,11 @@ def _held(session: Session, job: RegisteredJob, start: datetime, end: datetime) 
     """Return the windows of a range that the present version of the target holds."""
     if job.spec.kind == "training":
         return set()
+    if job.spec.kind == "monitor":
+        with session.registry.reading() as connection:
+            return runs.windows_in(
+                connection, job.spec.name, start=start, end=end, states=[runs.DONE]
+            )
     group = target(session, job.spec)
     if group is None:
         return set()

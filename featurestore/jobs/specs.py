@@ -63,6 +63,7 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         catchup=asked.catchup,
         on_error=asked.on_error,
         on_failure=asked.on_failure,
+        alert=channels(asked.alert),
     )
     _check_choices(spec)
     _check_rows(spec)
@@ -95,6 +96,7 @@ def training_job(asked: TrainingJobRequest, *, code: str) -> JobSpec:
         retries=asked.retries,
         on_failure=asked.on_failure,
         keep=asked.keep,
+        alert=channels(asked.alert),
     )
     schedule_of(spec)  # a schedule checks itself
     return spec
@@ -103,6 +105,11 @@ def training_job(asked: TrainingJobRequest, *, code: str) -> JobSpec:
 def schedule_of(spec: JobSpec) -> Schedule:
     """Return the windows that a job's definition describes."""
     return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
+
+
+def channels(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of alert channels, checked."""
+    return tuple(check_name(each, noun="alert channel") for each in _columns(names))
 
 
 def _duration(value: timedelta | str | None, argument: str) -> timedelta | None:

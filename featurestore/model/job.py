@@ -11,15 +11,18 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidJob
 from featurestore.model.durations import format_duration, parse_duration
+from featurestore.model.monitor import Watched
 from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
 from featurestore.model.times import parse_moment
 
 JobMode = Literal["replace_window", "upsert", "append"]
-JobKind = Literal["python", "sql", "window", "training"]
+JobKind = Literal["python", "sql", "window", "training", "monitor"]
 Closed = Literal["right", "left"]
 OnError = Literal["wait", "go_on"]
 MODES = ("replace_window", "upsert", "append")
+# How often an alert that goes on is told again.
+REMIND = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class JobSpec:
     or the training dataset. ``inputs`` maps the name under which the transform sees an input to a
     group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet
     files); ``input_times`` names the time column of inputs that are paths. ``on_error`` says
-    whether later windows wait for a failed one.
+    whether later windows wait for a failed one. ``alert`` names the channels that are told of
+    failures, and again after ``remind``; ``watched`` is what a monitor watches.
     """
 
     name: str
@@ -63,6 +67,14 @@ class JobSpec:
     on_failure: str | None = None
     keep: int | None = None
     compact: str | None = "auto"
+    alert: tuple[str, ...] = ()
+    remind: timedelta | None = REMIND
+    watched: Watched | None = None
+
+    @property
+    def fills_group(self) -> bool:
+        """Whether its target is a feature group, whose commits tell of its windows."""
+        return self.kind in ("python", "sql", "window")
 
     def to_json(self) -> dict[str, Any]:
         """Return the definition as a JSON object that ``from_json`` reads back equal."""
@@ -102,6 +114,12 @@ class JobSpec:
         }
         if self.compact != "auto":
             told["compact"] = self.compact
+        if self.alert:
+            told["alert"] = list(self.alert)
+        if self.remind != REMIND:
+            told["remind"] = _text(self.remind)
+        if self.watched is not None:
+            told["watched"] = self.watched.to_json()
         return told
 
     @classmethod
@@ -125,6 +143,7 @@ class JobSpec:
                 "inputs": _texts(data["inputs"]),
                 "input_times": _texts(data["input_times"]),
                 "tags": _texts(data["tags"]),
+                **_later_fields(data),
             }
             spec = cls(**given)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -160,6 +179,18 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "retries": int,
     "catchup keep": (int, NoneType),
 }
+
+
+def _later_fields(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that older definitions do not have."""
+    found: dict[str, Any] = {}
+    if "alert" in data:
+        found["alert"] = tuple(map(str, data["alert"]))
+    if "remind" in data:
+        found["remind"] = _duration(data["remind"])
+    if "watched" in data:
+        found["watched"] = Watched.from_json(data["watched"])
+    return found
 
 
 def _damaged(reason: str) -> InvalidJob:

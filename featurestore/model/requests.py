@@ -77,6 +77,7 @@ class FeatureJobRequest:
     catchup: int | None = None
     on_error: OnError = "go_on"
     on_failure: str | None = None
+    alert: str | Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +96,4 @@ class TrainingJobRequest:
     retries: int = 2
     on_failure: str | None = None
     keep: int | None = None
+    alert: str | Sequence[str] = ()

@@ -244,6 +244,61 @@ windows = Table(
 )
 
 
+# What a monitor found in each window, as its report says it.
+monitor_results = Table(
+    "monitor_results",
+    metadata,
+    Column("monitor", String(63), primary_key=True),
+    Column("window_start", BigInteger, primary_key=True),
+    Column("window_end", BigInteger, primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("rows", BigInteger, nullable=False),
+    Column("run_id", String(64), nullable=False),
+    Column("report", Text, nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Index("ix_monitor_results_end", "monitor", "window_end"),
+)
+
+# Where alerts go; ``secret`` is a reference.
+alert_channels = Table(
+    "alert_channels",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("uri", Text, nullable=False),
+    Column("secret", Text),
+    Column("created", BigInteger, nullable=False),
+)
+
+# From the message that something began to the one that it ended.
+incidents = Table(
+    "incidents",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("job", String(63), nullable=False),
+    Column("family", String(32), nullable=False),
+    Column("began", BigInteger, nullable=False),
+    Column("reminded", BigInteger, nullable=False),
+    Column("ended", BigInteger),
+    Index("ix_incidents_job", "job", "ended"),
+)
+
+# Messages, written in the transaction that they tell of, and who is sending them.
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("channel", String(63), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("next_try", BigInteger, nullable=False),
+    Column("holder", String(128)),
+    Column("delivered", BigInteger),
+    Column("error", Text),
+    Index("ix_outbox_next_try", "delivered", "next_try"),
+)
+
+
 def is_latest(groups: Table) -> ColumnElement[bool]:
     """Return the condition that a row of ``featuregroups`` is the latest version of its group."""
     newer = groups.alias("newer")

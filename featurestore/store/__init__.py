@@ -15,7 +15,7 @@ from featurestore.store.feature_views import FeatureViewCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
-from featurestore.store.jobs import JobCalls
+from featurestore.store.monitors import MonitorCalls
 from featurestore.store.training_datasets import TrainingDatasetCalls
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class FeatureStore(
     FeatureViewCalls,
     TrainingDatasetCalls,
     InsightCalls,
-    JobCalls,
+    MonitorCalls,
 ):
     """A connection to one store.
 

@@ -75,6 +75,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let examples write into a directory of their own, and draw without a window."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.py").write_text(weather.JOBS)
+    (tmp_path / "monitors.py").write_text(weather.MONITORS)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
 

@@ -83,3 +83,11 @@ mean_temp = featurestore.sql_job(
     inputs={"weather": "weather"},
 )
 '''
+
+MONITORS = """
+import featurestore
+
+weather_watch = featurestore.monitor_job(
+    "weather_watch", featuregroup="weather", schedule="0 * * * *"
+)
+"""

@@ -1,0 +1,78 @@
+"""``featurestore monitor``: data that is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show_text
+from featurestore.cli.state import store
+from featurestore.model.times import parse_moment
+
+app = typer.Typer(help="Watch feature groups.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
+
+
+@app.command("list", epilog="Example: featurestore monitor list")
+def list_monitors(context: typer.Context) -> None:
+    """List monitors and what each found last."""
+    rows = [each._summary() for each in store(context).get_monitors()]
+    show_rows(
+        context,
+        rows,
+        columns=["name", "state", "alarms", "featuregroup", "window_end"],
+        wide=["baseline", "schedule"],
+        empty="no monitors are registered",
+    )
+
+
+@app.command(epilog="Example: featurestore monitor check weather_watch")
+def check(
+    context: typer.Context,
+    name: Name,
+    window: Annotated[
+        str | None, typer.Option(help="Beginning of one window instead of the latest.")
+    ] = None,
+) -> None:
+    """Look now; the exit code is 1 when something is out of bounds."""
+    begin = None
+    if window is not None:
+        begin = parse_moment(window, argument="--window", warn=False)
+    report = store(context).check_monitor(name, window=begin)
+    show_text(context, str(report), data=report.to_json() | {"ok": report.ok})
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: featurestore monitor history weather_watch --limit 10")
+def history(context: typer.Context, name: Name, limit: Limit = None, page: PageNumber = 1) -> None:
+    """List what a monitor found, newest window first."""
+    monitors = store(context)
+
+    def get(limit: int | None, offset: int) -> list[Any]:
+        return monitors.get_monitor_history(name, limit=limit, offset=offset)
+
+    found = get_page(context, get, limit=limit, page=page)
+    show_rows(
+        context,
+        map(_row, found.items),
+        columns=["start", "end", "state", "rows"],
+        where_given=["alarms"],
+        empty=f"{name} has not looked yet",
+        next_page=found.next,
+    )
+
+
+def _row(report: Any) -> Mapping[str, Any]:
+    return {
+        "start": report.window.start,
+        "end": report.window.end,
+        "state": report.state,
+        "rows": report.rows,
+        "version": report.delta_version,
+        "alarms": "; ".join(str(each) for each in report.alarms),
+        "suspects": "; ".join(str(each) for each in report.suspects),
+    }

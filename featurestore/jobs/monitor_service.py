@@ -1,0 +1,145 @@
+"""What the store offers for monitors: check now, look, read the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
+from featurestore.jobs import service
+from featurestore.jobs.inputs import pin
+from featurestore.jobs.monitors import observe
+from featurestore.jobs.run import TrainingCall
+from featurestore.jobs.schedule import latest_complete
+from featurestore.jobs.specs import schedule_of
+from featurestore.model import html, times
+from featurestore.model.html import Listing
+from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.window import Window
+from featurestore.registry import jobs, monitors, runs
+from featurestore.registry.jobs import RegisteredJob
+from featurestore.session import Session
+
+
+@dataclass(frozen=True)
+class MonitorStatus:
+    """A registered monitor and what it found last."""
+
+    job: RegisteredJob
+    last: MonitorReport | None
+
+    @property
+    def name(self) -> str:
+        """The name of the monitor."""
+        return self.job.spec.name
+
+    @property
+    def state(self) -> str:
+        """What it found last: "ok", "suspect", "alarm" or "learning"; "new" before the first run."""
+        return "new" if self.last is None else self.last.state
+
+    def _summary(self) -> dict[str, object]:
+        watched, window, alarms = self.job.spec.watched, None, 0
+        if self.last is not None:
+            window, alarms = self.last.window.end, len(self.last.alarms)
+        return {
+            "name": self.name,
+            "state": self.state,
+            "alarms": alarms,
+            "featuregroup": None if watched is None else watched.featuregroup,
+            "baseline": None if watched is None else str(watched.baseline),
+            "schedule": self.job.spec.schedule,
+            "window_end": window,
+        }
+
+    def _repr_html_(self) -> str:
+        return html.facts(self._summary(), caption="Monitor")
+
+
+def get_monitors(session: Session) -> list[MonitorStatus]:
+    """Return every registered monitor and what it found last, by name."""
+    found = []
+    with session.registry.reading() as connection:
+        for job in jobs.every(connection):
+            if job.spec.kind == "monitor":
+                found.append(MonitorStatus(job, monitors.newest(connection, job.spec.name)))
+    return Listing(found)
+
+
+def check_monitor(
+    session: Session,
+    name: str,
+    *,
+    call: TrainingCall,
+    window: Window | datetime | str | None = None,
+) -> MonitorReport:
+    """Run what is due of a monitor and its latest window, or one window, and return the report."""
+    job = get_monitor(session, name)
+    if window is None:
+        outcome = service.attempt(session, name, _due_and_latest, call=call)
+        if outcome.failed:
+            worst = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
+            raise JobFailed(
+                f"Monitor {name!r} could not look: {worst.error}",
+                hint=worst.hint or f"log: {worst.log}",
+            )
+        asked = _latest(job)
+    else:
+        (run,) = service.run_job(session, name, call=call, window=window)
+        asked = run.window
+    return report_of(session, name, asked)
+
+
+def report_of(session: Session, name: str, window: Window) -> MonitorReport:
+    """Return what was recorded of a window, with the shares to draw.
+
+    Raises:
+        InvalidArgument: The monitor has not looked at this window.
+    """
+    job = get_monitor(session, name)
+    with session.registry.reading() as connection:
+        found = monitors.of_window(connection, name, window)
+    if found is None:
+        raise InvalidArgument(
+            f"Monitor {name!r} has not looked at the window from {window.start.isoformat()}.",
+            hint=f"check_monitor({name!r})",
+        )
+    (given,) = pin(session, job.spec)
+    (seen,) = observe(session, job.spec, [window], given)
+    return replace(found, shares=seen.shares)
+
+
+def history(
+    session: Session, name: str, *, limit: int | None = 100, offset: int = 0
+) -> list[MonitorReport]:
+    """Return what a monitor found, newest window first."""
+    get_monitor(session, name)
+    with session.registry.reading() as connection:
+        return Listing(monitors.history(connection, name, limit=limit, offset=offset))
+
+
+def get_monitor(session: Session, name: str) -> RegisteredJob:
+    """Return a registered monitor; JobNotFound lists those there are."""
+    with session.registry.reading() as connection:
+        found = jobs.find(connection, name)
+        if found is not None and found.spec.kind == "monitor":
+            return found
+        known = [each.spec.name for each in jobs.every(connection) if each.spec.kind == "monitor"]
+    raise JobNotFound(
+        f"There is no monitor {name!r}; registered are {listing(known)}.",
+        hint="featurestore job register path/to/monitors.py",
+    )
+
+
+def _latest(job: RegisteredJob) -> Window:
+    latest = latest_complete(schedule_of(job.spec), times.utc_now())
+    if latest is None:
+        raise InvalidArgument(
+            f"Monitor {job.spec.name!r} has no complete window yet.",
+            hint=f"its first one begins {job.spec.start}",
+        )
+    return latest
+
+
+def _due_and_latest(session: Session, job: RegisteredJob) -> list[Window]:
+    return sorted({*service.due_of(session, job), _latest(job)})

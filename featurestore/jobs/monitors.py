@@ -1,0 +1,299 @@
+"""Monitors as jobs: a run compares windows of a group with a baseline, and tells who is to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property, partial
+
+from sqlalchemy.engine import Connection
+
+from featurestore.delta import commits
+from featurestore.delta.history import commit_time
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import InvalidJob, StatisticsNotFound
+from featurestore.featuregroups.statistics import statistics_of
+from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.jobs.inputs import PinnedInput
+from featurestore.jobs.monitor_windows import (
+    alike,
+    of_baseline,
+    rolling,
+    same_in_week,
+    with_windows_before,
+)
+from featurestore.jobs.run import Attempt, Recording, Written, recorded
+from featurestore.jobs.schedule import latest_complete
+from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.stale import changes
+from featurestore.model import times
+from featurestore.model.job import JobSpec
+from featurestore.model.monitor import Watched
+from featurestore.model.monitor_report import Finding, MonitorReport, worst_first
+from featurestore.model.times import from_micros, to_micros
+from featurestore.model.window import Window
+from featurestore.monitoring import rules
+from featurestore.monitoring.profile import Profile, profile_of
+from featurestore.monitoring.rules import Compared, Judged
+from featurestore.monitoring.windows import Profiler
+from featurestore.registry import monitors
+from featurestore.registry.runs import Run
+from featurestore.session import Session
+from featurestore.training import catalog
+
+_EVENT_TIME, _COMMIT = "event time", "last commit"
+
+
+def run_monitor(session: Session, attempt: Attempt) -> Run:
+    """Compare the windows of an attempt with the baseline, and record what was found."""
+    return recorded(session, attempt, partial(_observe, session, attempt))
+
+
+def _observe(session: Session, attempt: Attempt, recording: Recording) -> Written:
+    spec = attempt.spec
+    (given,) = recording.inputs
+    reports = observe(session, spec, attempt.windows, given)
+
+    def record(connection: Connection) -> None:
+        monitors.record(connection, reports, run_id=recording.run.run_id)
+
+    rows = sum(each.rows for each in reports)
+    return Written(rows, given.delta_version, None, record)
+
+
+def observe(
+    session: Session, spec: JobSpec, windows: Sequence[Window], given: PinnedInput
+) -> list[MonitorReport]:
+    """Return the report of each window, oldest first; the shares of the last one can be drawn."""
+    observation = Observation(session, spec, given)
+    chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
+    observation.prepare(window for chain in chains for window in chain)
+    reports = [observation.report(chain) for chain in chains]
+    for index in range(len(reports) - 1):
+        reports[index] = replace(reports[index], shares=())
+    return reports
+
+
+@dataclass(frozen=True)
+class FixedBaseline:
+    """A baseline that does not move: its profile, and the newest event time in it."""
+
+    profile: Profile
+    until: datetime | None
+
+
+class Observation:
+    """One look of a monitor at its group: profiles of windows, and what the rules say of them."""
+
+    def __init__(self, session: Session, spec: JobSpec, given: PinnedInput) -> None:
+        if spec.watched is None or given.spec is None or given.delta_version is None:
+            raise InvalidJob(f"{spec.name!r} is no monitor of a feature group.")
+        self._session = session
+        self._spec = spec
+        self._given = given
+        self.watched: Watched = spec.watched
+        self._group = OpenGroup(
+            given.spec, given.path, read_snapshot(given.path, given.delta_version)
+        )
+        self._profiler = Profiler(session, self._group, self.watched, self._is_current)
+        self._changed: dict[int, list[tuple[int, int]]] = {}
+        self._profiles: dict[Window, Profile] = {}
+        self._judged: dict[Window, Judged] = {}
+
+    def prepare(self, windows: Iterable[Window]) -> None:
+        """Profile windows, and those that they are compared with, in as few passes as possible."""
+        wanted: set[Window] = set()
+        for window in windows:
+            wanted |= {window, *self._existing(self._around(window))}
+        self._profiles |= self._profiler.profiles(sorted(wanted))
+
+    def report(self, chain: Sequence[Window]) -> MonitorReport:
+        """Return the report of the last of neighbouring windows."""
+        judged = [self._judge(window) for window in chain]
+        window, last = chain[-1], judged[-1]
+        now = self._profiles[window]
+        findings = rules.confirmed(judged, self.watched.confirm)
+        notes = []
+        if last.learning:
+            notes.append("there is too little before this window to compare all of it with")
+        if self._is_ahead(window):
+            notes.append(f"rows are dated ahead of the clock, up to {self._newest}")
+        return MonitorReport(
+            monitor=self._spec.name,
+            featuregroup=self._group.spec.name,
+            version=self._group.spec.version,
+            delta_version=self._group.delta_version,
+            window=window,
+            rows=now.rows,
+            findings=worst_first(findings),
+            learning=last.learning,
+            notes=tuple(notes),
+            shares=last.shares,
+        )
+
+    def _judge(self, window: Window) -> Judged:
+        if window not in self._judged:
+            now = self._profiles[window]
+            judged = rules.judge(self.watched, now, self._compared(window))
+            more = [*self._freshness(window), *self._new_version(window)]
+            self._judged[window] = replace(judged, findings=(*judged.findings, *more))
+        return self._judged[window]
+
+    # -- what a window is compared with -------------------------------------------------------
+
+    def _around(self, window: Window) -> list[Window]:
+        baseline = self.watched.baseline
+        found = [*rolling(baseline, window), *same_in_week(window)]
+        found += [each for each, _ in alike(baseline, window)]
+        if self._fixed is not None:
+            found += of_baseline(window, self._fixed.until)
+        return found
+
+    def _compared(self, window: Window) -> Compared:
+        same = self._known(same_in_week(window))
+        members = rolling(self.watched.baseline, window)
+        known = self._known(members)
+        if self._fixed is None:
+            others, groups = [], []
+            for each, group in alike(self.watched.baseline, window):
+                if each in self._profiles:
+                    others.append(self._profiles[each])
+                    groups.append(group)
+            history = {each.window: each for each in (*others, *same)}
+            return Compared(known, others, groups, len(members), same, list(history.values()))
+        others = self._known(of_baseline(window, self._fixed.until))
+        return Compared((self._fixed.profile,), others, (), 1, same, same)
+
+    def _known(self, windows: Iterable[Window]) -> list[Profile]:
+        return [self._profiles[each] for each in windows if each in self._profiles]
+
+    def _existing(self, windows: Iterable[Window]) -> list[Window]:
+        """Return the windows that do not end before the first row."""
+        first = self._first
+        return [each for each in windows if first is None or each.end > first]
+
+    @cached_property
+    def _fixed(self) -> FixedBaseline | None:
+        """The baseline, where it does not move."""
+        baseline, spec = self.watched.baseline, self._group.spec
+        if baseline.rolls:
+            return None
+        if baseline.training_dataset is not None:
+            return self._of_dataset(baseline.training_dataset)
+        group = open_group(
+            self._session, spec.name, baseline.version or spec.version, as_of=baseline.as_of
+        )
+        found = statistics_of(
+            self._session,
+            spec.name,
+            version=group.spec.version,
+            delta_version=group.delta_version,
+        )
+        profile = profile_of(found, time=spec.event_time, types=_types(group))
+        return FixedBaseline(profile, profile.newest)
+
+    def _of_dataset(self, name: str) -> FixedBaseline:
+        baseline = self.watched.baseline
+        dataset = catalog.get(self._session, name, baseline.version)
+        found = dataset.statistics(str(baseline.split))
+        types, until = {}, None
+        for source in dataset.manifest.sources:
+            if source.get("featuregroup") == self._group.spec.name:
+                group = open_group(
+                    self._session,
+                    self._group.spec.name,
+                    source.get("version"),
+                    as_of=source.get("delta_version"),
+                )
+                types = _types(group)
+                until = _bound_of_times(group, newest=True)
+        profile = profile_of(found, types=types)
+        shared = set(profile.columns) & set(self._profiler.features)
+        if not shared or not found.rows:
+            raise StatisticsNotFound(
+                f"Monitor {self._spec.name!r}: {baseline} has no feature of "
+                f"{self._group.spec.name!r} to compare with.",
+                hint="the columns of a training dataset are compared by their names",
+            )
+        return FixedBaseline(profile, until)
+
+    def _is_current(self, profile: Profile) -> bool:
+        """Tell whether no commit since a profile was made touches its window."""
+        if profile.delta_version == self._group.delta_version or profile.window is None:
+            return profile.delta_version == self._group.delta_version
+        if profile.delta_version not in self._changed:
+            seen = {**self._given.to_json(), "delta_version": profile.delta_version}
+            found = changes(self._given, seen, since=times.utc_now())
+            self._changed[profile.delta_version] = [(each.low, each.high) for each in found]
+        start, end = to_micros(profile.window.start), to_micros(profile.window.end)
+        changed = self._changed[profile.delta_version]
+        return not any(low < end and high >= start for low, high in changed)
+
+    # -- time and versions --------------------------------------------------------------------
+
+    @cached_property
+    def _live(self) -> Window | None:
+        """The latest complete window: what is asked of it is asked of the present."""
+        return latest_complete(schedule_of(self._spec), times.utc_now())
+
+    @cached_property
+    def _first(self) -> datetime | None:
+        return _bound_of_times(self._group, newest=False)
+
+    @cached_property
+    def _newest(self) -> datetime | None:
+        return _bound_of_times(self._group, newest=True)
+
+    def _is_ahead(self, window: Window) -> bool:
+        if window != self._live or self._newest is None:
+            return False
+        return self._newest > times.utc_now() + timedelta(minutes=5)
+
+    def _freshness(self, window: Window) -> list[Finding]:
+        found = []
+        watched, live = self.watched, window == self._live
+        at = times.utc_now() if live else window.end
+        if watched.freshness is not None and self._group.spec.event_time is not None:
+            age = rules.newest_age([self._profiles[window], *self._known(self._around(window))], at)
+            if live and self._newest is not None:
+                age = at - self._newest
+            found.append(rules.freshness(watched.freshness, age, of=_EVENT_TIME))
+        if watched.commit_freshness is not None and live:
+            last = commits.latest_data_version(self._group.path, self._group.delta_version)
+            committed = from_micros(commit_time(self._group.path, last) * 1000)
+            found.append(rules.freshness(watched.commit_freshness, at - committed, of=_COMMIT))
+        return found
+
+    def _new_version(self, window: Window) -> list[Finding]:
+        """Return what a new version of the group changed since the window before this one."""
+        if not self.watched.schema or window != self._live:
+            return []
+        with self._session.registry.reading() as connection:
+            last = monitors.newest(connection, self._spec.name)
+        now = self._group.spec
+        if last is None or last.version == now.version or last.window >= window:
+            return []
+        before = open_group(self._session, now.name, last.version)
+        finding = rules.schema(_types(before), self._profiler.types)
+        text = f"version {now.version} came after version {last.version}"
+        if finding.out:
+            text = f"{text}; {finding.text}"
+        return [replace(finding, subject=f"version {now.version}", text=text)]
+
+
+def _types(group: OpenGroup) -> dict[str, str]:
+    return {field.name: str(field.type) for field in group.spec.schema}
+
+
+def _bound_of_times(group: OpenGroup, *, newest: bool) -> datetime | None:
+    """Return the first or the newest event time of a group, where its log tells."""
+    if group.spec.event_time is None:
+        return None
+    found = group.state.times(group.spec.event_time) or []
+    bounds = [pair for pair in found if pair is not None]
+    if not bounds or len(bounds) < len(found):
+        return None
+    if newest:
+        return from_micros(max(high for _, high in bounds))
+    return from_micros(min(low for low, _ in bounds))

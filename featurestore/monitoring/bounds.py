@@ -1,0 +1,116 @@
+"""How far two samples differ by chance, and windows of one source among each other.
+
+A distance is out of bounds when it exceeds three things: the threshold that was asked for, what two
+samples of these sizes differ by when nothing changed (from the variance of the statistic), and what
+the windows of the baseline differ by from one another (a Monday is not a Sunday).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Windows of the baseline that are needed to tell how much windows differ.
+FEWEST_WINDOWS = 5
+# Deviations above the median that windows stay below, a deviation being told from the nine in ten
+# that are nearest: 1.28 of them in a normal distribution.
+_DEVIATIONS = 3.0
+_NINE_IN_TEN = 1.2816
+_WORST = 0.005
+_PER_WINDOW = 1e-3
+
+
+def alpha_of(features: int, confirm: int) -> float:
+    """Return the chance of one test, so that one window in a thousand alarms by chance alone.
+
+    All features together; ``confirm`` windows in a row have to be out.
+
+    >>> alpha_of(1, 1), alpha_of(20, 2)
+    (0.001, 0.005)
+    """
+    return min(float((_PER_WINDOW / max(features, 1)) ** (1 / confirm)), _WORST)
+
+
+def chance_ks(before: float, now: float, alpha: float) -> float:
+    """Return the Kolmogorov-Smirnov distance that samples of these sizes exceed by chance.
+
+    Smirnov's limit: P(D > d) is about 2 exp(-2 d^2 / (1/n + 1/m)).
+    """
+    return math.sqrt(-math.log(alpha / 2) / 2 * _spread(before, now))
+
+
+def chance_psi(bins: int, before: float, now: float, alpha: float) -> float:
+    """Return the population stability index that samples of these sizes exceed by chance.
+
+    Without a change it is about chi-squared with ``bins - 1`` degrees of freedom, times
+    1/n + 1/m.
+    """
+    return chi_squared(bins - 1, alpha) * _spread(before, now)
+
+
+def chance_js(bins: int, before: float, now: float, alpha: float) -> float:
+    """Return the Jensen-Shannon distance (base 2) that samples exceed by chance.
+
+    Near no change the divergence is an eighth of the population stability index.
+    """
+    return math.sqrt(chance_psi(bins, before, now, alpha) / (8 * math.log(2)))
+
+
+def chance_share(share: float, other: float, before: float, now: float, alpha: float) -> float:
+    """Return the difference of two shares of rows that is exceeded by chance.
+
+    The normal limit with the pooled share, and one and a half rows for its steps.
+    """
+    pooled = (share * before + other * now) / max(before + now, 1.0)
+    deviation = math.sqrt(max(pooled * (1 - pooled), 0.0) * _spread(before, now))
+    return quantile(alpha / 2) * deviation + 1.5 / max(now, 1.0)
+
+
+def quantile(alpha: float) -> float:
+    """Return what a standard normal variable exceeds with this chance.
+
+    >>> round(quantile(0.025), 2)
+    1.96
+    """
+    return NormalDist().inv_cdf(1 - alpha)
+
+
+def chi_squared(degrees: int, alpha: float) -> float:
+    """Return what chi-squared exceeds with this chance (Wilson and Hilferty, 1931).
+
+    >>> round(chi_squared(9, 0.05), 1)
+    16.9
+    """
+    degrees = max(degrees, 1)
+    step = 2 / (9 * degrees)
+    return float(degrees * (1 - step + quantile(alpha) * math.sqrt(step)) ** 3)
+
+
+def usual(distances: Sequence[float] | NDArray[np.float64]) -> float:
+    """Return what the distances of windows among each other stay below; 0 for too few windows.
+
+    Three deviations above their median, which one wild window does not move.
+    """
+    if len(distances) < FEWEST_WINDOWS:
+        return 0.0
+    found = np.asarray(distances, dtype=np.float64)
+    median, most = np.quantile(found, [0.5, 0.9])
+    return float(median + _DEVIATIONS * (most - median) / _NINE_IN_TEN)
+
+
+def usual_range(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return between which bounds the values of windows stay; None for too few windows."""
+    if len(values) < FEWEST_WINDOWS:
+        return None
+    found = np.asarray(values, dtype=np.float64)
+    median = float(np.median(found))
+    width = max(usual(np.abs(found - median)), 1e-9 * abs(median))
+    return median - width, median + width
+
+
+def _spread(before: float, now: float) -> float:
+    return 1 / max(before, 1.0) + 1 / max(now, 1.0)

@@ -1,0 +1,227 @@
+"""What is kept of one window: rows, missing values and the distribution of every feature.
+
+A profile is small (a hundred quantiles or values a feature) and made once from the rows of its
+window. Profiles of windows merge by mixing their distributions, weighted by rows, so that a
+baseline of the last weeks needs no row of theirs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from featurestore.model.json_object import parsing
+from featurestore.model.roles import MODEL_ROLES
+from featurestore.model.statistics import ColumnStatistics, Statistics, Value
+from featurestore.model.times import parse_moment
+from featurestore.model.window import Window
+from featurestore.statistics.cumulative import Cumulative, as_number
+
+_FORMAT = 1
+# Every second of the 201 quantiles of statistics.
+_EVERY = 2
+_COMPARED = ("number", "boolean", "text")
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """One feature in one window.
+
+    ``rows`` counts values, ``missing`` nulls and NaN, ``sampled`` the values behind the
+    distribution. Numbers of many values have ``quantiles``; others have ``values`` with their
+    counts, all of them where ``complete``, else the most frequent.
+    """
+
+    name: str
+    type: str
+    kind: str
+    rows: int
+    missing: int
+    sampled: int
+    mean: float | None = None
+    std: float | None = None
+    quantiles: tuple[float, ...] = ()
+    values: tuple[tuple[Value, int], ...] = ()
+    complete: bool = False
+
+    @property
+    def missing_share(self) -> float:
+        """The share of rows without a value."""
+        return self.missing / max(self.rows + self.missing, 1)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it has a distribution that means something to compare."""
+        return self.kind in _COMPARED and self.sampled > 0
+
+    @cached_property
+    def cumulative(self) -> Cumulative | None:
+        """The distribution function of a number; None without one."""
+        if self.kind != "number":
+            return None
+        if self.quantiles:
+            return _from_quantiles(np.array(self.quantiles))
+        if self.values and self.complete:
+            return _from_counts(self.values)
+        return None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A window of a group, or a baseline, as monitors compare it.
+
+    ``newest`` is the newest event time in it, ``delta_version`` the version of the table that it
+    was read from; ``columns`` has the profile of each feature.
+    """
+
+    window: Window | None
+    rows: int
+    version: int
+    delta_version: int
+    columns: Mapping[str, ColumnProfile]
+    types: Mapping[str, str]
+    newest: datetime | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that ``from_json`` reads back equal."""
+        window = None
+        if self.window is not None:
+            window = [self.window.start.isoformat(), self.window.end.isoformat()]
+        columns = []
+        for each in self.columns.values():
+            values = [list(pair) for pair in each.values]
+            head = [each.name, each.type, each.kind, each.rows, each.missing, each.sampled]
+            rest = [each.mean, each.std, list(each.quantiles), values, each.complete]
+            columns.append(head + rest)
+        return {
+            "format": _FORMAT,
+            "window": window,
+            "rows": self.rows,
+            "version": self.version,
+            "delta_version": self.delta_version,
+            "newest": None if self.newest is None else self.newest.isoformat(),
+            "types": dict(self.types),
+            "metrics": dict(self.metrics),
+            "columns": columns,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """Return the profile that ``to_json`` wrote; MalformedJson when it is none."""
+        with parsing("the profile of a window"):
+            window, newest = None, None
+            if data["window"] is not None:
+                start, end = data["window"]
+                window = Window(parse_moment(start, warn=False), parse_moment(end, warn=False))
+            if data["newest"] is not None:
+                newest = parse_moment(data["newest"], warn=False)
+            columns = {}
+            for each in data["columns"]:
+                columns[str(each[0])] = _column_from(each)
+            return cls(
+                window=window,
+                rows=int(data["rows"]),
+                version=int(data["version"]),
+                delta_version=int(data["delta_version"]),
+                columns=columns,
+                types={str(name): str(kind) for name, kind in data["types"].items()},
+                newest=newest,
+                metrics=dict(data["metrics"]),
+            )
+
+
+def profile_of(
+    statistics: Statistics,
+    *,
+    window: Window | None = None,
+    version: int = 0,
+    delta_version: int = 0,
+    time: str | None = None,
+    types: Mapping[str, str] | None = None,
+    roles: bool = True,
+) -> Profile:
+    """Return what monitors need of statistics.
+
+    ``time`` is the column of event times; ``roles`` leaves out keys and times.
+    """
+    columns, newest = {}, None
+    for each in statistics.columns:
+        if each.name == time and each.maximum is not None:
+            newest = _moment(str(each.maximum))
+        if each.name != time and (not roles or each.role in MODEL_ROLES):
+            columns[each.name] = _column(each)
+    found = types
+    if found is None:
+        found = {each.name: each.type for each in statistics.columns}
+    return Profile(window, statistics.rows, version, delta_version, columns, found, newest)
+
+
+def _column(column: ColumnStatistics) -> ColumnProfile:
+    quantiles: tuple[float, ...] = ()
+    values: tuple[tuple[Value, int], ...] = ()
+    if column.kind == "number" and not column.top_complete:
+        thinned = column.quantiles[::_EVERY]
+        quantiles = tuple(float(f"{as_number(each):.9g}") for each in thinned)
+    elif column.kind in _COMPARED:
+        values = tuple((each.value, each.count) for each in column.top)
+    mean = column.mean if isinstance(column.mean, int | float) else None
+    sampled = column.count if column.sampled is None else column.sampled
+    return ColumnProfile(
+        name=column.name,
+        type=column.type,
+        kind=column.kind,
+        rows=column.count,
+        missing=column.missing,
+        sampled=sampled if quantiles or values else 0,
+        mean=mean,
+        std=column.std,
+        quantiles=quantiles,
+        values=values,
+        complete=column.top_complete,
+    )
+
+
+def _column_from(data: Any) -> ColumnProfile:
+    name, type_, kind, rows, missing, sampled, mean, std, quantiles, values, complete = data
+    return ColumnProfile(
+        name=str(name),
+        type=str(type_),
+        kind=str(kind),
+        rows=int(rows),
+        missing=int(missing),
+        sampled=int(sampled),
+        mean=mean,
+        std=std,
+        quantiles=tuple(map(float, quantiles)),
+        values=tuple((value, int(count)) for value, count in values),
+        complete=bool(complete),
+    )
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return parse_moment(text, warn=False)
+    except ValueError:  # a year that the calendar does not have
+        return None
+
+
+def _from_quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> Cumulative:
+    grid = np.linspace(0.0, 1.0, len(values))
+    points, first = np.unique(values, return_index=True)
+    last = np.append(first[1:], len(values)) - 1
+    return Cumulative(points, grid[first], grid[last], stepwise=False)
+
+
+def _from_counts(values: tuple[tuple[Value, int], ...]) -> Cumulative:
+    points = np.array([as_number(value) for value, _ in values])
+    counts = np.array([count for _, count in values], dtype=np.float64)
+    order = np.argsort(points)
+    shares = np.cumsum(counts[order]) / counts.sum()
+    before = np.concatenate(([0.0], shares[:-1]))
+    return Cumulative(points[order], before, shares, stepwise=True)

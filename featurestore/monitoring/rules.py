@@ -1,0 +1,372 @@
+"""The rules: what of a window is out of bounds.
+
+Each rule is a function of profiles and of what is asked for, and gives findings with their bounds.
+Whether a finding becomes an alarm (``confirm`` windows in a row) is said by ``confirmed``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from featurestore.model.durations import format_duration
+from featurestore.model.monitor import Watched
+from featurestore.model.monitor_report import Finding, FindingKind, Shares
+from featurestore.monitoring import bounds
+from featurestore.monitoring.comparison import Measured, Sides, measure
+from featurestore.monitoring.profile import ColumnProfile, Profile
+
+# Shares of missing values below are looked at from here on; a doubled share is, too.
+_LEAST_SHARE = 0.005
+_FEWEST_HISTORY = 3
+# A value that held this many rows of such a window on average is missed when it is gone.
+_MISSED = 10
+# An empty window and times out of bounds need no second one.
+_AT_ONCE: tuple[FindingKind, ...] = ("freshness", "schema")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a window is compared with.
+
+    ``members`` are the profiles of the baseline, oldest first; a rolling one would have
+    ``expected`` of them if the group were old enough. ``others`` are windows of its time, by
+    ``groups`` of those that are alike where the baseline rolls. ``same`` are earlier windows of the
+    same place in the week, ``history`` all windows before, without those before the first row.
+    """
+
+    members: Sequence[Profile] = ()
+    others: Sequence[Profile] = ()
+    groups: Sequence[int] = ()
+    expected: int = 1
+    same: Sequence[Profile] = ()
+    history: Sequence[Profile] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The findings of one window, and the shares to draw."""
+
+    findings: tuple[Finding, ...]
+    learning: bool
+    shares: tuple[Shares, ...] = field(default=())
+
+
+def judge(watched: Watched, now: Profile, compared: Compared) -> Judged:
+    """Return what the rules say of one window, each window by itself."""
+    found: list[Finding] = []
+    shares: list[Shares] = []
+    learning = not _enough(compared)
+    if watched.drift and not learning and now.rows:
+        drifted, shares = distributions(watched, now, compared)
+        found += drifted
+    if watched.volume is not None:
+        finding = volume(watched.volume, now, compared)
+        learning = learning or finding is None
+        if finding is not None:
+            found.append(finding)
+    if watched.schema and compared.members and compared.members[0].types:
+        found.append(schema(compared.members[0].types, now.types))
+    found += metrics(watched, now, compared)
+    return Judged(tuple(found), learning, tuple(shares))
+
+
+def confirmed(judged: Sequence[Judged], confirm: int) -> tuple[Finding, ...]:
+    """Return the findings of the last of neighbouring windows, with what is confirmed as alarm.
+
+    Args:
+        judged: The windows in order; the last ``confirm`` of them count.
+        confirm: How many in a row have to be out of bounds.
+    """
+    before = []
+    for each in judged[-confirm:-1]:
+        before.append({finding.key for finding in each.findings if finding.out})
+    found = []
+    for finding in judged[-1].findings:
+        at_once = finding.kind in _AT_ONCE or (finding.kind == "volume" and finding.value == 0)
+        enough = len(before) == confirm - 1
+        repeated = enough and all(finding.key in keys for keys in before)
+        found.append(replace(finding, alarm=finding.out and (at_once or repeated)))
+    return tuple(found)
+
+
+# -- distributions --------------------------------------------------------------------------------
+
+
+def distributions(
+    watched: Watched, now: Profile, compared: Compared
+) -> tuple[list[Finding], list[Shares]]:
+    """Return the findings on each feature: distances, missing values, values new and gone."""
+    names = _features(watched, now, compared)
+    alpha = bounds.alpha_of(len(names), watched.confirm)
+    found: list[Finding] = []
+    shares: list[Shares] = []
+    for name in names:
+        sides = _sides(name, now, compared)
+        if sides.now.rows + sides.now.missing == 0:
+            continue
+        measured = measure(sides)
+        if measured is not None:
+            found += _drift(watched.drift, sides, measured, alpha)
+            if measured.shares is not None:
+                shares.append(measured.shares)
+        if "null_share" in watched.drift:
+            found.append(_missing(watched.drift["null_share"], sides, alpha))
+        if "new_values" in watched.drift:
+            found += _new_values(watched.drift["new_values"], sides)
+        if "gone_values" in watched.drift:
+            found += _gone_values(watched.drift["gone_values"], sides)
+    return found, shares
+
+
+def _features(watched: Watched, now: Profile, compared: Compared) -> list[str]:
+    """Return the features that both sides have, of those that are watched."""
+    names = []
+    for name, column in now.columns.items():
+        if watched.features is not None and name not in watched.features:
+            continue
+        known = [each.columns[name] for each in compared.members if name in each.columns]
+        if any(each.kind == column.kind for each in known):
+            names.append(name)
+    return names
+
+
+def _sides(name: str, now: Profile, compared: Compared) -> Sides:
+    kind = now.columns[name].kind
+
+    def has(profile: Profile) -> bool:
+        return name in profile.columns and profile.columns[name].kind == kind
+
+    members = [each.columns[name] for each in compared.members if has(each)]
+    others = [each.columns[name] for each in compared.others if has(each)]
+    groups = []
+    for each, group in zip(compared.others, compared.groups, strict=False):
+        if has(each):
+            groups.append(group)
+    return Sides(members, others, now.columns[name], groups)
+
+
+def _drift(
+    asked: Mapping[str, float], sides: Sides, measured: Measured, alpha: float
+) -> list[Finding]:
+    before, after = sides.rows, float(sides.now.sampled)
+    values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
+    by_chance = {
+        "psi": bounds.chance_psi(measured.bins, before, after, alpha),
+        "ks": bounds.chance_ks(before, after, alpha),
+        "js": bounds.chance_js(measured.bins, before, after, alpha),
+    }
+    found = []
+    for name, value in values.items():
+        if name not in asked or value is None:
+            continue
+        high = max(asked[name], by_chance[name], bounds.usual(measured.usual[name]))
+        found.append(
+            Finding("drift", sides.now.name, name, round(value, 6), None, high, value > high)
+        )
+    return found
+
+
+def _missing(asked: float, sides: Sides, alpha: float) -> Finding:
+    """Return whether the share of missing values changed.
+
+    By more than was asked for, or by half of what it was, whichever is less.
+    """
+    before, rows = _missing_of(sides.members)
+    now = sides.now.missing_share
+    after = float(sides.now.rows + sides.now.missing)
+    apart = _apart(sides, before)
+    least = max(min(asked, before / 2), _LEAST_SHARE)
+    by_chance = bounds.chance_share(before, now, rows, after, alpha)
+    width = max(least, by_chance, bounds.usual(apart))
+    low, high = max(before - width, 0.0), min(before + width, 1.0)
+    out = abs(now - before) > width
+    return Finding("nulls", sides.now.name, "null_share", round(now, 6), low, high, out)
+
+
+def _apart(sides: Sides, before: float) -> list[float]:
+    """Return how far the shares of missing values are from the baseline's, or from their kind's."""
+    shares: dict[int, list[float]] = {}
+    for index, each in enumerate(sides.others):
+        group = sides.groups[index] if sides.groups else 0
+        shares.setdefault(group, []).append(each.missing_share)
+    apart = []
+    for same in shares.values():
+        middle = float(np.median(same)) if sides.groups else before
+        apart += [abs(share - middle) for share in same]
+    return apart
+
+
+def _missing_of(members: Sequence[ColumnProfile]) -> tuple[float, float]:
+    missing = sum(each.missing for each in members)
+    rows = sum(each.rows + each.missing for each in members)
+    return missing / max(rows, 1), float(rows)
+
+
+def _new_values(asked: float, sides: Sides) -> list[Finding]:
+    """Return how many rows have values that the baseline never had, where it knows all it had."""
+    known = _all_values(sides.members)
+    if known is None or sides.now.kind not in ("text", "boolean"):
+        return []
+    rows = 0
+    appeared: list[str] = []
+    for value, count in sides.now.values:
+        if value not in known:
+            rows += count
+            appeared.append(str(value))
+    share = rows / max(sides.now.sampled, 1)
+    # What never came in n rows comes in fewer than 4 of n (98 %), and by ones and twos.
+    high = max(asked, 4 / max(sides.rows, 1) + 3 / max(sides.now.sampled, 1))
+    text = ""
+    if share > high:
+        text = f"{sides.now.name}: new values in {share:.1%} of rows: {', '.join(appeared[:5])}"
+    name = sides.now.name
+    return [
+        Finding("values", name, "new_values", round(share, 6), None, high, share > high, text=text)
+    ]
+
+
+def _gone_values(asked: float, sides: Sides) -> list[Finding]:
+    """Return the share of the most frequent value of the baseline that the window lacks."""
+    known = _all_values(sides.members)
+    if known is None or not sides.now.complete or sides.now.kind not in ("text", "boolean"):
+        return []
+    here = dict(sides.now.values)
+    gone = {}
+    for value, count in known.items():
+        if value not in here:
+            gone[value] = count / max(sides.rows, 1)
+    share = max(gone.values(), default=0.0)
+    high = max(asked, _MISSED / max(sides.now.sampled, 1))
+    text = ""
+    if share > high:
+        names = sorted(gone, key=lambda value: -gone[value])[:5]
+        text = f"{sides.now.name}: gone are {', '.join(map(str, names))}, before in {share:.1%} of rows"
+    name = sides.now.name
+    return [
+        Finding("values", name, "gone_values", round(share, 6), None, high, share > high, text=text)
+    ]
+
+
+def _all_values(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
+    counts: dict[object, int] = {}
+    for each in members:
+        if not each.sampled:
+            continue
+        if not each.complete:
+            return None
+        for value, count in each.values:
+            counts[value] = counts.get(value, 0) + count
+    return counts or None
+
+
+# -- volume, freshness, schema, metrics -----------------------------------------------------------
+
+
+def volume(asked: tuple[float, float], now: Profile, compared: Compared) -> Finding | None:
+    """Return whether the window has as many rows as the same windows before: their median.
+
+    None where there are too few of them; a window without rows is out of bounds all the same when
+    no window before it was empty.
+    """
+    same = [each.rows for each in compared.same]
+    if len(same) < _FEWEST_HISTORY:
+        before = [each.rows for each in compared.history]
+        if now.rows or not before or min(before) == 0:
+            return None
+        return Finding("volume", "", "rows", 0.0, 1.0, None, True, text="no rows")
+    median = float(np.median(same))
+    if median == 0:
+        return Finding("volume", "", "rows", float(now.rows), None, None)
+    low, high = _volume_bounds(asked, same, median)
+    out = not low * median <= now.rows <= high * median
+    text = ""
+    if out:
+        text = f"{now.rows:,} rows, usually {median:,.0f}"
+    return Finding(
+        "volume", "", "rows", float(now.rows), low * median, high * median, out, text=text
+    )
+
+
+def _volume_bounds(
+    asked: tuple[float, float], same: Sequence[int], median: float
+) -> tuple[float, float]:
+    """Return the least and greatest ratio, widened by counting noise and by what is usual."""
+    noise = 4 / math.sqrt(median)
+    ratios = np.log(np.maximum(same, 0.5) / median)
+    deviation = 2.5 * 1.4826 * float(np.median(np.abs(ratios)))
+    width = max(noise, deviation)
+    low = min(asked[0], math.exp(-width))
+    if noise >= 1:  # so few rows that none of them is nothing strange
+        low = 0.0
+    return low, max(asked[1], math.exp(width))
+
+
+def freshness(asked: timedelta, age: timedelta | None, *, of: str) -> Finding:
+    """Return whether the newest event time, or the last commit, is too old.
+
+    A time ahead of the clock counts as age zero. ``age`` None: there is none at all.
+    """
+    high = asked.total_seconds()
+    if age is None:
+        return Finding("freshness", of, "age", None, None, high, True, text=f"{of}: there is none")
+    seconds = max(age.total_seconds(), 0.0)
+    text = ""
+    if seconds > high:
+        old = format_duration(timedelta(seconds=round(seconds)))
+        text = f"{of} is {old} old, allowed are {format_duration(asked)}"
+    return Finding("freshness", of, "age", seconds, None, high, seconds > high, text=text)
+
+
+def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
+    """Return whether columns came, went or changed their type."""
+    told = []
+    for name in now:
+        if name not in before:
+            told.append(f"{name} ({now[name]}) came")
+    for name, kind in before.items():
+        if name not in now:
+            told.append(f"{name} ({kind}) went")
+        elif now[name] != kind:
+            told.append(f"{name} changed from {kind} to {now[name]}")
+    text = ""
+    if told:
+        text = f"columns: {'; '.join(told)}"
+    return Finding("schema", "", "columns", float(len(told)), None, 0.0, bool(told), text=text)
+
+
+def metrics(watched: Watched, now: Profile, compared: Compared) -> list[Finding]:
+    """Return the custom metrics with their limits, or with the range that is usual."""
+    found = []
+    for name in watched.metrics:
+        value = now.metrics.get(name)
+        low, high = watched.limits.get(name, (None, None))
+        if name not in watched.limits:
+            known = [each.metrics.get(name) for each in compared.others if each.rows]
+            usual = bounds.usual_range([each for each in known if each is not None])
+            low, high = usual or (None, None)
+        out = value is not None and not _within(value, low, high)
+        found.append(Finding("metric", name, "value", value, low, high, out))
+    return found
+
+
+def _within(value: float, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _enough(compared: Compared) -> bool:
+    """Tell whether the baseline says enough: a rolling one has to fill by half first."""
+    with_rows = [each for each in compared.members if each.rows]
+    return len(with_rows) >= min(max(_FEWEST_HISTORY, compared.expected / 2), compared.expected)
+
+
+def newest_age(profiles: Sequence[Profile], at: datetime) -> timedelta | None:
+    """Return the age of the newest event time of profiles at an instant; None without any."""
+    times = [each.newest for each in profiles if each.newest is not None]
+    if not times:
+        return None
+    return at - max(times)

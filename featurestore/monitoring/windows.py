@@ -1,0 +1,309 @@
+"""Profiles of windows from the rows of a group, many windows in one pass, and stored beside it.
+
+``<table>_statistics/windows/`` holds a file for each window, columns and custom metrics. All of it
+can be computed again from the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore import usersql
+from featurestore.delta import commits
+from featurestore.delta.history import read_history
+from featurestore.errors import FeatureNotFound, InvalidSql, StorageError, listing
+from featurestore.featuregroups.statistics import statistics_of
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.model.arrow_rows import rows_at
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.monitor import Watched
+from featurestore.model.times import to_micros
+from featurestore.model.types import TIMESTAMP
+from featurestore.model.window import Window
+from featurestore.monitoring.profile import Profile, profile_of
+from featurestore.plugins.engine import Accumulator, TimeRange
+from featurestore.session import Session
+from featurestore.statistics import (
+    StatisticsAccumulator,
+    StatisticsState,
+    finish,
+    merge,
+    statistics_accumulator,
+)
+from featurestore.storage import files
+
+_log = logging.getLogger("featurestore.monitoring")
+_FORMAT = 1
+# Rows of a window that its distributions are taken from, and values in memory in one pass.
+_SAMPLE_ROWS = 20_000
+_VALUES_AT_ONCE = 40_000_000
+States = dict[int, StatisticsState]
+IsCurrent = Callable[[Profile], bool]
+
+
+@dataclass(frozen=True)
+class WindowsAccumulator(Accumulator[States, States]):
+    """Counts the rows of many windows ``[start, end)`` of a time in one pass."""
+
+    time: str
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    of: StatisticsAccumulator
+
+    def start(self) -> States:
+        """Return the states of no rows."""
+        return {}
+
+    def update(self, state: States, batch: pa.RecordBatch) -> States:
+        """Add the rows of a batch to the windows in which they lie."""
+        column = batch.column(batch.schema.get_field_index(self.time))
+        present = pc.indices_nonzero(pc.is_valid(column))
+        micros = pc.cast(pc.cast(column.take(present), TIMESTAMP), pa.int64()).to_numpy()
+        order = np.argsort(micros, kind="stable")
+        times = micros[order]
+        rows = present.to_numpy()[order]
+        first = np.searchsorted(times, self.starts)
+        last = np.searchsorted(times, self.ends)
+        for index in np.flatnonzero(last > first):
+            inside = rows_at(batch, pa.array(rows[first[index] : last[index]]))
+            number = int(index)
+            state[number] = self.of.update(state.get(number) or self.of.start(), inside)
+        return state
+
+    def merge(self, left: States, right: States) -> States:
+        """Return the states of both."""
+        for index, state in right.items():
+            if index in left:
+                left[index] = merge(left[index], state)
+            else:
+                left[index] = state
+        return left
+
+    def finish(self, state: States) -> States:
+        """Return the states."""
+        return state
+
+
+@dataclass(frozen=True)
+class Profiler:
+    """Profiles windows of one version of a group, for one monitor.
+
+    ``is_current`` says whether a stored profile still holds: whether no commit after the one that
+    it was read from touches its window.
+    """
+
+    session: Session
+    group: OpenGroup
+    watched: Watched
+    is_current: IsCurrent
+
+    def profiles(self, windows: Sequence[Window]) -> dict[Window, Profile]:
+        """Return the profile of each window: those stored, the others made now and stored."""
+        found = {}
+        missing = []
+        for window in windows:
+            known = self._stored(window)
+            if known is None:
+                missing.append(window)
+            else:
+                found[window] = known
+        for profile in self._made(missing):
+            if profile.window is not None:
+                found[profile.window] = profile
+                self._store(profile)
+        return found
+
+    @cached_property
+    def features(self) -> list[str]:
+        """The columns that are profiled: those asked for, else all but keys and times.
+
+        Raises:
+            FeatureNotFound: The group has no such feature.
+        """
+        spec = self.group.spec
+        apart = {*spec.primary_key, spec.event_time, spec.created_time}
+        others = [name for name in spec.schema.names if name not in apart]
+        if self.watched.features is None:
+            return others
+        unknown = [name for name in self.watched.features if name not in spec.schema.names]
+        if unknown:
+            raise FeatureNotFound(
+                f"{spec.name!r} version {spec.version} has no features {listing(unknown)}; it has "
+                f"{listing(others)}.",
+                hint="features=None watches all of them",
+            )
+        return [name for name in others if name in self.watched.features]
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The columns of the group and their types."""
+        return {field.name: str(field.type) for field in self.group.spec.schema}
+
+    # -- made now -----------------------------------------------------------------------------
+
+    def _made(self, windows: Sequence[Window]) -> Iterator[Profile]:
+        if not windows:
+            return
+        if self.group.spec.event_time is None:
+            yield from self._by_commits(windows)
+            return
+        ordered = sorted(windows)
+        columns = len(self.features) + 1
+        limit = max(min(_SAMPLE_ROWS, _VALUES_AT_ONCE // columns), 1)
+        at_once = max(_VALUES_AT_ONCE // (limit * columns), 1)
+        for first in range(0, len(ordered), at_once):
+            yield from self._in_one_pass(ordered[first : first + at_once], limit)
+
+    def _in_one_pass(self, windows: Sequence[Window], limit: int) -> Iterator[Profile]:
+        spec, engine = self.group.spec, self.session.engine
+        time = str(spec.event_time)
+        columns = [time, *self.features]
+        schema = pa.schema([spec.schema.field(name) for name in columns])
+        # As keys they are counted, and not correlated with one another.
+        counted = statistics_accumulator(schema, limit=limit, roles=dict.fromkeys(columns, "key"))
+        relation = engine.read_table(
+            self.group.path,
+            version=self.group.delta_version,
+            schema=spec.schema,
+            columns=self._columns_read(columns),
+        )
+        relation = engine.within(relation, TimeRange(time, windows[0].start, _end(windows)))
+        accumulator = WindowsAccumulator(
+            time,
+            tuple(to_micros(each.start) for each in windows),
+            tuple(to_micros(each.end) for each in windows),
+            counted,
+        )
+        narrow = engine.select(relation, {name: name for name in columns})
+        states = engine.aggregate(narrow, accumulator)
+        for index, window in enumerate(windows):
+            state = states.get(index) or counted.start()
+            profile = profile_of(
+                finish(state),
+                window=window,
+                version=spec.version,
+                delta_version=self.group.delta_version,
+                time=time,
+                types=self.types,
+                roles=False,
+            )
+            inside = TimeRange(time, window.start, window.end)
+            yield replace(profile, metrics=self._metrics(relation, inside))
+
+    def _columns_read(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns to read, all where custom metrics may use any of them."""
+        if self.watched.metrics:
+            return list(self.group.spec.schema.names)
+        return list(columns)
+
+    def _metrics(self, relation: Any, inside: TimeRange | None) -> dict[str, float | None]:
+        if not self.watched.metrics:
+            return {}
+        engine = self.session.engine
+        rows = relation
+        if inside is not None:
+            rows = engine.within(relation, inside)
+        query = usersql.metrics_query(self.watched.metrics, dialect=engine.dialect)
+        table = engine.stream(engine.user_sql(query, tables={"rows": rows}, parameters={}))
+        (row,) = table.read_all().to_pylist()
+        found = {}
+        for name, value in row.items():
+            found[name] = _as_number(name, value)
+        return found
+
+    def _by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
+        """Yield the profiles of a group without event time: the table at the end of each window.
+
+        Its rows are those that the commits in the window added.
+        """
+        history = read_history(self.group.path)
+        for window in windows:
+            inside = [each for each in history if window.start <= each.time < window.end]
+            before = [each.version for each in history if each.time < window.end]
+            rows = sum(each.rows_in for each in inside)
+            newest = max((each.time for each in inside), default=None)
+            profile = self._at_version(max(before, default=0))
+            yield replace(profile, window=window, rows=rows, newest=newest)
+
+    def _at_version(self, delta_version: int) -> Profile:
+        spec = self.group.spec
+        if delta_version < 1:
+            return Profile(None, 0, spec.version, 0, {}, self.types)
+        counted = commits.latest_data_version(self.group.path, delta_version)
+        found = statistics_of(self.session, spec.name, version=spec.version, delta_version=counted)
+        profile = profile_of(
+            found, version=spec.version, delta_version=self.group.delta_version, types=self.types
+        )
+        watched = {name: profile.columns[name] for name in self.features if name in profile.columns}
+        relation = self.session.engine.read_table(
+            self.group.path, version=counted, schema=spec.schema
+        )
+        return replace(profile, columns=watched, metrics=self._metrics(relation, None))
+
+    # -- stored -------------------------------------------------------------------------------
+
+    def _stored(self, window: Window) -> Profile | None:
+        path = self._path(window)
+        if not files.exists(path):
+            return None
+        try:
+            data = json.loads(zlib.decompress(files.read_bytes(path)))
+            profile = Profile.from_json(data)
+        except (MalformedJson, StorageError, ValueError, zlib.error):
+            _log.warning("%s is damaged and left out; its numbers are counted anew", path)
+            return None
+        is_it = profile.window == window and profile.version == self.group.spec.version
+        return profile if is_it and self.is_current(profile) else None
+
+    def _store(self, profile: Profile) -> None:
+        if profile.window is None:
+            return
+        data = json.dumps(profile.to_json(), separators=(",", ":"), ensure_ascii=False)
+        path = self._path(profile.window)
+        try:
+            files.make_directory(os.path.dirname(path))
+            files.write_atomically(path, zlib.compress(data.encode(), 1))
+        except (OSError, StorageError) as error:  # a store that cannot be written is watched, too
+            _log.info("the profile of a window is not stored: %s", error)
+
+    def _path(self, window: Window) -> str:
+        told = {"format": _FORMAT, "features": self.features, "metrics": dict(self.watched.metrics)}
+        key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        spec = self.group.spec
+        folder = self.session.paths.statistics(spec.name, spec.version)
+        name = f"{to_micros(window.start)}-{to_micros(window.end)}.{key}.json.z"
+        return os.path.join(folder, "windows", name)
+
+
+def _end(windows: Sequence[Window]) -> Any:
+    return max(each.end for each in windows)
+
+
+def _as_number(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InvalidSql(
+            f"The metric {name!r} gave {value!r}, which is no number.", hint="avg, sum, count, max"
+        ) from error
+    return number if np.isfinite(number) else None
+
+
+def check_metrics(metrics: Mapping[str, str]) -> None:
+    """Raise InvalidSql for expressions that are not SQL over the rows of a window."""
+    if metrics:
+        usersql.metrics_query(metrics, dialect=usersql.DIALECT)

@@ -1,0 +1,76 @@
+"""Calls on monitors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featurestore.store.jobs import JobCalls
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from featurestore.jobs.monitor_service import MonitorStatus
+    from featurestore.model.monitor_report import MonitorReport
+    from featurestore.model.window import Window
+
+__all__ = ["MonitorCalls"]
+
+
+class MonitorCalls(JobCalls):
+    """The calls on monitors."""
+
+    def get_monitors(self) -> list[MonitorStatus]:
+        """Return every registered monitor and what it found last, by name.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> [(each.name, each.state) for each in store.get_monitors()]
+        [('weather_watch', 'new')]
+        """
+        from featurestore.jobs import monitor_service
+
+        return monitor_service.get_monitors(self._session)
+
+    def check_monitor(
+        self, name: str, *, window: Window | datetime | str | None = None
+    ) -> MonitorReport:
+        """Look now, record what was found, and return the report of the latest window.
+
+        Windows that are due are looked at, too, and alerts are sent as by the scheduler.
+
+        Args:
+            name: Name of the monitor.
+            window: One window, or the time at which it begins, instead of the latest.
+
+        Raises:
+            JobFailed: A window could not be looked at; the text says why.
+            JobLeased: Another process runs the monitor.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> print(store.check_monitor("weather_watch", window="2013-01-01T06:00Z"))
+        weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
+          there is too little before this window to compare all of it with
+        """
+        from featurestore.jobs import monitor_service
+
+        return monitor_service.check_monitor(
+            self._session, name, call=self._call_training_job, window=window
+        )
+
+    def get_monitor_history(
+        self, name: str, *, limit: int | None = 100, offset: int = 0
+    ) -> list[MonitorReport]:
+        """Return what a monitor found, newest window first.
+
+        Args:
+            name: Name of the monitor.
+            limit: At most so many windows; None: all.
+            offset: How many to leave out before them.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> runs = store.backfill_job("weather_watch", "2013-01-01T05:00Z", "2013-01-01T08:00Z")
+        >>> [report.rows for report in store.get_monitor_history("weather_watch")]
+        [2, 2, 0]
+        """
+        from featurestore.jobs import monitor_service
+
+        return monitor_service.history(self._session, name, limit=limit, offset=offset)

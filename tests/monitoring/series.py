@@ -1,0 +1,140 @@
+"""Series with a weekly season, as profiles of windows, and the faults that are planted in them.
+
+A series has one number, one text and missing values; its rows, its mean and its share of missing
+values differ by weekday and from day to day, as those of real sources do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from featurestore.model.monitor import Watched
+from featurestore.model.monitor_report import Finding
+from featurestore.model.window import Window
+from featurestore.monitoring import rules
+from featurestore.monitoring.profile import ColumnProfile, Profile
+from featurestore.monitoring.rules import Compared
+
+START = datetime(2023, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+GRID = np.linspace(0.0, 1.0, 101)
+FAULTS = ("shift", "nulls", "half", "stopped")
+_CATEGORIES = ("a", "b", "c", "d", "e", "f")
+
+
+@dataclass(frozen=True)
+class Series:
+    """How a source behaves: rows a day, weekly factors, spread from day to day."""
+
+    seed: int
+    shape: str
+    rows: float
+    of_week: np.ndarray
+    means: np.ndarray
+    null_share: float
+    wobble: float
+
+
+def series(seed: int) -> Series:
+    rng = np.random.default_rng(seed)
+    season = rng.uniform(0.0, 1.0)
+    return Series(
+        seed=seed,
+        shape=str(rng.choice(["normal", "lognormal", "exponential", "student"])),
+        rows=float(rng.uniform(400, 3000)),
+        of_week=1 - 0.5 * season * rng.uniform(0, 1, 7),
+        means=0.3 * season * rng.uniform(-1, 1, 7),
+        null_share=float(rng.uniform(0.02, 0.2)),
+        wobble=float(rng.uniform(0.0, 0.1)),
+    )
+
+
+def day(of: Series, number: int, *, fault: str | None = None) -> Profile:
+    """Return the profile of one day; the same day of a series is the same, but for the fault."""
+    rng = np.random.default_rng([of.seed, number])
+    weekday = number % 7
+    expected = of.rows * of.of_week[weekday] * rng.lognormal(0.0, of.wobble)
+    share = of.null_share * rng.lognormal(0.0, of.wobble)
+    if fault == "half":
+        expected /= 2
+    if fault == "nulls":
+        share *= 2
+    rows = int(rng.poisson(expected))
+    if fault == "stopped":
+        rows = 0
+    nulls = int(rng.binomial(rows, min(share, 1.0)))
+    values = _values(of, rng, rows - nulls)
+    deviation = values.std() if rows > nulls else 1.0
+    mean = of.means[weekday] + of.wobble * rng.normal()
+    values = values + mean * deviation
+    if fault == "shift":
+        values = values + 0.5 * deviation
+    weights = np.array([5, 4, 3, 2, 1, 1]) / 16
+    counts = rng.multinomial(rows, weights)
+    window = Window(START + number * DAY, START + (number + 1) * DAY)
+    columns = {"x": _number("x", values, nulls), "kind": _text("kind", counts)}
+    return Profile(window, rows, 1, 1, columns, {"x": "double", "kind": "string"})
+
+
+def _values(of: Series, rng: np.random.Generator, rows: int) -> np.ndarray:
+    if of.shape == "lognormal":
+        return rng.lognormal(0.0, 0.7, rows)
+    if of.shape == "exponential":
+        return rng.exponential(1.0, rows)
+    if of.shape == "student":
+        return rng.standard_t(4, rows)
+    return rng.normal(0.0, 1.0, rows)
+
+
+def _number(name: str, values: np.ndarray, nulls: int) -> ColumnProfile:
+    quantiles: tuple[float, ...] = ()
+    if len(values):
+        quantiles = tuple(np.quantile(values, GRID).tolist())
+    return ColumnProfile(
+        name, "double", "number", len(values), nulls, len(values), quantiles=quantiles
+    )
+
+
+def _text(name: str, counts: np.ndarray) -> ColumnProfile:
+    values = tuple((each, int(n)) for each, n in zip(_CATEGORIES, counts, strict=True) if n)
+    rows = int(counts.sum())
+    return ColumnProfile(name, "string", "text", rows, 0, rows, values=values, complete=True)
+
+
+def compared(days: dict[int, Profile], number: int) -> Compared:
+    others = [days[each] for each in range(number - 56, number)]
+    groups = [(number - each) % 7 for each in range(number - 56, number)]
+    same = [days[each] for each in range(number - 56, number, 7)]
+    return Compared(same, others, groups, 8, same, others)
+
+
+def alarms(
+    watched: Watched, days: dict[int, Profile], numbers: range
+) -> Iterator[tuple[int, list[Finding]]]:
+    """Yield the alarms of each of neighbouring days."""
+    judged = []
+    for number in numbers:
+        judged.append(rules.judge(watched, days[number], compared(days, number)))
+        findings = rules.confirmed(judged, watched.confirm)
+        yield number, [each for each in findings if each.alarm]
+
+
+def is_found(watched: Watched, of: Series, number: int, fault: str) -> bool:
+    """Tell whether a fault from a day on is found within two windows."""
+    days = {each: day(of, each) for each in range(number - 57, number)}
+    for each in (number, number + 1):
+        days[each] = day(of, each, fault=fault)
+    wanted = {"shift": "drift", "nulls": "nulls", "half": "volume", "stopped": "volume"}[fault]
+    for each, found in alarms(watched, days, range(number - 1, number + 2)):
+        if each >= number and any(finding.kind == wanted for finding in found):
+            return True
+    return False
+
+
+def plain(watched: Watched) -> Watched:
+    """Return what is watched without what series do not have."""
+    return replace(watched, schema=False)

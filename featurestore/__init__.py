@@ -99,6 +99,11 @@ _FUNCTIONS = (
     "check_monitor",
     "get_monitors",
     "get_monitor_history",
+    "add_alert_channel",
+    "get_alert_channels",
+    "remove_alert_channel",
+    "get_alerts",
+    "send_alerts",
 )
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]

@@ -29,6 +29,7 @@ from featurestore.jobs import window_job as window_job
 from featurestore.jobs.monitor_service import MonitorStatus
 from featurestore.jobs.plan import JobPlan
 from featurestore.jobs.service import JobStatus
+from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.plan import FeaturePlan
@@ -40,6 +41,7 @@ from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_features import window as window
 from featurestore.model.window_features import windows as windows
 from featurestore.plugins.engine import Engine
+from featurestore.registry.alerts import Outgoing
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame as FeatureFrame
@@ -635,3 +637,8 @@ def get_monitors() -> list[MonitorStatus]: ...
 def get_monitor_history(
     name: str, *, limit: int | None = 100, offset: int = 0
 ) -> list[MonitorReport]: ...
+def add_alert_channel(name: str, uri: str, *, secret: str | None = None) -> Channel: ...
+def get_alert_channels() -> list[Channel]: ...
+def remove_alert_channel(name: str) -> None: ...
+def get_alerts(*, limit: int | None = 100) -> list[Outgoing]: ...
+def send_alerts() -> int: ...

@@ -47,6 +47,7 @@ _NOUNS = {
     "td": "training_datasets",
     "job": "jobs",
     "monitor": "monitors",
+    "alert": "alerts",
     "scheduler": "scheduler",
     "registry": "registry",
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from featurestore.alerts import incidents
 from featurestore.jobs.monitors import run_monitor
 from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
@@ -142,7 +143,11 @@ def _record_failure(session: Session, attempt: Attempt, run: Run) -> None:
     with session.registry.transaction() as connection:
         runs.failed(connection, name, attempt.windows, run_id=run.run_id)
         known = runs.windows_of(connection, name, states=[runs.FAILED])
-    tries = max(known[window].tries for window in attempt.windows)
+        tries = max(known[window].tries for window in attempt.windows)
+        if tries > attempt.spec.retries:
+            line = f"{run.error or 'it failed'} (window from {run.window.start.isoformat()})"
+            present = {incidents.FAILURE: [line]}
+            incidents.update(connection, attempt.spec, present, families=[incidents.FAILURE])
     if attempt.spec.on_failure is not None and tries == attempt.spec.retries + 1:
         _tell(attempt.spec.on_failure, run)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
 from featurestore.jobs import service
 from featurestore.jobs.inputs import pin
@@ -77,6 +78,7 @@ def check_monitor(
     job = get_monitor(session, name)
     if window is None:
         outcome = service.attempt(session, name, _due_and_latest, call=call)
+        send_waiting(session)
         if outcome.failed:
             worst = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
             raise JobFailed(

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 
 from sqlalchemy.engine import Connection
 
+from featurestore.alerts import incidents
 from featurestore.delta import commits
 from featurestore.delta.history import commit_time
 from featurestore.delta.snapshot import read_snapshot
@@ -42,6 +43,7 @@ from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.training import catalog
 
+_FAMILIES = ("drift", "nulls", "values", "freshness", "volume", "schema", "metric")
 _EVENT_TIME, _COMMIT = "event time", "last commit"
 
 
@@ -57,9 +59,20 @@ def _observe(session: Session, attempt: Attempt, recording: Recording) -> Writte
 
     def record(connection: Connection) -> None:
         monitors.record(connection, reports, run_id=recording.run.run_id)
+        _alert(connection, spec, reports[-1])
 
     rows = sum(each.rows for each in reports)
     return Written(rows, given.delta_version, None, record)
+
+
+def _alert(connection: Connection, spec: JobSpec, report: MonitorReport) -> None:
+    """Tell what the latest window has out of bounds; windows of the past are nobody's alarm."""
+    if report.window != latest_complete(schedule_of(spec), times.utc_now()):
+        return
+    present: dict[str, list[str]] = {}
+    for finding in report.alarms:
+        present.setdefault(finding.kind, []).append(str(finding))
+    incidents.update(connection, spec, present, families=_FAMILIES)
 
 
 def observe(

@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import FeatureStoreError, JobLeased, RegistryError
+from featurestore.alerts import incidents
+from featurestore.errors import FeatureStoreError, JobLeased, RegistryError, ValidationFailed
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
@@ -36,7 +37,7 @@ from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.recovery import recover as recover_writes
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import jobs, runs
+from featurestore.registry import jobs, reports, runs
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -128,7 +129,7 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
             recording = _begin(session, attempt, run)
             written = work(recording)
         except Exception as error:  # a job's code may raise anything: the history tells it
-            return _failed(session, run_id, error)
+            return _failed(session, spec, run_id, error)
         return _done(session, attempt, recording.run, written)
 
 
@@ -232,6 +233,7 @@ def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run
             record_computed(connection, attempt.spec, attempt.windows, run, written.target_version)
             if written.record is not None:
                 written.record(connection)
+            _tell_of_success(connection, attempt.spec, run)
             done = runs.get(connection, run.run_id)
     except RegistryError as error:
         _log.warning("done, and recorded by the next run of the job: %s", error.message)
@@ -267,7 +269,21 @@ def record_computed(
         jobs.advance(connection, spec.name, moved)
 
 
-def _failed(session: Session, run_id: str, error: Exception) -> Run:
+def _tell_of_success(connection: Connection, spec: JobSpec, run: Run) -> None:
+    """Tell the job's channels that it works again, or of rows that a lenient policy let land."""
+    if not spec.alert:
+        return
+    if not runs.windows_of(connection, spec.name, states=[runs.FAILED]):
+        incidents.update(connection, spec, {}, families=[incidents.FAILURE])
+    if spec.fills_group:
+        present = {}
+        bad = reports.failed_of_run(connection, run.run_id)
+        if bad:
+            present[incidents.VALIDATION] = bad
+        incidents.update(connection, spec, present, families=[incidents.VALIDATION])
+
+
+def _failed(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
     if isinstance(error, FeatureStoreError):
         text, hint = error.message, error.hint
         explained = error.__cause__ is None
@@ -277,6 +293,13 @@ def _failed(session: Session, run_id: str, error: Exception) -> Run:
     _log.error("failed: %s", text, exc_info=None if explained else error)
     with session.registry.transaction() as connection:
         runs.end(connection, run_id, runs.FAILED, memory=_peak(), error=text, hint=hint)
+        if isinstance(error, ValidationFailed):  # the same rows fail however often they are tried
+            incidents.update(
+                connection,
+                spec,
+                {incidents.VALIDATION: [text]},
+                families=[incidents.VALIDATION],
+            )
         return runs.get(connection, run_id)
 
 

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.jobs import service
 from featurestore.jobs.execution import Watch
@@ -66,6 +67,7 @@ class Scheduler:
         self._call = call
         self._options = options or Options()
         self._watch = Watch()
+        self._sending: threading.Thread | None = None
 
     def run(self) -> None:
         """Run what is due again and again until SIGTERM, SIGINT or ``stop``.
@@ -81,9 +83,18 @@ class Scheduler:
                     self.run_due()
                 except FeatureStoreError as error:  # the registry may answer the next time
                     _log.error("%s", error)
+                self._send_alerts()
                 spent = time.monotonic() - begun
                 stop.wait(max(self._options.every - spent, 0))
             _log.info("scheduler stopped")
+
+    def _send_alerts(self) -> None:
+        """Send what waits in the outbox beside the jobs, which no channel may hold up."""
+        if self._sending is None or not self._sending.is_alive():
+            self._sending = threading.Thread(
+                target=send_waiting, args=(self._session,), name="alerts", daemon=True
+            )
+            self._sending.start()
 
     def stop(self) -> None:
         """Stop after the runs that have begun."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from types import ModuleType
 
-from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
+from featurestore.alerts.outbox import send_waiting
+from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, listing
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.execution import Outcome, Watch, compute_windows
 from featurestore.jobs.loading import load, load_registered, trust
@@ -33,7 +34,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.recovery.leases import leased
-from featurestore.registry import jobs, runs
+from featurestore.registry import alerts, jobs, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -72,6 +73,7 @@ def register_jobs(
 ) -> list[RegisteredJob]:
     """Register every job of a module, file or folder; return them as registered, by name."""
     found = load(module_or_path)
+    _check_channels(session, [definition.spec for definition, _ in found.values()])
     specs = _as_registered(session, {name: each.spec for name, (each, _) in found.items()})
     registered = []
     for name, (_, file) in sorted(found.items()):
@@ -102,6 +104,21 @@ def _as_registered(session: Session, given: Mapping[str, JobSpec]) -> dict[str, 
         specs[name] = with_its_key(session, spec)
         check(session, specs[name], coming=coming)
     return specs
+
+
+def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
+    """Refuse jobs that would tell channels which nobody added."""
+    with session.registry.reading() as connection:
+        known = [each.name for each in alerts.channels(connection)]
+    for spec in specs:
+        unknown = [name for name in spec.alert if name not in known]
+        if unknown:
+            raise InvalidJob(
+                f"Job {spec.name!r}: alert= names {listing(unknown)}, and the store has the "
+                f"channels {listing(known)}.",
+                hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
+                command=f"featurestore alert add {unknown[0]} log",
+            )
 
 
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
@@ -185,7 +202,9 @@ def run_job(
         choose = all_stale
     else:
         choose = one
-    return _checked(name, attempt(session, name, choose, call=call))
+    outcome = attempt(session, name, choose, call=call)
+    send_waiting(session)
+    return _checked(name, outcome)
 
 
 def backfill_job(
@@ -213,6 +232,7 @@ def backfill_job(
 
     parallel = min(_MOST_AT_ONCE, usable_cores())
     outcome = attempt(session, name, choose, call=call, watch=watch, parallel=parallel)
+    send_waiting(session)
     return _checked(name, outcome)
 
 

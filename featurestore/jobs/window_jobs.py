@@ -55,6 +55,7 @@ def window_job(
     catchup: int | None = None,
     on_error: OnError = "go_on",
     on_failure: str | None = None,
+    alert: str | Sequence[str] = (),
 ) -> JobDefinition:
     """Make a scheduled job that writes aggregates over windows into a feature group.
 
@@ -89,6 +90,7 @@ def window_job(
         catchup: At most so many missed windows at once, the oldest first; None takes all.
         on_error: Whether later windows "wait" for a failed one or "go_on".
         on_failure: Command to run when a run failed for good.
+        alert: Channels that are told of failures, as for ``job``.
 
     Raises:
         InvalidJob: ``every`` does not divide the schedule's interval, or an argument means nothing.
@@ -126,6 +128,7 @@ def window_job(
         catchup=catchup,
         on_error=on_error,
         on_failure=on_failure,
+        alert=alert,
     )
     job = WindowJob(found, interval, bool(keep_empty))
     spec = specs.feature_job(asked, kind="window", code=job.code)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 FEWEST_WINDOWS = 5
 # Deviations above the median that windows stay below, a deviation being told from the nine in ten
 # that are nearest: 1.28 of them in a normal distribution.
-_DEVIATIONS = 3.0
+_DEVIATIONS = 4.0
 _NINE_IN_TEN = 1.2816
 _WORST = 0.005
 _PER_WINDOW = 1e-3
@@ -93,7 +93,7 @@ def chi_squared(degrees: int, alpha: float) -> float:
 def usual(distances: Sequence[float] | NDArray[np.float64]) -> float:
     """Return what the distances of windows among each other stay below; 0 for too few windows.
 
-    Three deviations above their median, which one wild window does not move.
+    Four deviations above their median, which one wild window does not move.
     """
     if len(distances) < FEWEST_WINDOWS:
         return 0.0

@@ -50,6 +50,6 @@ def _smoothed(shares: Floats, rows: Floats | float) -> Floats:
 
 
 def _relative_entropy(p: Floats, q: Floats) -> Floats:
-    held = p > 0
-    ratio = np.divide(p, q, out=np.ones_like(p), where=held)
+    p, q = np.broadcast_arrays(p, q)
+    ratio = np.divide(p, q, out=np.ones(p.shape), where=p > 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1))

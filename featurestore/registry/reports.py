@@ -44,6 +44,18 @@ def validations(connection: Connection, kind: str, name: str, version: int) -> l
         return [json.loads(each) for each in connection.execute(query).scalars()]
 
 
+def failed_of_run(connection: Connection, run_id: str) -> list[str]:
+    """Return in words what the rows of a run failed, that landed all the same."""
+    columns = validation_reports.c
+    query = sa.select(columns.name, columns.policy, columns.rows).where(
+        columns.run_id == run_id, columns.success.is_(False)
+    )
+    found = []
+    for name, policy, rows in connection.execute(query):
+        found.append(f"{rows:,} rows for {name} failed validation (policy {policy})")
+    return found
+
+
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
     """Forget the reports of a version."""
     columns = validation_reports.c

@@ -11,6 +11,7 @@ from featurestore.plugins.engine import find_engine
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.publication import is_durable
+from featurestore.store.alerts import AlertCalls
 from featurestore.store.feature_views import FeatureViewCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
@@ -31,6 +32,7 @@ class FeatureStore(
     TrainingDatasetCalls,
     InsightCalls,
     MonitorCalls,
+    AlertCalls,
 ):
     """A connection to one store.
 

@@ -1,0 +1,209 @@
+"""Alert channels, incidents, and messages on their way."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.model import times
+from featurestore.model.alert import Alert, Channel, Event
+from featurestore.model.times import from_micros, to_micros
+from featurestore.registry.rows import readable
+from featurestore.registry.tables import alert_channels, incidents, outbox
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that began and has not ended."""
+
+    id: str
+    family: str
+    began: datetime
+    reminded: datetime
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message on its way to one channel."""
+
+    id: str
+    channel: str
+    attempts: int
+    holder: str | None
+    delivered: datetime | None
+    error: str | None
+    _message: str
+
+    @property
+    def alert(self) -> Alert:
+        """The message."""
+        with readable(f"message {self.id!r}"):
+            return Alert.from_text(self._message)
+
+
+# -- channels -------------------------------------------------------------------------------------
+
+
+def put_channel(connection: Connection, channel: Channel) -> None:
+    """Record a channel in place of one of the same name."""
+    connection.execute(alert_channels.delete().where(alert_channels.c.name == channel.name))
+    connection.execute(
+        alert_channels.insert().values(
+            name=channel.name,
+            uri=channel.uri,
+            secret=channel.secret,
+            created=to_micros(times.utc_now()),
+        )
+    )
+
+
+def remove_channel(connection: Connection, name: str) -> bool:
+    """Remove a channel; return whether there was one."""
+    removed = connection.execute(alert_channels.delete().where(alert_channels.c.name == name))
+    return bool(removed.rowcount)
+
+
+def channels(connection: Connection) -> list[Channel]:
+    """Return every channel, by name."""
+    query = sa.select(alert_channels).order_by(alert_channels.c.name)
+    return [Channel(row.name, row.uri, row.secret) for row in connection.execute(query)]
+
+
+# -- incidents ------------------------------------------------------------------------------------
+
+
+def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
+    """Return what began for a job and has not ended, by family."""
+    query = sa.select(incidents).where(incidents.c.job == job, incidents.c.ended.is_(None))
+    found = {}
+    for row in connection.execute(query):
+        began, reminded = from_micros(row.began), from_micros(row.reminded)
+        found[row.family] = Incident(row.id, row.family, began, reminded)
+    return found
+
+
+def begin(connection: Connection, job: str, families: Iterable[str], now: datetime) -> None:
+    """Record that something began."""
+    for family in families:
+        moment = to_micros(now)
+        connection.execute(
+            incidents.insert().values(
+                id=uuid.uuid4().hex, job=job, family=family, began=moment, reminded=moment
+            )
+        )
+
+
+def end(connection: Connection, found: Iterable[Incident], now: datetime) -> None:
+    """Record that something ended."""
+    for each in found:
+        change = incidents.update().where(incidents.c.id == each.id)
+        connection.execute(change.values(ended=to_micros(now)))
+
+
+def remind(connection: Connection, found: Iterable[Incident], now: datetime) -> None:
+    """Record that people were reminded of something."""
+    for each in found:
+        change = incidents.update().where(incidents.c.id == each.id)
+        connection.execute(change.values(reminded=to_micros(now)))
+
+
+# -- outbox ---------------------------------------------------------------------------------------
+
+
+def send(
+    connection: Connection,
+    event: Event,
+    job: str,
+    told: Mapping[str, Sequence[str]],
+    channels: Iterable[str],
+) -> None:
+    """Put a message into the outbox, for each channel one of its own."""
+    now = times.utc_now()
+    lines = [line for family in told.values() for line in family]
+    for channel in channels:
+        alert = Alert(uuid.uuid4().hex, event, job, tuple(told), tuple(lines), now)
+        connection.execute(
+            outbox.insert().values(
+                id=alert.id,
+                channel=channel,
+                message=json.dumps(alert.to_json(), ensure_ascii=False),
+                created=to_micros(now),
+                attempts=0,
+                next_try=to_micros(now),
+            )
+        )
+
+
+def waiting(
+    connection: Connection, *, limit: int | None = None, besides: Iterable[str] = ()
+) -> list[Outgoing]:
+    """Return the messages that are to be sent now, oldest first; ``besides`` leaves channels out."""
+    due = outbox.c.next_try <= to_micros(times.utc_now())
+    query = (
+        sa.select(outbox)
+        .where(outbox.c.delivered.is_(None), due, outbox.c.channel.not_in(list(besides)))
+        .order_by(outbox.c.created)
+        .limit(limit)
+    )
+    return [_outgoing(row) for row in connection.execute(query)]
+
+
+def messages(connection: Connection, *, limit: int | None = None) -> list[Outgoing]:
+    """Return messages, newest first."""
+    query = sa.select(outbox).order_by(outbox.c.created.desc()).limit(limit)
+    return [_outgoing(row) for row in connection.execute(query)]
+
+
+def take(connection: Connection, message: Outgoing, holder: str) -> bool:
+    """Take a message to send it; False when somebody else has it, or it was sent."""
+    free = sa.and_(
+        outbox.c.id == message.id,
+        outbox.c.delivered.is_(None),
+        outbox.c.holder.is_(None) if message.holder is None else outbox.c.holder == message.holder,
+    )
+    changed = connection.execute(outbox.update().where(free).values(holder=holder))
+    return bool(changed.rowcount)
+
+
+def delivered(connection: Connection, message: Outgoing) -> None:
+    """Record that a message arrived."""
+    change = outbox.update().where(outbox.c.id == message.id)
+    now = to_micros(times.utc_now())
+    connection.execute(
+        change.values(delivered=now, holder=None, error=None, attempts=message.attempts + 1)
+    )
+
+
+def failed(connection: Connection, message: Outgoing, error: str, wait: timedelta) -> None:
+    """Record that a message did not arrive, and when it is tried again."""
+    change = outbox.update().where(outbox.c.id == message.id)
+    again = to_micros(times.utc_now() + wait)
+    connection.execute(
+        change.values(holder=None, error=error[:500], attempts=message.attempts + 1, next_try=again)
+    )
+
+
+def counts(connection: Connection) -> dict[str, dict[str, int]]:
+    """Return how many messages of each channel were delivered, and how many wait."""
+    query = sa.select(
+        outbox.c.channel, sa.func.count(), sa.func.count(outbox.c.delivered)
+    ).group_by(outbox.c.channel)
+    found = {}
+    for channel, total, arrived in connection.execute(query):
+        found[str(channel)] = {"delivered": int(arrived), "waiting": int(total) - int(arrived)}
+    return found
+
+
+def _outgoing(row: sa.Row[tuple[object, ...]]) -> Outgoing:
+    arrived = None
+    if row.delivered is not None:
+        arrived = from_micros(row.delivered)
+    return Outgoing(
+        row.id, row.channel, row.attempts, row.holder, arrived, row.error, str(row.message)
+    )

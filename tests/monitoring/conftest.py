@@ -1,0 +1,90 @@
+"""A group with a row every ten minutes for ten weeks, and monitors written into files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.model import times
+from featurestore.store import FeatureStore
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+DAYS = 70
+DAY = timedelta(days=1)
+NOW = START + DAYS * DAY
+A_DAY = 144
+
+
+@dataclass
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    now: datetime = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    found = Clock()
+    monkeypatch.setattr(times, "clock", found)
+    return found
+
+
+def sales(first: int, days: int, *, shift: float = 0.0, null_share: float = 0.05) -> pa.Table:
+    """Return the rows of some days: an amount with nulls, a shop, whether it was late."""
+    parts = []
+    for day in range(first, first + days):
+        rng = np.random.default_rng(day)
+        at = [START + day * DAY + number * timedelta(minutes=10) for number in range(A_DAY)]
+        amount = rng.normal(10.0 + shift * 2.0, 2.0, A_DAY)
+        nulls = rng.random(A_DAY) < null_share
+        parts.append(
+            pa.table(
+                {
+                    "id": pa.array(range(day * A_DAY, (day + 1) * A_DAY), pa.int64()),
+                    "at": pa.array(at, pa.timestamp("us", tz="UTC")),
+                    "amount": pa.array(amount, mask=nulls),
+                    "shop": pa.array(rng.choice(["north", "south"], A_DAY)),
+                    "late": pa.array((rng.random(A_DAY) < 0.2).astype(float)),
+                }
+            )
+        )
+    return pa.concat_tables(parts)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, clock: Clock) -> FeatureStore:
+    """A store whose group ``sales`` holds ten weeks."""
+    store = featurestore.connect(tmp_path / "store", engine="duckdb")
+    store.create_featuregroup(sales(0, DAYS), "sales", primary_key="id", event_time="at")
+    return store
+
+
+Define = Callable[..., str]
+
+
+@pytest.fixture
+def define(shop: FeatureStore, tmp_path: Path) -> Define:
+    """Register a monitor of ``sales`` with daily windows; return its name."""
+
+    def write(arguments: str = "", *, name: str = "watch", schedule: str = "0 0 * * *") -> str:
+        file = tmp_path / f"{name}.py"
+        file.write_text(
+            "import featurestore\n"
+            f"featurestore.monitor_job({name!r}, featuregroup='sales', schedule={schedule!r}, "
+            f"{arguments})\n"
+        )
+        shop.register_jobs(file)
+        return name
+
+    return write

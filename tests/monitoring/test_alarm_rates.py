@@ -1,0 +1,29 @@
+"""How often monitors cry wolf, and how often they see it: seed-fixed, of series with a week."""
+
+from __future__ import annotations
+
+import pytest
+
+from featurestore.model.monitor import Watched
+from tests.monitoring.series import FAULTS, alarms, day, is_found, plain, series
+
+WATCHED = plain(Watched("series"))
+
+
+@pytest.mark.slow
+def test_at_most_one_window_in_a_hundred_alarms_where_nothing_changed() -> None:
+    judged = alarmed = 0
+    for seed in range(2):
+        days = {number: day(series(seed), number) for number in range(156)}
+        for _, found in alarms(WATCHED, days, range(56, 156)):
+            judged += 1
+            alarmed += bool(found)
+    assert judged == 200
+    assert alarmed <= judged / 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nineteen_faults_in_twenty_are_found_within_two_windows(fault: str) -> None:
+    found = [is_found(WATCHED, series(seed), 61 + seed, fault) for seed in range(20)]
+    assert sum(found) >= 19

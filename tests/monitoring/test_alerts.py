@@ -1,0 +1,384 @@
+"""Alerts: one when it begins, one when it ends, and none is lost whatever receivers do."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import featurestore
+from featurestore.alerts.outbox import send_waiting
+from featurestore.errors import FeatureStoreError, InvalidJob, JobFailed
+from featurestore.model.job import JobSpec
+from featurestore.registry import alerts
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import DAY, DAYS, NOW, Clock, sales
+from tests.monitoring.receivers import mail_server, web_server
+
+Define = Callable[..., str]
+
+
+def put(store: FeatureStore, *, channel: str = "ops", lines: int = 1) -> None:
+    """Put a message into the outbox."""
+    told = {"drift": [f"feature {number} drifted" for number in range(lines)]}
+    with store.session.registry.transaction() as connection:
+        alerts.send(connection, "begin", "watch", told, [channel])
+
+
+@pytest.fixture
+def quiet(tmp_path: Path, clock: Clock) -> FeatureStore:
+    """An empty store."""
+    return featurestore.connect(tmp_path / "quiet", engine="duckdb")
+
+
+# -- what is worth a message ----------------------------------------------------------------------
+
+
+def test_one_message_when_it_begins_one_when_it_ends_and_reminders_between(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    with web_server() as received:
+        shop.add_alert_channel("ops", received.uri)
+        define("alert='ops', remind='2d'")
+        shop.backfill_job("watch", NOW - 3 * DAY, NOW)
+        assert received.messages == []
+        for day in range(1, 6):  # the source is silent for five days, looked at twice a day
+            clock.now = NOW + day * DAY
+            shop.check_monitor("watch")
+            clock.now += timedelta(hours=12)
+            shop.check_monitor("watch")
+        events = [each["event"] for each in received.messages]
+        assert events == ["begin", "reminder", "reminder"]
+        shop.insert_into_featuregroup(sales(DAYS, 6), "sales")
+        clock.now = NOW + 6 * DAY
+        shop.check_monitor("watch")
+        assert [each["event"] for each in received.messages][3:] == ["end"]
+    assert received.messages[0]["families"] == ["volume"]
+    assert "no rows" in received.messages[0]["text"] or "0 rows" in received.messages[0]["text"]
+
+
+def test_features_that_drift_at_once_are_one_message(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    wide = sales(0, DAYS)
+    for number in range(8):
+        wide = wide.append_column(f"x{number}", wide["late"])
+    shop.create_featuregroup(wide, "sales", primary_key="id", event_time="at", version=2)
+    with web_server() as received:
+        shop.add_alert_channel("ops", received.uri)
+        define("alert='ops', confirm=1")
+        moved = sales(DAYS, 1)
+        late = moved["late"].to_numpy() + 5.0
+        for number in range(8):
+            moved = moved.append_column(f"x{number}", [late])
+        shop.insert_into_featuregroup(moved, "sales")
+        clock.now = NOW + DAY
+        shop.check_monitor("watch")
+    (message,) = received.messages
+    assert sum("x" in line for line in message["lines"]) >= 8
+
+
+def test_a_backfill_of_the_past_tells_nobody(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    with web_server() as received:
+        shop.add_alert_channel("ops", received.uri)
+        define("alert='ops'")
+        clock.now = NOW + 5 * DAY
+        shop.backfill_job("watch", NOW, NOW + 3 * DAY)
+        assert {report.state for report in shop.get_monitor_history("watch")} == {"alarm"}
+    assert received.messages == []
+
+
+def test_a_failing_job_is_told_once_and_again_when_it_works(
+    shop: FeatureStore, tmp_path: Path, clock: Clock
+) -> None:
+    file = tmp_path / "jobs.py"
+    file.write_text(
+        "import featurestore, os\n"
+        "@featurestore.job(featuregroup='totals', event_time='day', schedule='0 0 * * *', "
+        "retries=0, alert='ops')\n"
+        "def totals(window):\n"
+        "    assert 'BROKEN' not in os.environ, 'it broke'\n"
+        "    return [{'n': 1}]\n"
+    )
+    with web_server() as received:
+        shop.add_alert_channel("ops", received.uri)
+        shop.register_jobs(file)
+        os.environ["BROKEN"] = "yes"
+        try:
+            for _ in range(3):
+                with pytest.raises(JobFailed):
+                    shop.run_job("totals")
+        finally:
+            del os.environ["BROKEN"]
+        assert [each["event"] for each in received.messages] == ["begin"]
+        assert "it broke" in received.messages[0]["text"]
+        shop.run_job("totals")
+        assert [each["event"] for each in received.messages] == ["begin", "end"]
+
+
+@pytest.mark.parametrize("policy", ["strict", "warn"])
+def test_rows_that_fail_validation_are_told_whether_they_land_or_not(
+    shop: FeatureStore, tmp_path: Path, policy: str
+) -> None:
+    file = tmp_path / "jobs.py"
+    file.write_text(
+        "import featurestore\n"
+        "limits = {'column': 'n', 'max_value': 3}\n"
+        "@featurestore.job(featuregroup='totals', event_time='day', schedule='0 0 * * *', "
+        f"alert='ops', validation={policy!r}, "
+        "expectations=[{'type': 'expect_column_max_to_be_between', 'kwargs': limits}])\n"
+        "def totals(window):\n"
+        "    return [{'n': 7}]\n"
+    )
+    with web_server() as received:
+        shop.add_alert_channel("ops", received.uri)
+        shop.register_jobs(file)
+        if policy == "strict":
+            with pytest.raises(JobFailed):
+                shop.run_job("totals")
+        else:
+            shop.run_job("totals")
+    assert [each["families"] for each in received.messages] == [["validation"]]
+
+
+# -- how it gets there ----------------------------------------------------------------------------
+
+
+def test_a_webhook_gets_json_with_a_text_and_its_secret(
+    quiet: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", "t0ken")
+    with web_server() as received:
+        quiet.add_alert_channel("ops", received.uri, secret="env:HOOK")
+        put(quiet)
+        assert quiet.send_alerts() == 1
+        assert quiet.send_alerts() == 0
+    assert received.headers[0]["Authorization"] == "Bearer t0ken"
+    assert received.messages[0]["text"] == "watch: drift began\n- feature 0 drifted"
+    stored = Path(quiet.location, "registry.db").read_bytes()
+    assert b"t0ken" not in stored
+
+
+@pytest.mark.parametrize("behavior", ["fails", "elsewhere", "nobody"])
+def test_what_a_receiver_does_not_take_is_tried_again_later(
+    quiet: FeatureStore, clock: Clock, behavior: str
+) -> None:
+    with web_server() as received:
+        received.behavior = behavior
+        uri = received.uri
+        if behavior == "nobody":
+            uri = "webhook+http://127.0.0.1:9/"
+        quiet.add_alert_channel("ops", uri)
+        put(quiet)
+        assert quiet.send_alerts() == 0
+        tried = len(received.messages)
+        assert quiet.send_alerts() == 0
+        assert len(received.messages) == tried  # not before its time
+        (waits,) = quiet.get_alerts()
+        assert (waits.attempts, waits.delivered) == (1, None)
+        assert waits.error
+        received.behavior = "well"
+        quiet.add_alert_channel("ops", received.uri)
+        clock.now += timedelta(seconds=11)
+        assert quiet.send_alerts() == 1
+    assert len({each["id"] for each in received.messages}) == 1
+
+
+def test_a_receiver_that_hangs_holds_nobody_up_and_a_slow_one_is_waited_for(
+    quiet: FeatureStore,
+) -> None:
+    with web_server() as received:
+        quiet.add_alert_channel("ops", received.uri)
+        put(quiet)
+        received.behavior = "hangs"
+        begun = time.monotonic()
+        assert send_waiting(quiet.session, seconds=1.0) == 0
+        assert time.monotonic() - begun < 8
+        (waits,) = quiet.get_alerts()
+        assert waits.error == "no answer in time"
+        put(quiet)
+        received.behavior = "slow"
+        assert quiet.send_alerts() == 1
+
+
+def test_mail_goes_out_encrypted_and_is_tried_again_when_refused(
+    quiet: FeatureStore, tmp_path: Path, clock: Clock
+) -> None:
+    with mail_server(tmp_path) as (mails, port, certificate):
+        mails.refuse = True
+        uri = f"smtp://localhost:{port}/?to=ops@example.com&from=store@example.com"
+        quiet.add_alert_channel("ops", f"{uri}&cafile={certificate}")
+        put(quiet)
+        assert quiet.send_alerts() == 0
+        assert quiet.get_alerts()[0].error == "the mail server answered 451"
+        mails.refuse = False
+        clock.now += timedelta(minutes=1)
+        assert quiet.send_alerts() == 1
+        text = mails.envelopes[0].content.decode()
+        assert (mails.encrypted, mails.envelopes[0].rcpt_tos) == ([True], ["ops@example.com"])
+        assert "Subject: watch: drift began" in text
+        assert f"Message-ID: <{quiet.get_alerts()[0].id}@featurestore>" in text
+        quiet.add_alert_channel("ops", uri)  # a certificate that nobody vouches for
+        put(quiet)
+        assert quiet.send_alerts() == 0
+    assert len(mails.envelopes) == 1
+
+
+def test_a_command_gets_the_message_and_no_shell(quiet: FeatureStore, tmp_path: Path) -> None:
+    program = tmp_path / "tell it; touch owned"
+    program.write_text(f"#!/bin/sh\ncat > {tmp_path}/told.json\n")
+    program.chmod(0o755)
+    quiet.add_alert_channel("ops", f"command:{program}")
+    put(quiet, lines=50)
+    assert quiet.send_alerts() == 1
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert len(told["lines"]) == 50
+    assert told["text"].endswith("- and 10 more")
+    program.write_text("#!/bin/sh\nexit 3\n")
+    put(quiet)
+    assert quiet.send_alerts() == 0
+    assert "the command ended with 3" in [each.error for each in quiet.get_alerts()]
+
+
+def test_the_log_is_a_channel(quiet: FeatureStore, caplog: pytest.LogCaptureFixture) -> None:
+    quiet.add_alert_channel("ops", "log")
+    put(quiet)
+    with caplog.at_level(logging.INFO, logger="featurestore.alerts"):
+        assert quiet.send_alerts() == 1
+    assert "watch: drift began" in caplog.text
+
+
+# -- what a store from elsewhere may not do -------------------------------------------------------
+
+
+def test_a_channel_that_a_registry_brings_along_is_not_used(
+    quiet: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "steal"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/stolen\n")
+    program.chmod(0o755)
+    with web_server() as received:
+        quiet.add_alert_channel("ops", received.uri)
+        put(quiet)
+        with quiet.session.registry.transaction() as connection:
+            changed = sa.text("update alert_channels set uri = :uri, secret = 'env:HOME'")
+            connection.execute(changed, {"uri": f"command:{program}"})
+        assert quiet.send_alerts() == 0
+        with quiet.session.registry.transaction() as connection:
+            uri = {"uri": received.uri + "/other"}
+            connection.execute(sa.text("update alert_channels set uri = :uri"), uri)
+        assert quiet.send_alerts() == 0
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+        with quiet.session.registry.transaction() as connection:
+            connection.execute(
+                sa.text("update alert_channels set uri = :uri, secret = null"),
+                {"uri": received.uri},
+            )
+        assert quiet.send_alerts() == 0
+        quiet.add_alert_channel("ops", received.uri)
+        assert quiet.send_alerts() == 1
+    assert not (tmp_path / "stolen").exists()
+    assert len(received.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("uri", "secret", "words"),
+    [
+        ("slack://hooks", None, "no kind of alert channel"),
+        ("webhook+https://", None, "no host"),
+        ("webhook+http://x:notaport/", None, "port"),
+        ("smtp://mail.example.com", None, "somebody to write to"),
+        ("smtp://me:hunter2@mail.example.com/?to=a@b.c", None, "password"),
+        ("command:tell", None, "absolute"),
+        ("log", "hunter2", "reference"),
+    ],
+)
+def test_a_channel_that_cannot_be_is_refused_without_its_password(
+    quiet: FeatureStore, uri: str, secret: str | None, words: str
+) -> None:
+    with pytest.raises(FeatureStoreError, match=words) as error:
+        quiet.add_alert_channel("ops", uri, secret=secret)
+    assert "hunter2" not in str(error.value)
+    assert quiet.get_alert_channels() == []
+
+
+def test_a_job_that_tells_a_channel_which_nobody_added_is_refused(define: Define) -> None:
+    with pytest.raises(InvalidJob, match="channels"):
+        define("alert='ops'")
+
+
+# -- crashes --------------------------------------------------------------------------------------
+
+SEND = """
+import sys, featurestore
+store = featurestore.connect(sys.argv[1], engine="duckdb")
+print("ready", flush=True)
+sys.stdin.readline()
+store.send_alerts()
+"""
+
+
+def test_a_message_is_delivered_once_though_its_sender_is_killed(quiet: FeatureStore) -> None:
+    with web_server() as received:
+        quiet.add_alert_channel("ops", received.uri)
+        for attempt in range(3):
+            put(quiet)
+            received.behavior = "hangs" if attempt else "well"
+            child = subprocess.Popen(
+                [sys.executable, "-c", SEND, quiet.location],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdout.readline()
+            if attempt:  # killed with the message in its hands, or before it has taken it
+                child.stdin.write("go\n")
+                child.stdin.flush()
+                until = time.monotonic() + 20
+                while not received.messages[attempt - 1 :] and time.monotonic() < until:
+                    time.sleep(0.01)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            child.stdin.close()
+            child.stdout.close()
+            received.behavior = "well"
+            received.stop.set()
+            received.stop.clear()
+            assert quiet.send_alerts() == 1
+            assert quiet.send_alerts() == 0
+    sent = quiet.get_alerts()
+    assert all(each.delivered for each in sent)
+    assert {each["id"] for each in received.messages} == {each.id for each in sent}
+
+
+def test_what_is_wrong_and_its_message_are_recorded_together_or_not_at_all(
+    quiet: FeatureStore,
+) -> None:
+    from featurestore.alerts import incidents
+
+    spec = JobSpec("watch", "monitor", "watch", "0 0 * * *", {}, "", alert=("ops",))
+
+    def fail() -> None:
+        with quiet.session.registry.transaction() as connection:
+            incidents.update(connection, spec, {"drift": ["x"]})
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert quiet.get_alerts() == []
+    with quiet.session.registry.transaction() as connection:
+        assert alerts.open_incidents(connection, "watch") == {}

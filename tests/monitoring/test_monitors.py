@@ -1,0 +1,279 @@
+"""Monitors over a real store: what they find, what they do not, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import featurestore
+from featurestore.cli import app
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidJob,
+    InvalidSql,
+    JobFailed,
+    JobNotFound,
+)
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, START, Clock, sales
+
+Define = Callable[..., str]
+
+
+def go_on(shop: FeatureStore, clock: Clock, days: int, **faults: Any) -> None:
+    """Let days pass, with rows that may have a fault."""
+    shop.insert_into_featuregroup(sales(DAYS, days, **faults), "sales")
+    clock.now = NOW + days * DAY
+
+
+def test_a_monitor_over_ten_weeks_is_one_call_and_finds_nothing_where_nothing_changed(
+    shop: FeatureStore, define: Define
+) -> None:
+    define('metrics={"late_share": "avg(late)"}')
+    (run,) = shop.backfill_job("watch", START, NOW)
+    assert run.windows == DAYS
+    history = shop.get_monitor_history("watch", limit=None)
+    assert [report.rows for report in history] == [A_DAY] * DAYS
+    assert {report.state for report in history[:35]} <= {"ok", "suspect"}
+    assert history[-1].state == "learning"
+    assert all(report.ok for report in history)
+    late = [report.finding("metric", "late_share") for report in history]
+    expected = np.mean(sales(DAYS - 1, 1)["late"].to_numpy())
+    assert late[0] is not None
+    assert late[0].value == pytest.approx(expected)
+    assert shop.backfill_job("watch", START, NOW) == []
+
+
+def test_another_monitor_of_the_same_windows_reads_no_row_again(
+    shop: FeatureStore, define: Define
+) -> None:
+    define()
+    shop.backfill_job("watch", START, NOW)
+    folder = Path(shop.location, "featuregroups", "sales", "v1_statistics", "windows")
+    before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+    define("drift={'psi': 0.1}, volume=(0.9, 1.1)", name="strict")
+    shop.backfill_job("strict", START, NOW)
+    assert before
+    assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "subject"),
+    [({"shift": 0.5}, "drift", "amount"), ({"null_share": 0.3}, "nulls", "amount")],
+)
+def test_a_change_is_an_alarm_at_its_second_window_and_ends_with_it(
+    shop: FeatureStore,
+    define: Define,
+    clock: Clock,
+    fault: dict[str, float],
+    kind: str,
+    subject: str,
+) -> None:
+    define()
+    go_on(shop, clock, 2, **fault)
+    report = shop.check_monitor("watch")
+    assert {(each.kind, each.subject) for each in report.alarms} == {(kind, subject)}
+    first = shop.get_monitor_history("watch")[-1]
+    assert first.state == "suspect"
+    assert not report.ok
+    shop.insert_into_featuregroup(sales(DAYS + 2, 1), "sales")
+    clock.now += DAY
+    assert shop.check_monitor("watch").ok
+
+
+def test_a_window_without_rows_is_an_alarm_at_once_and_no_error(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define('freshness={"event_time": "12h", "commit": "36h"}')
+    clock.now = NOW + DAY
+    report = shop.check_monitor("watch")
+    volume = report.finding("volume")
+    assert volume is not None
+    assert (report.rows, volume.value, volume.alarm) == (0, 0.0, True)
+    aged = report.finding("freshness", "event time")
+    assert aged is not None
+    assert (aged.alarm, aged.value) == (True, pytest.approx(86_400 + 600))
+
+
+def test_half_the_rows_are_an_alarm_at_the_second_window(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define()
+    rows = sales(DAYS, 2)
+    shop.insert_into_featuregroup(rows.take(list(range(0, rows.num_rows, 2))), "sales")
+    clock.now = NOW + 2 * DAY
+    assert [each.kind for each in shop.check_monitor("watch").alarms] == ["volume"]
+
+
+def test_windows_are_compared_with_the_split_that_a_model_was_trained_on(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    frame = shop.get_features(["sales.amount", "sales.late"])
+    shop.create_training_dataset(frame, "late_sales", label="late", shards=1, progress=False)
+    define("baseline=featurestore.baseline(training_dataset='late_sales')")
+    assert shop.check_monitor("watch").ok
+    go_on(shop, clock, 2, shift=0.5)
+    alarms = shop.check_monitor("watch").alarms
+    assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
+
+
+@pytest.mark.parametrize("arguments", ["version=1", "as_of=1"])
+def test_windows_are_compared_with_a_version(
+    shop: FeatureStore, define: Define, clock: Clock, arguments: str
+) -> None:
+    define(f"baseline=featurestore.baseline({arguments})")
+    go_on(shop, clock, 2, shift=0.5)
+    assert {each.subject for each in shop.check_monitor("watch").alarms} == {"amount"}
+
+
+def test_late_rows_change_what_a_window_is_said_to_hold(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define()
+    clock.now = NOW + DAY
+    assert shop.check_monitor("watch").rows == 0
+    go_on(shop, clock, 1)
+    (run,) = shop.run_job("watch", stale=True)
+    assert run.windows == 1
+    assert shop.check_monitor("watch").rows == A_DAY
+
+
+def test_a_new_version_of_the_group_is_told_with_what_it_changed(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define()
+    assert shop.check_monitor("watch").ok
+    shop.rename_feature("sales", "amount", "price")
+    clock.now = NOW + DAY
+    report = shop.check_monitor("watch")
+    told = [str(each) for each in report.alarms if each.kind == "schema"]
+    assert report.version == 2
+    assert "version 2 came after version 1; columns: price (double) came" in told[0]
+    assert "amount (double) went" in told[0]
+
+
+def test_a_clock_that_is_set_back_makes_no_window_due_and_rows_of_the_future_are_said(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define('freshness="1d"')
+    assert shop.check_monitor("watch").ok
+    clock.now = NOW - 3 * DAY
+    assert shop.run_job("watch", due=True) == []
+    report = shop.check_monitor("watch")
+    assert report.window.end == NOW - 3 * DAY
+    assert "dated ahead of the clock" in str(report)
+    aged = report.finding("freshness", "event time")
+    assert aged is not None
+    assert (aged.value, aged.out) == (0.0, False)
+
+
+def test_a_group_without_event_time_is_watched_by_its_commits(
+    tmp_path: Path, shop: FeatureStore, clock: Clock
+) -> None:
+    rows = {"plane": list(range(50)), "seats": [100 + number % 7 for number in range(50)]}
+    shop.create_featuregroup(rows, "planes", primary_key="plane")
+    file = tmp_path / "planes.py"
+    file.write_text(
+        "import featurestore\n"
+        "featurestore.monitor_job('planes_watch', featuregroup='planes', schedule='0 0 * * *', "
+        "baseline=featurestore.baseline(as_of=1))\n"
+    )
+    shop.register_jobs(file)
+    committed = shop.get_featuregroup_history("planes")[0].timestamp
+    clock.now = committed.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=2)
+    window = clock.now - timedelta(days=2)
+    assert shop.check_monitor("planes_watch", window=window).rows == 50
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"drift": {"pis": 0.2}}, "psi"),
+        ({"volume": (2.0, 0.5)}, "range around 1"),
+        ({"metrics": {"x": "select 1"}}, "no expression"),
+        ({"metrics": {"x": "read_text('/etc/passwd')"}}, "read_text"),
+        ({"limits": {"x": (0, 1)}}, "not in metrics="),
+        ({"freshness": {"rows": "1h"}}, "no such time"),
+        ({"confirm": 0}, "confirm"),
+        ({"schedule": "hourly"}, "cron"),
+        ({"features": ["amount"], "alert": "Ops!"}, "alert channel"),
+    ],
+)
+def test_a_definition_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:
+    given = {"featuregroup": "sales", "schedule": "0 0 * * *", **arguments}
+    with pytest.raises(FeatureStoreError, match="(?s)" + words):
+        featurestore.monitor_job("watch", **given)
+
+
+def test_a_baseline_is_one_thing() -> None:
+    with pytest.raises(InvalidJob, match="one thing"):
+        featurestore.baseline(training_dataset="late_sales", last="28d")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("features=['amuont']", "it has .*amount"),
+        ("baseline=featurestore.baseline(training_dataset='nothing')", "nothing"),
+        ("metrics={'x': 'avg(amuont)'}", "amuont"),
+    ],
+)
+def test_what_is_not_there_fails_the_look_and_says_what_there_is(
+    define: Define, shop: FeatureStore, arguments: str, words: str
+) -> None:
+    define(arguments)
+    with pytest.raises(JobFailed, match="(?s)" + words):
+        shop.check_monitor("watch")
+
+
+def test_a_baseline_without_a_feature_of_the_group_is_said(
+    define: Define, shop: FeatureStore
+) -> None:
+    other = pa.table({"n": [1.0, 2.0], "y": [0, 1]})
+    shop.create_training_dataset(other, "other", label="y", shards=1, progress=False)
+    define("baseline=featurestore.baseline(training_dataset='other')")
+    with pytest.raises(JobFailed, match="no feature of 'sales'"):
+        shop.check_monitor("watch")
+
+
+def test_a_metric_that_is_no_number_is_said(define: Define, shop: FeatureStore) -> None:
+    define("metrics={'x': 'max(shop)'}")
+    with pytest.raises(JobFailed, match="x"):
+        shop.check_monitor("watch")
+    with pytest.raises(InvalidSql):
+        featurestore.monitor_job(
+            "w", featuregroup="sales", schedule="0 0 * * *", metrics={"x": "avg(a) from b --"}
+        )
+
+
+def test_a_job_that_is_no_monitor_is_named_as_such(define: Define, shop: FeatureStore) -> None:
+    define()
+    with pytest.raises(JobNotFound, match="watch"):
+        shop.check_monitor("wacth")
+
+
+def test_the_command_line_exits_with_1_when_something_is_out_of_bounds(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define()
+
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["monitor", *words, "--location", shop.location])
+
+    assert call("check", "watch").exit_code == 0
+    clock.now = NOW + DAY
+    found = call("check", "watch")
+    assert (found.exit_code, "no rows" in found.output or "0 rows" in found.output) == (1, True)
+    assert '"ok": false' in call("check", "watch", "--output", "json").output
+    assert "alarm" in call("list").output
+    assert "0 rows, usually 144" in call("history", "watch").output

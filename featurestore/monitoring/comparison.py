@@ -91,11 +91,10 @@ def _rows_of_numbers(profiles: Sequence[ColumnProfile], edges: Floats, points: F
     shares, found, rows, index = [], [], [], []
     both = np.concatenate((edges, points))
     for number, each in enumerate(profiles):
-        cumulative = each.cumulative
-        if cumulative is None:
+        if each.cumulative is None:
             continue
         index.append(number)
-        up_to = cumulative.up_to(both)
+        up_to = each.up_to(both)
         steps = np.concatenate(([0.0], up_to[: len(edges)], [1.0]))
         shares.append(steps[1:] - steps[:-1])
         found.append(up_to[len(edges) :])

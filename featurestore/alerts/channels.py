@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 
+from featurestore.alerts.senders import secret_name
 from featurestore.errors import InvalidArgument, StorageError, did_you_mean, listing
 from featurestore.model.alert import Channel, checked_channel
+from featurestore.model.secrets import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage.receipts import find_receipt, write_receipt
+from featurestore.storage.secrets import allow_secret
+
+_RECEIPTS = "alert-channels"
 
 
 def add_channel(session: Session, name: str, uri: str, *, secret: str | None = None) -> Channel:
@@ -24,7 +28,10 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = checked_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    files.write_json(_receipt_path(session.location, name), {"sha256": _hash(channel)})
+    write_receipt(_RECEIPTS, session.location, name, {"sha256": _hash(channel)})
+    if secret is not None:
+        reference = parse_secret(secret)
+        allow_secret(reference, location=session.location, name=secret_name(channel), uri=uri)
     return channel
 
 
@@ -44,22 +51,13 @@ def is_trusted(session: Session, channel: Channel) -> bool:
     """Tell whether a channel was added on this machine as it is in the registry now."""
     if channel.scheme == "log":
         return True
-    path = _receipt_path(session.location, channel.name)
-    if not files.exists(path):
-        return False
     try:
-        receipt = files.read_json(path)
+        receipt = find_receipt(_RECEIPTS, session.location, channel.name)
     except (StorageError, ValueError):
         return False
-    return bool(receipt.get("sha256") == _hash(channel))
+    return receipt is not None and receipt.get("sha256") == _hash(channel)
 
 
 def _hash(channel: Channel) -> str:
     told = json.dumps([channel.name, channel.uri, channel.secret])
     return hashlib.sha256(told.encode()).hexdigest()
-
-
-def _receipt_path(location: str, name: str) -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    key = hashlib.sha256(f"{os.path.realpath(location)}\0{name}".encode()).hexdigest()
-    return os.path.join(state, "featurestore", "alert-channels", f"{key}.json")

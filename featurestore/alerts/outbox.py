@@ -72,7 +72,8 @@ def _send(
     try:
         if channel is None:
             raise NotDelivered(f"there is no channel {message.channel!r}")
-        deliver(channel, message.alert, seconds=min(seconds, SECONDS))
+        limit = min(seconds, SECONDS)
+        deliver(channel, message.alert, location=session.location, seconds=limit)
     except (NotDelivered, RegistryError) as error:
         wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), _LONGEST_WAIT)
         _log.warning("alert to %s did not arrive: %s", message.channel, error)

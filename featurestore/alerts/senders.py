@@ -27,7 +27,7 @@ class NotDelivered(Exception):
     """A channel did not take a message; the text has no secret in it."""
 
 
-def deliver(channel: Channel, alert: Alert, *, seconds: float = SECONDS) -> None:
+def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = SECONDS) -> None:
     """Send one message to a channel.
 
     Raises:
@@ -37,13 +37,21 @@ def deliver(channel: Channel, alert: Alert, *, seconds: float = SECONDS) -> None
     try:
         secret = None
         if channel.secret is not None:
-            secret = resolve_secret(parse_secret(channel.secret))
+            reference = parse_secret(channel.secret)
+            secret = resolve_secret(
+                reference, location=location, name=secret_name(channel), uri=channel.uri
+            )
         send(channel, alert, secret, seconds)
     except FeatureStoreError as error:
         raise NotDelivered(error.message) from error
     except (OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
         # Addresses may hold a token, so the text says what kind of error it was, not where.
         raise NotDelivered(_told(error)) from error
+
+
+def secret_name(channel: Channel) -> str:
+    """Return the name under which this machine remembers whose secret it is."""
+    return f"alert channel {channel.name}"
 
 
 def _told(error: Exception) -> str:

@@ -67,12 +67,14 @@ def history(context: typer.Context, name: Name, limit: Limit = None, page: PageN
 
 
 def _row(report: Any) -> Mapping[str, Any]:
+    alarms = "; ".join(map(str, report.alarms))
+    suspects = "; ".join(map(str, report.suspects))
     return {
         "start": report.window.start,
         "end": report.window.end,
         "state": report.state,
         "rows": report.rows,
         "version": report.delta_version,
-        "alarms": "; ".join(str(each) for each in report.alarms),
-        "suspects": "; ".join(str(each) for each in report.suspects),
+        "alarms": alarms,
+        "suspects": suspects,
     }

@@ -128,6 +128,8 @@ class Watched:
     def from_json(cls, data: Mapping[str, Any]) -> Watched:
         """Return what ``to_json`` wrote; KeyError, TypeError or ValueError when it is no such."""
         features, volume = data["features"], data["volume"]
+        drift = {str(name): float(value) for name, value in dict(data["drift"]).items()}
+        metrics = {str(name): str(text) for name, text in dict(data["metrics"]).items()}
         limits = {}
         for name, (low, high) in dict(data["limits"]).items():
             limits[str(name)] = (_number(low), _number(high))
@@ -135,13 +137,13 @@ class Watched:
             cls(
                 featuregroup=str(data["featuregroup"]),
                 baseline=Baseline.from_json(data["baseline"]),
-                drift={str(name): float(value) for name, value in dict(data["drift"]).items()},
+                drift=drift,
                 features=None if features is None else tuple(map(str, features)),
                 freshness=_duration(data["freshness"]),
                 commit_freshness=_duration(data["commit_freshness"]),
                 volume=None if volume is None else (float(volume[0]), float(volume[1])),
                 schema=bool(data["schema"]),
-                metrics={str(name): str(text) for name, text in dict(data["metrics"]).items()},
+                metrics=metrics,
                 limits=limits,
                 confirm=int(data["confirm"]),
             )

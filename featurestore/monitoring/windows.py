@@ -180,10 +180,12 @@ class Profiler:
             columns=self._columns_read(columns),
         )
         relation = engine.within(relation, TimeRange(time, windows[0].start, _end(windows)))
+        starts = tuple(to_micros(each.start) for each in windows)
+        ends = tuple(to_micros(each.end) for each in windows)
         accumulator = WindowsAccumulator(
             time,
-            tuple(to_micros(each.start) for each in windows),
-            tuple(to_micros(each.end) for each in windows),
+            starts,
+            ends,
             counted,
         )
         narrow = engine.select(relation, {name: name for name in columns})

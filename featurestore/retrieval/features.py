@@ -29,7 +29,8 @@ from featurestore.retrieval.planner import (
 )
 from featurestore.retrieval.resolve import Feature, Specs, nothing_requested, resolve
 from featurestore.retrieval.unique_columns import check_unique
-from featurestore.retrieval.windows import plan_windows
+from featurestore.retrieval.window_ties import check_ties
+from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
 
 # Features by name, and aggregates over windows by ``window(...)`` or as text.
@@ -76,6 +77,7 @@ def get_features(
     if pins is None:
         given.check_used()
     check_unique(session, plan)
+    check_ties(session, plan)
     return FeatureFrame.planned(session, plan, labels=relation)
 
 
@@ -213,7 +215,8 @@ class _Asked:
 
     def options_of_features(self, options: RetrievalOptions) -> RetrievalOptions:
         """Return the options of the step that adds the features."""
-        return replace(options, others=tuple(feature.spec for feature, _ in self.windows))
+        others = [matched_spec(feature, wanted) for feature, wanted in self.windows]
+        return replace(options, others=tuple(others))
 
     @property
     def first_group(self) -> GroupId:

@@ -36,7 +36,7 @@ def per_group(
         said: Keys | None = shared or None
         for name in (spec.name, f"{spec.name}@v{spec.version}"):
             said = by_group.get(name, said)
-        result[spec.name, spec.version] = said
+        result.setdefault((spec.name, spec.version), said)
     return result
 
 

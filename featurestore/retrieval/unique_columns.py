@@ -6,8 +6,10 @@ it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from featurestore.errors import NoJoinKey
-from featurestore.model.plan import FeaturePlan, Join
+from featurestore.model.plan import FeaturePlan, Join, Source
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
@@ -41,14 +43,14 @@ def check_unique(session: Session, plan: FeaturePlan) -> None:
         )
 
 
-def _repeated(session: Session, join: Join) -> tuple[int, str]:
-    """Return how many values are in several rows, and the first of them as text."""
-    engine, source = session.engine, join.source
-    columns = list(dict.fromkeys(key for _, key in join.on))
+def repeated(session: Session, source: Source, columns: Sequence[str]) -> Relation:
+    """Return the values of columns that are in several rows of a group, nulls left out."""
+    engine = session.engine
+    names = list(dict.fromkeys(columns))
     rows = engine.read_table(
-        source.path, version=source.delta_version, schema=source.spec.schema, columns=columns
+        source.path, version=source.delta_version, schema=source.spec.schema, columns=names
     )
-    quoted = [quote(name, dialect=engine.dialect) for name in columns]
+    quoted = [quote(name, dialect=engine.dialect) for name in names]
     present = " AND ".join(f"{name} IS NOT NULL" for name in quoted)
     listed = ", ".join(quoted)
     found = engine.sql(
@@ -56,9 +58,15 @@ def _repeated(session: Session, join: Join) -> tuple[int, str]:
         tables={"fs_rows": rows},
         parameters={},
     )
-    repeated = Relation(engine.name, found.native, rows.schema)
-    count = engine.count(repeated)
+    return Relation(engine.name, found.native, rows.schema)
+
+
+def _repeated(session: Session, join: Join) -> tuple[int, str]:
+    """Return how many values are in several rows, and the first of them as text."""
+    engine = session.engine
+    found = repeated(session, join.source, [key for _, key in join.on])
+    count = engine.count(found)
     if not count:
         return 0, ""
-    first = engine.stream(repeated, limit=_EXAMPLES).read_all().to_pylist()[0]
+    first = engine.stream(found, limit=_EXAMPLES).read_all().to_pylist()[0]
     return count, ", ".join(f"{name}={cell(value)}" for name, value in first.items())

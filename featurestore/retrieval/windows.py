@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from featurestore.errors import ColumnConflict, InvalidArgument, InvalidSql, NoJ
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
 from featurestore.model.window_features import WindowFeature
-from featurestore.retrieval.join_keys import Pairs, pairs, per_group
+from featurestore.retrieval.join_keys import Keys, Pairs, pairs, per_group
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
@@ -44,10 +44,12 @@ def plan_windows(
     """
     _check_names(asked, left=left)
     specs = list({feature.group: feature.spec for feature, _ in asked}.values())
-    said = per_group(options.join_key, left=left.schema, groups=[*specs, *options.others])
+    matched = [matched_spec(feature, wanted) for feature, wanted in asked]
+    everything = [*matched, *options.others]
     grouped: dict[tuple[GroupId, Pairs], list[Asked]] = {}
-    for feature, wanted in asked:
-        on = _on(feature.spec, wanted, left=left.schema, said=said[feature.group])
+    for (feature, wanted), spec in zip(asked, matched, strict=True):
+        said = per_group(options.join_key, left=left.schema, groups=[spec, *everything])
+        on = _on(feature, wanted, left=left.schema, said=said[feature.group])
         grouped.setdefault((feature.group, on), []).append((feature, wanted))
     joins = []
     for (group, on), members in grouped.items():
@@ -77,6 +79,25 @@ def plan_windows(
     )
 
 
+def matched_spec(feature: Feature, wanted: WindowFeature) -> FeatureGroupSpec:
+    """Return a group as an aggregate matches it: by ``key=``, where that is said.
+
+    Raises:
+        NoJoinKey: The group has no such column.
+    """
+    if wanted.key is None:
+        return feature.spec
+    columns = feature.spec.schema.names
+    absent = [name for name in wanted.key if name not in columns]
+    if absent:
+        raise NoJoinKey(
+            f"Feature group {feature.spec.name!r} has no column {listing(absent)}; it has "
+            f"{listing(columns, limit=30)}.",
+            hint="key= names columns of the group",
+        )
+    return replace(feature.spec, primary_key=wanted.key)
+
+
 def _check_names(asked: Sequence[Asked], *, left: LabelSide) -> None:
     seen = {name.lower(): f"the left side's column {name!r}" for name in left.schema.names}
     for _, wanted in asked:
@@ -89,28 +110,31 @@ def _check_names(asked: Sequence[Asked], *, left: LabelSide) -> None:
         seen[folded] = str(wanted)
 
 
-def _on(spec: FeatureGroupSpec, wanted: WindowFeature, *, left: pa.Schema, said: object) -> Pairs:
+def _on(feature: Feature, wanted: WindowFeature, *, left: pa.Schema, said: Keys | None) -> Pairs:
     """Return the columns that meet: those of ``key=``, else the key columns that the left has."""
+    spec = matched_spec(feature, wanted)
     if wanted.key is not None:
-        absent = [name for name in wanted.key if name not in spec.schema.names]
-        if absent:
-            raise NoJoinKey(
-                f"Feature group {spec.name!r} has no column {listing(absent)}; it has "
-                f"{listing(spec.schema.names, limit=30)}.",
-                hint="key= names columns of the group",
-            )
-        return pairs(replace(spec, primary_key=wanted.key), left=left, said=said)  # type: ignore[arg-type]
+        return pairs(spec, left=left, said=_said_of(spec, said))
     met: list[tuple[str, str]] = []
     for name in spec.primary_key:
+        alone = replace(spec, primary_key=(name,))
         try:
-            met += pairs(replace(spec, primary_key=(name,)), left=left, said=said)  # type: ignore[arg-type]
+            met += pairs(alone, left=left, said=_said_of(alone, said))
         except NoJoinKey:
             if len(spec.primary_key) == 1:
                 raise
     if not met:
         # Says what the group's key is and what the left side has.
-        return pairs(spec, left=left, said=said)  # type: ignore[arg-type]
+        return pairs(spec, left=left, said=said)
     return tuple(met)
+
+
+def _said_of(spec: FeatureGroupSpec, said: Keys | None) -> Keys | None:
+    """Return what ``join_key=`` says of the key columns of a group, other columns of it left out."""
+    if not isinstance(said, Mapping):
+        return said
+    others = set(spec.schema.names) - set(spec.primary_key)
+    return {column: key for column, key in said.items() if key not in others} or None
 
 
 def window_join(source: Source, members: Sequence[Asked], *, on: Pairs) -> WindowJoin:

@@ -16,12 +16,12 @@ import pytest
 from featurestore.aggregates import by_row
 from featurestore.aggregates.by_row import EventRow
 from featurestore.errors import InvalidArgument
-from featurestore.hashing import tie_hash
 from featurestore.model.plan import FeaturePlan, WindowJoin
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window_features import WindowFeature, window, windows
 from featurestore.retrieval.planner import LabelSide, RetrievalOptions
 from featurestore.retrieval.resolve import resolve
+from featurestore.retrieval.window_leaks import events_of
 from featurestore.retrieval.windows import plan_windows
 from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import (
@@ -172,12 +172,7 @@ class WindowConformance(RetrievalFixtures):
 def _answers(
     join: WindowJoin, table: pa.Table, labels: pa.Table, plan: FeaturePlan
 ) -> dict[str, pa.Array]:
-    rows = []
-    for values, tie in zip(table.to_pylist(), tie_hash(table).tolist(), strict=True):
-        created = None
-        if join.created_time is not None:
-            created = values[join.created_time]
-        rows.append(EventRow(values, values[join.event_time], created, tie))
+    rows = events_of(join, table)
     waits = join.created_time is not None and plan.created_time_filter
     answers: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():

@@ -193,6 +193,23 @@ def test_mistakes_are_refused_before_anything_runs(
     assert words in str(caught.value) + str(caught.value.hint)
 
 
+def test_events_that_nothing_tells_apart_are_refused_before_anything_runs(
+    duckdb_store: FeatureStore,
+) -> None:
+    rows = {"who": ["a", "a", "b"], "at": [DAY, DAY, DAY], "x": [1.0, 2.0, 3.0]}
+    duckdb_store.create_featuregroup(
+        rows, "tied", primary_key="who", event_time="at", validation="warn"
+    )
+    given = pd.DataFrame({"who": ["b"], "t": [DAY]})
+    with pytest.raises(InvalidArgument, match="who=a, at=2024-01-01") as caught:
+        duckdb_store.get_features("tied.x|sum|1d", labels=given, label_time="t")
+    assert "created_time" in str(caught.value.hint)
+    apart = {**rows, "number": [1, 2, 3]}
+    duckdb_store.create_featuregroup(apart, "apart", primary_key=["who", "number"], event_time="at")
+    frame = duckdb_store.get_features("apart.x|sum|1d", labels=given, label_time="t")
+    assert frame.to_pandas()["x_sum_1d"].tolist() == [3.0]
+
+
 def test_a_key_of_the_window_may_be_any_column_of_the_group(
     store: FeatureStore, tmp_path: Path
 ) -> None:

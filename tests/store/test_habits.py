@@ -75,6 +75,7 @@ def test_readers_and_handles_answer_words_of_others(
 ) -> None:
     reader = dataset.reader("train", global_batch_size=2)
     group = duckdb_store.create_featuregroup([{"id": 1}], "g", primary_key="id")
+    view = duckdb_store.create_feature_view("v", features="g.id")
     answers = [
         (dataset.reader, {"batch_size": 8}, "batch_size is global_batch_size= here"),
         (reader.batches, {"cur_shard": 0, "shard_count": 2}, "cur_shard is worker= here; shard_c"),
@@ -82,6 +83,8 @@ def test_readers_and_handles_answer_words_of_others(
         (dataset.open, {"pth": "x"}, "did you mean path=?"),
         (group.insert, {"write_mode": "append"}, "write_mode is mode= here"),
         (group.read().sample, {"frac": 0.1}, "frac"),
+        (view.get_features, {"entity_df": [], "timestamp_lookup_key": "t"}, "entity_df is labels="),
+        (featurestore.window_job, {"name": "spend", "feature_group": "g"}, "feature_group"),
         (featurestore.connect, {"engin": "spark"}, "did you mean engine=?"),
         (featurestore.sql_job, {"featuregroup_name": "g"}, "featuregroup_name"),
         (featurestore.compare_statistics, {"left": 1}, "compare_statistics() takes no 'left'"),

@@ -1,0 +1,211 @@
+"""Aggregates beside plain features: several groups, roles, chained calls, tables, ``as_of``, ttl."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import featurestore
+from featurestore import FeatureStore
+from featurestore.errors import ColumnConflict, NoJoinKey
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+DAY = timedelta(days=1)
+Row = dict[str, Any]
+
+
+def day(number: float) -> datetime:
+    return START + number * DAY
+
+
+PURCHASES: list[Row] = []
+for number, (customer, amount, at) in enumerate(
+    [("ann", 20.0, 0), ("ann", 5.0, 3), ("ann", 12.5, 9), ("bob", 80.0, 2), ("bob", 1.5, 5), ("eve", 7.0, 4)]
+):  # fmt: skip
+    PURCHASES.append({"customer": customer, "purchase": number, "amount": amount, "at": day(at)})
+VISITS: list[Row] = []
+for number, (customer, minutes, at, known) in enumerate(
+    [("ann", 10, 2, 2), ("ann", 30, 3, 8), ("bob", 7, 1, 1), ("bob", 9, 4.5, 9)]
+):
+    VISITS.append(
+        {"customer": customer, "visit": number, "minutes": minutes, "at": day(at), "known": day(known)}
+    )  # fmt: skip
+PRICES: list[Row] = [
+    {"shop": "north", "at": day(1), "price": 1.0},
+    {"shop": "north", "at": day(4), "price": 2.0},
+    {"shop": "south", "at": day(0), "price": 3.0},
+]
+ASKED: list[Row] = [
+    {"customer": "ann", "friend": "bob", "shop": "north", "asked_at": day(5), "returns": True},
+    {"customer": "bob", "friend": "eve", "shop": "south", "asked_at": day(5), "returns": False},
+    {"customer": "ann", "friend": "bob", "shop": "south", "asked_at": day(1), "returns": True},
+    {"customer": "who", "friend": "ann", "shop": "west", "asked_at": day(9), "returns": False},
+]
+
+
+def fill(store: FeatureStore) -> FeatureStore:
+    store.create_featuregroup(
+        PURCHASES, "purchases", primary_key=["customer", "purchase"], event_time="at"
+    )
+    store.create_featuregroup(
+        VISITS, "visits", primary_key=["customer", "visit"], event_time="at", created_time="known"
+    )
+    store.create_featuregroup(PRICES, "prices", primary_key="shop", event_time="at", ttl="2d")
+    store.create_featuregroup(
+        ASKED, "asked", primary_key=["customer", "friend", "shop"], event_time="asked_at"
+    )
+    return store
+
+
+def total(
+    rows: list[Row], who: str, column: str, at: datetime, over: timedelta, known: bool = True
+) -> Any:
+    values = []
+    for row in rows:
+        inside = row["customer"] == who and at - over < row["at"] <= at
+        if inside and (not known or row.get("known", row["at"]) <= at):
+            values.append(row[column])
+    return sum(values) if values else None
+
+
+def expected(label: Row) -> Row:
+    at = label["asked_at"]
+    prices = [row for row in PRICES if row["shop"] == label["shop"] and row["at"] <= at]
+    fresh = [row["price"] for row in prices if at - row["at"] <= 2 * DAY]
+    return {
+        **label,
+        "amount_sum_4d": total(PURCHASES, label["customer"], "amount", at, 4 * DAY),
+        "price": fresh[-1] if fresh else None,
+        "minutes_sum_4d": total(VISITS, label["customer"], "minutes", at, 4 * DAY),
+        "friend_spent": total(PURCHASES, label["friend"], "amount", at, 4 * DAY),
+    }
+
+
+def both_roles(store: FeatureStore, labels: Any) -> Any:
+    """Return aggregates of two groups and a feature with a ttl in one call, another role in one more."""
+    first = store.get_features(
+        ["purchases.amount|sum|4d", "prices.price", "visits.minutes|sum|4d"],
+        labels=labels,
+        label_time="asked_at",
+    )
+    return store.get_features(
+        "purchases.amount|sum|4d as friend_spent",
+        labels=first,
+        label_time="asked_at",
+        join_key={"friend": "customer"},
+    )
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row["customer"], row["asked_at"]))
+
+
+LABELS: dict[str, Callable[[FeatureStore], Any]] = {
+    "name of a group": lambda store: "asked",
+    "frame of a group": lambda store: store.get_featuregroup("asked"),
+    "the engine's own table": lambda store: store.get_featuregroup("asked").native(),
+    "rows in memory": lambda store: ASKED,
+}
+
+
+def test_groups_roles_and_features_stand_beside_each_other_whatever_the_labels_are(
+    store: FeatureStore,
+) -> None:
+    fill(store)
+    wanted = in_order([expected(label) for label in ASKED])
+    for name, labels in LABELS.items():
+        frame = both_roles(store, labels(store))
+        assert in_order(frame.to_arrow().to_pylist()) == wanted, name
+    assert frame.to_arrow().to_pylist() == [expected(label) for label in ASKED]  # their order
+    assert store.check_leakage(frame).ok
+    dataset = store.create_training_dataset(
+        both_roles(store, "asked"), "roles", label="returns", data_format="parquet", progress=False
+    )
+    assert dataset.verify(recompute=True).ok
+    assert set(dataset.roles.inputs) == {"amount_sum_4d", "price", "minutes_sum_4d", "friend_spent"}
+    assert [each.name for each in dataset.manifest.windows] == [
+        "amount_sum_4d", "minutes_sum_4d", "friend_spent",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def shop(duckdb_store: FeatureStore) -> FeatureStore:
+    return fill(duckdb_store)
+
+
+def sums(store: FeatureStore, **options: Any) -> list[Any]:
+    frame = store.get_features(
+        ["visits.minutes|sum|4d", "purchases.amount|sum|4d"],
+        labels=ASKED,
+        label_time="asked_at",
+        **options,
+    )
+    return list(zip(*frame.to_arrow().to_pydict().values(), strict=True))
+
+
+def wanted_sums(purchases: list[Row], *, known: bool) -> list[Any]:
+    found = []
+    for label in ASKED:
+        who, at = label["customer"], label["asked_at"]
+        minutes = total(VISITS, who, "minutes", at, 4 * DAY, known)
+        found.append((*label.values(), minutes, total(purchases, who, "amount", at, 4 * DAY)))
+    return found
+
+
+def test_rows_that_were_not_known_count_only_without_the_created_time_filter(
+    shop: FeatureStore,
+) -> None:
+    assert sums(shop) == wanted_sums(PURCHASES, known=True)
+    assert sums(shop, created_time_filter=False) == wanted_sums(PURCHASES, known=False)
+    assert sums(shop) != sums(shop, created_time_filter=False)
+
+
+def test_aggregates_are_of_the_store_as_it_was(shop: FeatureStore) -> None:
+    before = sums(shop)
+    late = {"customer": "ann", "purchase": 99, "amount": 100.0, "at": day(4)}
+    shop.insert_into_featuregroup([late], "purchases")
+    assert sums(shop) == wanted_sums([*PURCHASES, late], known=True) != before
+    assert sums(shop, as_of={"purchases": 1}) == before
+    first = shop.get_featuregroup_history("purchases")[-1].timestamp
+    asked = ["purchases.amount|sum|4d"]
+    given = {"labels": ASKED, "label_time": "asked_at"}
+    then = shop.get_features(asked, as_of={"purchases": first}, **given)
+    assert then.to_pandas()["amount_sum_4d"].equals(
+        shop.get_features(asked, as_of={"purchases": 1}, **given).to_pandas()["amount_sum_4d"]
+    )
+
+
+def test_two_results_of_one_name_are_refused(shop: FeatureStore) -> None:
+    for asked in (
+        ["purchases.amount|sum|4d", "purchases.amount|sum|4d"],
+        ["purchases.amount|sum|4d as price", "prices.price"],
+        ["prices.price", "purchases.amount|sum|4d as PRICE"],
+    ):
+        with pytest.raises(ColumnConflict, match="would be called"):
+            shop.get_features(asked, labels=ASKED, label_time="asked_at")
+
+
+def test_labels_may_call_the_key_of_an_aggregate_otherwise(shop: FeatureStore) -> None:
+    rows = [{**row, "till": row["purchase"] % 2} for row in PURCHASES]
+    shop.create_featuregroup(rows, "tills", primary_key=["customer", "purchase"], event_time="at")
+    asked = featurestore.window("tills.amount", "sum", over=None, key="till")
+    labels = pd.DataFrame({"desk": [0, 1, 2], "t": [day(10)] * 3})
+    frame = shop.get_features(asked, labels=labels, label_time="t", join_key={"desk": "till"})
+    assert frame.to_arrow()["amount_sum"].to_pylist() == [34.0, 92.0, None]
+    people = pd.DataFrame({"who": ["ann", "bob"], "desk": [0, 1], "t": [day(10)] * 2})
+    frame = shop.get_features(
+        [asked, "tills.amount|sum|all as spent", "visits.minutes|sum|all"],
+        labels=people,
+        label_time="t",
+        join_key={"desk": "till", "who": "customer"},
+    )
+    found = frame.drop("who", "desk", "t").to_arrow().to_pylist()
+    assert [list(row.values()) for row in found] == [[34.0, 37.5, 40], [92.0, 81.5, 16]]
+    with pytest.raises(NoJoinKey, match="nosuch"):
+        shop.get_features(
+            asked, labels=labels, label_time="t", join_key={"tills": {"desk": "nosuch"}}
+        )

@@ -20,6 +20,8 @@ from rich.console import Console
 import featurestore
 
 console = Console(highlight=False)
+# Before it there is not much to know of a week.
+AFTER_A_WEEK = "asked_at >= timestamptz '2013-01-07 12:00:00+00:00'"
 SPLITS = featurestore.TimeSplit(
     "asked_at",
     {
@@ -53,7 +55,8 @@ def main() -> int:
     with step("2. Point-in-time features for every question") as say:
         frame = store.get_features(features.FEATURES, labels="questions")
         say(f"{len(frame.columns)} columns for {frame.count():,} labels")
-        frame.select("carrier", "flight", "asked_at", "late", "temp", "mean_delay", "seats").show(5)
+        shown = ("carrier", "flight", "asked_at", "late", "temp", "mean_delay", "delay_mean_1d")
+        frame.filter(AFTER_A_WEEK).select(*shown).show(5)
 
     with step("3. Training datasets") as say:
         splits = (

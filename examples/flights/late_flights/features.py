@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import featurestore
 from featurestore import FeatureStore
+from featurestore.model.window_features import WindowFeature
 from late_flights import raw
 from late_flights.jobs import traffic as origin_traffic
 
-FEATURES = [
+# How late the carrier's flights from the airport left in the last hour, day and week, as far as
+# somebody who asks can know: a flight's delay is known when it has landed.
+CARRIER_DELAYS = featurestore.windows(
+    "landings.delay", "mean", over=["1h", "1d", "7d"], key=["carrier", "origin"]
+)
+FEATURES: list[str | WindowFeature] = [
     "weather.temp", "weather.humid", "weather.wind_speed", "weather.precip", "weather.pressure", "weather.visib",
     "origin_traffic.departures", "origin_traffic.mean_delay", "origin_traffic.late_share",
     "planes.built", "planes.seats",
     "airports.dest_lat", "airports.dest_lon",
+    *CARRIER_DELAYS,
 ]  # fmt: skip
 
 
@@ -40,6 +48,10 @@ def write_groups(store: FeatureStore, *, until: str | None = None) -> list[Writt
         store.create_featuregroup(raw.airports(), "airports", primary_key=["dest"], description="Where airports lie"),
         store.create_featuregroup(
             raw.departures(until=until), "departures", **flights, event_time="left_at", description="As flights left",
+        ),
+        store.create_featuregroup(
+            raw.landings(until=until), "landings", **flights, event_time="left_at", created_time="landed_at",
+            description="How late flights left, known when they have landed",
         ),
         store.create_featuregroup(
             raw.questions(until=until), "questions", **flights, event_time="asked_at",

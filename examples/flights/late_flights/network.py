@@ -10,6 +10,7 @@ import numpy as np
 NUMBERS = (
     "hour", "weekday", "month", "distance", "temp", "humid", "wind_speed", "precip", "pressure", "visib",
     "departures", "mean_delay", "late_share", "built", "seats", "dest_lat", "dest_lon",
+    "delay_mean_1h", "delay_mean_1d", "delay_mean_7d",
 )  # fmt: skip
 WORDS = {"carrier": 64, "origin": 8, "dest": 512}
 # Inputs that the question itself brings, beside the features.

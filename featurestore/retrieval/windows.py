@@ -43,17 +43,10 @@ def plan_windows(
         ColumnConflict: Two columns of the result would have one name.
     """
     _check_names(asked, left=left)
-    specs = list({feature.group: feature.spec for feature, _ in asked}.values())
-    matched = [matched_spec(feature, wanted) for feature, wanted in asked]
-    everything = [*matched, *options.others]
-    grouped: dict[tuple[GroupId, Pairs], list[Asked]] = {}
-    for (feature, wanted), spec in zip(asked, matched, strict=True):
-        said = per_group(options.join_key, left=left.schema, groups=[spec, *everything])
-        on = _on(feature, wanted, left=left.schema, said=said[feature.group])
-        grouped.setdefault((feature.group, on), []).append((feature, wanted))
     joins = []
-    for (group, on), members in grouped.items():
+    for (group, on), members in _by_match(asked, left=left.schema, options=options).items():
         joins.append(window_join(source(group), members, on=on))
+    specs = list({feature.group: feature.spec for feature, _ in asked}.values())
     left_time, fixed_time = label_times(options.label_time, left=left, timed=specs)
     fields = list(left.schema)
     for join in joins:
@@ -77,6 +70,20 @@ def plan_windows(
         windows=tuple(joins),
         asked=asked_names(names, left=left),
     )
+
+
+def _by_match(
+    asked: Sequence[Asked], *, left: pa.Schema, options: RetrievalOptions
+) -> dict[tuple[GroupId, Pairs], list[Asked]]:
+    """Return the aggregates by group and by the columns that meet the left side's."""
+    matched = [matched_spec(feature, wanted) for feature, wanted in asked]
+    everything = [*matched, *options.others]
+    grouped: dict[tuple[GroupId, Pairs], list[Asked]] = {}
+    for (feature, wanted), spec in zip(asked, matched, strict=True):
+        said = per_group(options.join_key, left=left, groups=[spec, *everything])
+        on = _on(feature, wanted, left=left, said=said[feature.group])
+        grouped.setdefault((feature.group, on), []).append((feature, wanted))
+    return grouped
 
 
 def matched_spec(feature: Feature, wanted: WindowFeature) -> FeatureGroupSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -112,8 +113,14 @@ LABELS: dict[str, Callable[[FeatureStore], Any]] = {
 }
 
 
+def made_of_both_roles(store: FeatureStore) -> featurestore.TrainingDataset:
+    return store.create_training_dataset(
+        both_roles(store, "asked"), "roles", label="returns", data_format="parquet", progress=False
+    )
+
+
 def test_groups_roles_and_features_stand_beside_each_other_whatever_the_labels_are(
-    store: FeatureStore,
+    store: FeatureStore, engine_name: str, tmp_path: Path
 ) -> None:
     fill(store)
     wanted = in_order([expected(label) for label in ASKED])
@@ -122,9 +129,11 @@ def test_groups_roles_and_features_stand_beside_each_other_whatever_the_labels_a
         assert in_order(frame.to_arrow().to_pylist()) == wanted, name
     assert frame.to_arrow().to_pylist() == [expected(label) for label in ASKED]  # their order
     assert store.check_leakage(frame).ok
-    dataset = store.create_training_dataset(
-        both_roles(store, "asked"), "roles", label="returns", data_format="parquet", progress=False
-    )
+    dataset = made_of_both_roles(store)
+    if engine_name != "duckdb":
+        embedded = fill(featurestore.connect(tmp_path / "embedded", engine="duckdb"))
+        same = made_of_both_roles(embedded)
+        assert same.manifest.content_hash == dataset.manifest.content_hash
     assert dataset.verify(recompute=True).ok
     assert set(dataset.roles.inputs) == {"amount_sum_4d", "price", "minutes_sum_4d", "friend_spent"}
     assert [each.name for each in dataset.manifest.windows] == [

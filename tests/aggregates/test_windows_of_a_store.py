@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,12 @@ MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
     (lambda: featurestore.window("purchases.amount", "total", over="7d"), InvalidArgument, "'sum'"),
     (lambda: featurestore.window("purchases.amount", "sum", over="0s"), InvalidArgument, "longer"),
     (lambda: featurestore.window("purchases.amount", "sum", over=-1), InvalidArgument, "'7d'"),
+    (
+        lambda: featurestore.window("purchases.amount", "sum", over=-timedelta(days=1)),
+        InvalidArgument,
+        "negative",
+    ),
+    (lambda: "purchases.status|mean|7d", InvalidArgument, "has no meaning"),
     (lambda: featurestore.window("amount", "sum", over="7d"), InvalidReference, "one group"),
     (lambda: featurestore.window("purchases.amount", "last_n", over="7d"), InvalidArgument, "n=10"),
     (lambda: "purchases.amount|sum", InvalidReference, "group.column|sum|7d"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import featurestore
+from featurestore.cli import app
 from featurestore.errors import (
     ColumnConflict,
     FeatureGroupNotFound,
@@ -25,6 +28,7 @@ from featurestore.errors import (
     UnknownArgument,
 )
 from featurestore.model import times
+from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.testing.oracle import bits
 
@@ -121,26 +125,40 @@ def check_rows(store: FeatureStore, *, ends: int, keep_empty: bool = False) -> p
 
 
 @pytest.mark.usefixtures("now")
-@pytest.mark.parametrize("keep_empty", [False, True])
 def test_rows_are_what_retrieval_answers_at_the_end_of_each_window(
-    store: FeatureStore, tmp_path: Path, keep_empty: bool
+    store: FeatureStore, tmp_path: Path
 ) -> None:
+    found = daily(store, tmp_path, keep_empty=False)
+    assert "c4" not in keys_at_the_end(found)
+    # Again: the same bits.
+    store.backfill_job("spend", START, START + timedelta(days=DAYS), resume=False)
+    assert bits(table(store)) == bits(found)
+
+
+@pytest.mark.usefixtures("now")
+def test_keys_without_rows_in_any_window_stay_where_the_job_says_so(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    found = daily(duckdb_store, tmp_path, keep_empty=True)
+    assert "c4" in keys_at_the_end(found)
+
+
+def daily(store: FeatureStore, folder: Path, *, keep_empty: bool) -> pa.Table:
+    """Return the rows of a daily job; one customer came on the first day alone."""
     rows = purchases()
     rows = rows[(rows["customer"] != "c4") | (rows["at"] < START + timedelta(days=1))]
     fill(store, rows, created_time="known_at")
-    register(store, tmp_path, JOB.format(every="1d", rules=f"keep_empty={keep_empty}"))
+    register(store, folder, JOB.format(every="1d", rules=f"keep_empty={keep_empty}"))
     plan = store.plan_job("spend")
     assert len(plan.windows) == DAYS
-    assert "amount_sum_1d = sum(amount)" in str(plan)
+    assert "amount_sum_1d = sum(amount) of purchases@v1 over (t - 1d, t]" in str(plan)
     store.run_job("spend", due=True)
-    found = check_rows(store, ends=DAYS, keep_empty=keep_empty)
+    return check_rows(store, ends=DAYS, keep_empty=keep_empty)
+
+
+def keys_at_the_end(found: pa.Table) -> list[str]:
     last = START + timedelta(days=DAYS)
-    of_last = [row["customer"] for row in found.to_pylist() if row["window_end"] == last]
-    assert ("c4" in of_last) == keep_empty
-    store.backfill_job(
-        "spend", START, START + timedelta(days=DAYS), resume=False
-    )  # again: the same bits
-    assert bits(table(store)) == bits(found)
+    return [row["customer"] for row in found.to_pylist() if row["window_end"] == last]
 
 
 @pytest.mark.usefixtures("now")
@@ -165,6 +183,25 @@ def test_late_rows_make_exactly_the_windows_stale_that_count_them(
     found = check_rows(store, ends=DAYS)
     ends = [row["window_end"] for row in found.to_pylist() if row["customer"] == "new"]
     assert ends == [START + timedelta(days=day) for day in (2, 3, 4)]
+
+
+@pytest.mark.usefixtures("now")
+def test_a_job_shows_its_aggregates_and_its_windows_outlive_the_registry(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    found = daily(duckdb_store, tmp_path, keep_empty=False)
+    asked = ["--location", duckdb_store.location, "--output", "json", "job", "show", "spend"]
+    shown = json.loads(CliRunner().invoke(app, asked).output)
+    assert (shown["kind"], shown["every"], shown["keep_empty"]) == ("window", "1d", False)
+    assert shown["primary_key"] == ["customer"]
+    assert (
+        "settled = sum(amount) of purchases over (t - 2d, t] where status = 'settled'"
+        in shown["windows"]
+    )
+    rebuild(duckdb_store.location, url=None)
+    duckdb_store.register_jobs(str(tmp_path / "window_jobs.py"))
+    assert duckdb_store.run_job("spend", due=True) == []
+    assert bits(table(duckdb_store)) == bits(found)
 
 
 @pytest.mark.usefixtures("now")

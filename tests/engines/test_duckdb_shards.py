@@ -25,6 +25,7 @@ def table() -> pa.Table:
             "first": pa.array(random.integers(-9, 9, ROWS), mask=random.random(ROWS) < 0.1),
             "second": pa.array(random.permutation(ROWS)),
             "word": word,
+            "raw": word.cast(pa.binary()),
             "list": pa.FixedSizeListArray.from_arrays(pa.array(random.random(3 * ROWS)), 3),
             "struct": pa.StructArray.from_arrays([word, pa.array(np.arange(ROWS))], ["w", "n"]),
         }

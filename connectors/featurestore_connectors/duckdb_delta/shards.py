@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -23,6 +23,7 @@ import pyarrow.types as pat
 from featurestore.model.arrow_rows import rows_at, values_at
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
+from featurestore_connectors.duckdb_delta.large_columns import ROW, LargeColumns
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow, relation
 from featurestore_connectors.duckdb_delta.session import Database, building
 from featurestore_connectors.duckdb_delta.streams import batches_of, stream
@@ -224,13 +225,17 @@ class InMemoryShards:
     def __init__(self, *, shard: str, order: Sequence[str]) -> None:
         self._shard, self._order = shard, order
         self._parts: dict[int, list[pa.RecordBatch]] = {}
+        self._large = LargeColumns()
+        self._schema = pa.schema([])
         self.size = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in rows of any shards."""
-        for number, part in _runs(_grouped(batch, self._shard), self._shard):
-            self._parts.setdefault(number, []).append(part)
+        self._schema = batch.schema
         self.size += batch.nbytes
+        rest = self._large.taken_from(batch)
+        for number, part in _runs(_grouped(rest, self._shard), self._shard):
+            self._parts.setdefault(number, []).append(part)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the shards that have rows."""
@@ -243,16 +248,26 @@ class InMemoryShards:
         keys = [_column(parts, schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
         # Column by column, so that no more than one of them is there three times.
-        arrays = []
-        for index in range(len(schema)):
-            arrays.append(values_at(_column(parts, index), order))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        arrays = {}
+        for index, name in enumerate(schema.names):
+            arrays[name] = values_at(_column(parts, index), order)
+        for name in self._large.names:
+            arrays[name] = self._large.values(name, arrays[ROW])
+        return self._batch(arrays)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows, each shard's on its own, and let go of them."""
         while self._parts:
             _, parts = self._parts.popitem()
-            yield from parts
+            for part in parts:
+                arrays = dict(zip(part.schema.names, part.columns, strict=True))
+                for name in self._large.names:
+                    arrays[name] = self._large.values_of_batch(name, arrays[ROW])
+                yield self._batch(arrays)
+
+    def _batch(self, arrays: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        columns = [arrays[name] for name in self._schema.names]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
 def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:

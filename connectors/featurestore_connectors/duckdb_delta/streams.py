@@ -32,6 +32,8 @@ BATCH_ROWS = 65_536
 # DuckDB hands out rows in vectors of this many.
 _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
+# Batches of so many bytes are not worth putting together: that copies them.
+_WORTH_A_BATCH = 4 << 20
 
 
 def stream(
@@ -217,7 +219,7 @@ def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
         held.append(batch)
         held_rows += batch.num_rows
         held_bytes += batch.nbytes
-        if held_rows + _VECTOR_ROWS > rows or held_bytes >= _BATCH_BYTES:
+        if held_rows + _VECTOR_ROWS > rows or held_bytes >= _WORTH_A_BATCH:
             yield _concatenated(held)
             held, held_rows, held_bytes = [], 0, 0
     if held:

@@ -1,0 +1,299 @@
+"""The Spark engine beside plain Spark: exports, groups, small work, and where the time goes.
+
+An export is compared with what one would write by hand in the same session: the Delta table read,
+`repartitionByRange` by a hash, `sortWithinPartitions`, `write.parquet`. A group is compared with a
+plain Delta write. Medians, in turns, in one run.
+
+python benchmarks/spark.py [--quick] [--trials 3] [--only export wide groups small profile]
+
+Cores are those of the session: FEATURESTORE_SPARK_MASTER=local[2], or the master of a cluster.
+The processor time of all JVMs and Python workers is counted with the seconds where it can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from export import table
+
+PARTS = ("export", "wide", "groups", "small", "profile")
+FORMATS = {"tfrecord": 1.0, "parquet": 1.1, "petastorm": 1.1}
+STATISTICS_LIMIT = 1.4
+GROUP_LIMITS = (1.3, 2.5)
+
+
+class Cost(NamedTuple):
+    """Seconds on a clock, and of this process and all that it started."""
+
+    clock: float
+    processor: float
+
+
+def processor_seconds() -> float:
+    """Return the processor seconds of this process and of those below it that live or were waited for."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    parents, used = {}, {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        used[int(entry.name)] = sum(map(int, fields[11:15])) / ticks
+    total = 0.0
+    for process in used:
+        above = process
+        while above in parents and above != os.getpid():
+            above = parents[above]
+        if above == os.getpid():
+            total += used[process]
+    return total
+
+
+def measured(works: dict[str, Callable[[], object]], trials: int) -> dict[str, Cost]:
+    found: dict[str, list[Cost]] = {name: [] for name in works}
+    for trial in range(trials + 1):
+        for name, work in works.items():
+            start, used = time.perf_counter(), processor_seconds()
+            work()
+            cost = Cost(time.perf_counter() - start, processor_seconds() - used)
+            if trial:  # the first one warms up
+                found[name].append(cost)
+    medians = {}
+    for name, costs in found.items():
+        clocks, processors = zip(*costs, strict=True)
+        medians[name] = Cost(statistics.median(clocks), statistics.median(processors))
+    return medians
+
+
+class Spark:
+    """A store on the Spark engine with one group ``rows``."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        import featurestore
+
+        self.place = Path(tempfile.mkdtemp(prefix="bench-spark-"))
+        self.rows, self.columns, self._number = rows, columns, 0
+        self.data = table(rows, columns)
+        with featurestore.connect(self.place / "store", engine="duckdb") as store:
+            store.create_featuregroup(self.data, "rows", primary_key="id", statistics=False)
+            self.path = store.featuregroup("rows").path
+        self.store = featurestore.connect(self.place / "store", engine="spark")
+        self.session = self.store.get_featuregroup("rows").to_spark().sparkSession
+
+    def by_hand(self) -> None:
+        """Write the rows in the order of a hash, as Parquet."""
+        from pyspark.sql import functions as sf
+
+        target = self.place / "by-hand"
+        frame = self.session.read.format("delta").load(self.path)
+        hashed = frame.withColumn("__hash", sf.xxhash64("id"))
+        ranged = hashed.repartitionByRange(8, "__hash").sortWithinPartitions("__hash")
+        ranged.drop("__hash").write.mode("overwrite").parquet(str(target))
+
+    def write_delta(self, *, rows: Any) -> None:
+        target = self.place / "plain"
+        rows.write.format("delta").mode("overwrite").save(str(target))
+
+    def create(self, rows: Any, *, statistics: bool) -> None:
+        self._number += 1
+        name = f"g{self._number}"
+        group = self.store.create_featuregroup(
+            rows, name, primary_key="id", statistics=statistics
+        )
+        shutil.rmtree(group.path)
+
+    def export(self, data_format: str, *, statistics: bool = False) -> Any:
+        self._number += 1
+        with redirect_stdout(io.StringIO()):  # the roles
+            return self.store.create_training_dataset(
+                self.store.get_featuregroup("rows"),
+                f"d{self._number}",
+                data_format=data_format,
+                shards=8,
+                statistics=statistics,
+            )
+
+    def check(self, data_format: str) -> None:
+        dataset = self.export(data_format)
+        found = dataset.read("train").to_arrow().sort_by("id").combine_chunks()
+        lossy = {each.name for each in dataset.manifest.columns if each.loss is not None}
+        assert found.num_rows == self.rows
+        for name in set(self.data.schema.names) - lossy:
+            assert found[name].equals(self.data[name].combine_chunks()), name
+        shutil.rmtree(dataset.path)
+
+    def close(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+def export(rows: int, columns: int, trials: int) -> None:
+    spark = Spark(rows, columns)
+    try:
+        works: dict[str, Callable[[], object]] = {"by hand": spark.by_hand}
+        for kind in FORMATS:
+            spark.check(kind)
+            works[kind] = lambda kind=kind: shutil.rmtree(spark.export(kind).path)
+        works["tfrecord, statistics"] = lambda: shutil.rmtree(
+            spark.export("tfrecord", statistics=True).path
+        )
+        costs = measured(works, trials)
+    finally:
+        spark.close()
+    hand = costs["by hand"]
+    print(f"\n{rows:,} rows x {columns} columns, the plan by hand {hand.clock:.1f} s")
+    for kind, limit in FORMATS.items():
+        print(f"  {kind:<22} {_ratio(costs[kind], hand)} of it (limit {limit})")
+    more = _ratio(costs["tfrecord, statistics"], costs["tfrecord"])
+    print(f"  tfrecord, statistics   {more} of tfrecord without (limit {STATISTICS_LIMIT})")
+
+
+def groups(rows: int, trials: int) -> None:
+    spark = Spark(1000, 10)
+    try:
+        path = str(spark.place / "given.parquet")
+        import pyarrow.parquet as pq
+
+        pq.write_table(table(rows, 10), path)
+        given = spark.session.read.parquet(path)
+        costs = measured(
+            {
+                "plain": lambda: spark.write_delta(rows=given),
+                "ours": lambda: spark.create(given, statistics=False),
+                "statistics": lambda: spark.create(given, statistics=True),
+            },
+            trials,
+        )
+        plain = costs["plain"]
+        print(f"\ngroup of {rows:,} rows x 10, plain Delta write {plain.clock:.1f} s")
+        print(f"  without statistics {_ratio(costs['ours'], plain)} (limit {GROUP_LIMITS[0]})")
+        print(f"  with statistics    {_ratio(costs['statistics'], plain)} (limit {GROUP_LIMITS[1]})")
+    finally:
+        spark.close()
+
+
+def small(trials: int) -> None:
+    """Print the seconds and the Spark jobs of small calls on a warm session."""
+    spark = Spark(10_000, 10)
+    labels = pa.table({"id": pa.array(np.arange(100))})
+    few = table(100, 10, first=1_000_000)
+
+    def insert() -> None:
+        spark.store.insert_into_featuregroup(few, "rows", mode="upsert")
+
+    def retrieve() -> None:
+        spark.store.get_features(["rows.d0", "rows.word"], labels=labels).to_arrow()
+
+    try:
+        start = time.perf_counter()
+        retrieve()
+        print(f"\nfirst get_features of a store of 10,000 rows: {time.perf_counter() - start:.1f} s")
+        costs = measured({"insert": insert, "get_features": retrieve}, trials)
+        for name, work in (("insert", insert), ("get_features", retrieve)):
+            print(f"  {name}: {costs[name].clock:.2f} s, {jobs_of(spark.session, work)} jobs")
+    finally:
+        spark.close()
+
+
+def jobs_of(session: Any, work: Callable[[], object]) -> int:
+    """Return how many Spark jobs a call starts."""
+    before = _last_job(session)
+    work()
+    return _last_job(session) - before
+
+
+def _last_job(session: Any) -> int:
+    jobs = session.sparkContext._jsc.sc().statusStore().jobsList(None)
+    if not jobs.size():
+        return -1
+    return max(jobs.apply(index).jobId() for index in range(jobs.size()))
+
+
+def profile(rows: int) -> None:
+    """Print the stages of one export of each format with their time and bytes."""
+    spark = Spark(rows, 25)
+    try:
+        for kind in ("by hand", *FORMATS):
+            work = spark.by_hand
+            if kind != "by hand":
+                work = lambda kind=kind: spark.export(kind)  # noqa: E731
+            work()
+            before = _stages(spark.session)
+            start = time.perf_counter()
+            work()
+            print(f"\n{kind}: {time.perf_counter() - start:.2f} s")
+            for number, line in sorted(_stages(spark.session).items()):
+                if number not in before:
+                    print(f"  {line}")
+    finally:
+        spark.close()
+
+
+def _stages(session: Any) -> dict[int, str]:
+    """Return a line on each finished stage: what it is, tasks, seconds, shuffle."""
+    store = session.sparkContext._jsc.sc().statusStore()
+    # All that ``stageList`` takes has defaults in Scala, which Python does not see.
+    empty = session._jvm.java.util.ArrayList()
+    stages = store.stageList(
+        empty, False, False, session.sparkContext._gateway.new_array(session._jvm.double, 0), empty
+    )
+    found = {}
+    for index in range(stages.size()):
+        stage = stages.apply(index)
+        found[stage.stageId()] = (
+            f"stage {stage.stageId()}: {stage.numTasks()} tasks, "
+            f"run {stage.executorRunTime() / 1000:.2f} s, "
+            f"processor {stage.executorCpuTime() / 1e9:.2f} s, "
+            f"read {stage.inputBytes() / 2**20:.0f} MiB, "
+            f"shuffle {stage.shuffleReadBytes() / 2**20:.0f} in "
+            f"{stage.shuffleWriteBytes() / 2**20:.0f} out: {stage.name().splitlines()[0]}"
+        )
+    return found
+
+
+def _ratio(cost: Cost, other: Cost) -> str:
+    return f"{cost.clock / other.clock:.2f} ({cost.processor / other.processor:.2f} by processor)"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--trials", type=int, default=3, help="fewer on a busy machine")
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    arguments = parser.parse_args()
+    os.environ.setdefault("FEATURESTORE_SPARK_MASTER", "local[2]")
+    warnings.simplefilter("ignore")
+    rows, trials = arguments.rows, arguments.trials
+    if arguments.quick:
+        rows, trials = 50_000, 1
+    if "export" in arguments.only:
+        export(rows, 25, trials)
+    if "wide" in arguments.only:
+        export(max(rows // 4, 10_000), 200, trials)
+    if "groups" in arguments.only:
+        groups(max(rows * 5 // 2, 10_000), trials)
+    if "small" in arguments.only:
+        small(trials)
+    if "profile" in arguments.only:
+        profile(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -113,9 +113,7 @@ class Spark:
     def create(self, rows: Any, *, statistics: bool) -> None:
         self._number += 1
         name = f"g{self._number}"
-        group = self.store.create_featuregroup(
-            rows, name, primary_key="id", statistics=statistics
-        )
+        group = self.store.create_featuregroup(rows, name, primary_key="id", statistics=statistics)
         shutil.rmtree(group.path)
 
     def export(self, data_format: str, *, statistics: bool = False) -> Any:
@@ -183,7 +181,9 @@ def groups(rows: int, trials: int) -> None:
         plain = costs["plain"]
         print(f"\ngroup of {rows:,} rows x 10, plain Delta write {plain.clock:.1f} s")
         print(f"  without statistics {_ratio(costs['ours'], plain)} (limit {GROUP_LIMITS[0]})")
-        print(f"  with statistics    {_ratio(costs['statistics'], plain)} (limit {GROUP_LIMITS[1]})")
+        print(
+            f"  with statistics    {_ratio(costs['statistics'], plain)} (limit {GROUP_LIMITS[1]})"
+        )
     finally:
         spark.close()
 
@@ -203,7 +203,9 @@ def small(trials: int) -> None:
     try:
         start = time.perf_counter()
         retrieve()
-        print(f"\nfirst get_features of a store of 10,000 rows: {time.perf_counter() - start:.1f} s")
+        print(
+            f"\nfirst get_features of a store of 10,000 rows: {time.perf_counter() - start:.1f} s"
+        )
         costs = measured({"insert": insert, "get_features": retrieve}, trials)
         for name, work in (("insert", insert), ("get_features", retrieve)):
             print(f"  {name}: {costs[name].clock:.2f} s, {jobs_of(spark.session, work)} jobs")

@@ -42,18 +42,25 @@ OPTIONAL = (
     "tf_keras",
 )
 SKIPPED_SPARK = "Spark suite skipped"
-# What kills processes, runs whole programs or tries many random cases: `make check` leaves it out.
+# `make check` leaves out what kills processes, runs whole programs, fills memory, tries many random
+# cases, or computes windows by the hundred.
 NOT_INNER_LOOP = (
+    "tests/engines/test_duckdb_interrupts.py",
     "tests/examples",
     "tests/faults",
     "tests/jobs/test_flights_schedule.py",
     "tests/jobs/test_job_commands.py",
     "tests/jobs/test_job_faults.py",
     "tests/jobs/test_parallel_backfill.py",
+    "tests/jobs/test_runs.py",
     "tests/jobs/test_scheduler.py",
     "tests/jobs/test_training_jobs.py",
     "tests/notebooks",
     "tests/pages",
+    "tests/readers/test_reader_cases.py",
+    "tests/readers/test_reader_imports.py",
+    "tests/readers/test_reader_memory.py",
+    "tests/retrieval/test_query_plans.py",
     "tests/usersql/test_conditions_mean_the_same.py",
     "tests/usersql/test_queries_mean_the_same.py",
 )

@@ -306,6 +306,7 @@ for turn in range(4):
 """
 
 
+@pytest.mark.slow
 def test_eight_processes_append_and_upsert_without_loss(
     engine: DuckDBEngine, tmp_path: Path
 ) -> None:

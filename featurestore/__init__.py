@@ -104,6 +104,11 @@ _FUNCTIONS = (
     "remove_alert_channel",
     "get_alerts",
     "send_alerts",
+    "add_source",
+    "get_sources",
+    "check_source",
+    "remove_source",
+    "read_source",
 )
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]

@@ -33,6 +33,7 @@ from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.plan import FeaturePlan
+from featurestore.model.source import SourceReport, SourceSpec
 from featurestore.model.splits import TimeSplit as TimeSplit
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport
@@ -642,3 +643,23 @@ def get_alert_channels() -> list[Channel]: ...
 def remove_alert_channel(name: str) -> None: ...
 def get_alerts(*, limit: int | None = 100) -> list[Outgoing]: ...
 def send_alerts() -> int: ...
+def add_source(
+    name: str,
+    uri: str,
+    *,
+    secret: str | None = None,
+    options: Mapping[str, str] | None = None,
+    description: str = "",
+) -> SourceSpec: ...
+def get_sources() -> list[SourceSpec]: ...
+def check_source(name: str) -> SourceReport: ...
+def remove_source(name: str) -> None: ...
+def read_source(
+    name: str,
+    *,
+    table: str | None = None,
+    sql: str | None = None,
+    path: str | None = None,
+    at: int | datetime | str | None = None,
+    columns: Sequence[str] | None = None,
+) -> FeatureFrame: ...

@@ -272,6 +272,33 @@ class WorkerStalled(FeatureStoreError, RuntimeError):
     """A worker made no step within the timeout; the message lists each worker's step."""
 
 
+# --- sources --------------------------------------------------------------------------
+
+
+class SourceNotFound(FeatureStoreError, LookupError):
+    """No source of this name is registered."""
+
+
+class SourceExists(FeatureStoreError, ValueError):
+    """A source of this name is registered already."""
+
+
+class SourceUnavailable(FeatureStoreError, ConnectionError):
+    """A source cannot be reached, or refuses the user."""
+
+
+class SourceTableNotFound(FeatureStoreError, LookupError):
+    """A source has no such table, file or version."""
+
+
+class SourceChanged(FeatureStoreError, RuntimeError):
+    """A source was changed while it was read, or no longer has what was registered."""
+
+
+class SourceError(FeatureStoreError, RuntimeError):
+    """A source failed at a task that it should be able to do."""
+
+
 # --- jobs -----------------------------------------------------------------------------
 
 

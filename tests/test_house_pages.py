@@ -31,6 +31,7 @@ WORDS = {
     "job": ["register", "list", "plan", "run", "backfill", "history", "pause", "unpause"],
     "scheduler": ["start"],
     "registry": ["rebuild", "upgrade"],
+    "source": ["list", "add", "check", "read"],
 }
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 

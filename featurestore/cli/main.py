@@ -50,6 +50,7 @@ _NOUNS = {
     "alert": "alerts",
     "scheduler": "scheduler",
     "registry": "registry",
+    "source": "sources",
 }
 
 

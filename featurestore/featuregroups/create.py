@@ -22,7 +22,7 @@ from featurestore.featuregroups.dependents import warn_views
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.times import check_time_types
-from featurestore.featuregroups.write import Write, note, prepare
+from featurestore.featuregroups.write import Write, note, prepare, with_reads
 from featurestore.ingest import handed_over, schema_of
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
@@ -62,7 +62,7 @@ def create(
             f"version={version!r} is no version of a group.", hint="versions are 1, 2, ..."
         )
     asked = write or Write()
-    write = replace(asked, mode="create", validation=asked.validation)
+    write = with_reads(replace(asked, mode="create", validation=asked.validation), df)
     while True:
         number = version if version is not None else next_version(session, name)
         with ExitStack() as held:

@@ -40,11 +40,13 @@ from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.ingest import handed_over, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
+from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, reports
+from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 
 
@@ -55,7 +57,8 @@ class Write:
     ``mode`` "replace" empties ``replace`` in the same commit (jobs). ``inputs`` are the sources for
     lineage: objects with ``source`` or ``featuregroup``, ``version``, ``delta_version``. ``window``
     says which windows of a job the rows are: ``job``, ``start``, ``end``, ``count``. ``staged``
-    rows lie in files of the engine already, which the caller removes.
+    rows lie in files of the engine already, which the caller removes. ``reads`` fills with what is
+    read of registered sources while the rows come; None where they come from elsewhere.
     """
 
     mode: str = "append"
@@ -68,6 +71,7 @@ class Write:
     inputs: tuple[Mapping[str, Any], ...] = ()
     window: Mapping[str, Any] | None = None
     staged: bool = False
+    reads: Sequence[SourceRead] | None = None
 
 
 def insert(
@@ -83,6 +87,7 @@ def insert(
     """
     group = open_group(session, name, version)
     _check(write, group.spec)
+    write = with_reads(write, df)
     if write.transaction is not None and _is_repeat(group.path, write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     with (
@@ -108,6 +113,13 @@ def insert(
         except (ValidationFailed, DuplicateKeys) as error:
             _record_refusal(session, error)
             raise
+
+
+def with_reads(write: Write, df: object) -> Write:
+    """Return a write that tells what is read of sources, where its rows are a frame over one."""
+    if not isinstance(df, FeatureFrame) or df.reads is None:
+        return write
+    return replace(write, reads=df.reads)
 
 
 def commit(
@@ -151,6 +163,8 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
     checked = validation != "off" and has_rules
     is_plain = not checked and write.mode != "upsert" and write.on_duplicates != "last"
+    # What was read of a source is known when its rows are here, which is before the commit.
+    is_plain = is_plain and write.reads is None
     if is_plain and not conformed.unchecked:
         return AuditedRows(partitions.refuse_empty(relation, spec, engine=engine))
     if write.on_duplicates == "last":
@@ -183,8 +197,11 @@ def note(
     told: dict[str, Any] = {"operation": operation or write.mode, "run": run.run_id, **claim}
     if spec.job is not None:
         told["job"] = spec.job
-    if write.inputs:
-        told["inputs"] = [dict(each) for each in write.inputs]
+    inputs = list(map(dict, write.inputs))
+    for read in write.reads or ():
+        inputs.append(read.to_json())
+    if inputs:
+        told["inputs"] = inputs
     if write.window is not None:
         told["window"] = dict(write.window)
     if validation is not None:

@@ -30,6 +30,7 @@ NOT_RESTORED = (
     "pauses and leases of jobs",
     "job definitions: register the jobs again",
     "validation reports of refused writes",
+    "registered sources, where the registry itself was lost: add them again",
 )
 # Tables that the Delta tables and manifests can restore; what else jobs and writes in flight know
 # is left as it is.

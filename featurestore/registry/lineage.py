@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,17 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from featurestore.registry.rows import readable
 from featurestore.registry.tables import lineage
 
 
 @dataclass(frozen=True)
 class LineageEdge:
-    """One source of one result. ``source`` is a group's name, or the path of a table or folder."""
+    """One source of one result.
+
+    ``source`` is a group's name, the path of a table or folder, or ``source:`` and the name of a
+    registered source, of which ``detail`` tells what was read.
+    """
 
     kind: str
     name: str
@@ -25,6 +31,7 @@ class LineageEdge:
     source: str
     source_version: int | None
     source_delta_version: int | None
+    detail: Mapping[str, Any] | None = None
 
 
 def add(
@@ -60,6 +67,7 @@ def add(
             "source": str(each.get("source") or each.get("featuregroup")),
             "source_version": each.get("version"),
             "source_delta_version": each.get("delta_version"),
+            "detail": _detail_of(each),
         }
         for each in inputs
     ]
@@ -94,7 +102,18 @@ def remove(connection: Connection, kind: str, name: str, version: int) -> None:
 
 def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[LineageEdge]:
     columns = [column for column in lineage.c if column.name != "id"]
-    return [
-        LineageEdge(*row)
-        for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id))
-    ]
+    edges = []
+    for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id)):
+        found = row._asdict()
+        if found["detail"] is not None:
+            with readable("what was read of a source"):
+                found["detail"] = dict(json.loads(found["detail"]))
+        edges.append(LineageEdge(**found))
+    return edges
+
+
+def _detail_of(given: Mapping[str, Any]) -> str | None:
+    """Return what an input tells of a registered source; None for other inputs."""
+    if "snapshot" not in given:
+        return None
+    return json.dumps(dict(given), default=str)

@@ -74,6 +74,8 @@ lineage = Table(
     Column("source", Text, nullable=False),
     Column("source_version", Integer),
     Column("source_delta_version", BigInteger),
+    # JSON: what was read of a registered source.
+    Column("detail", Text),
     Index("ix_lineage_output", "kind", "name", "version"),
     Index("ix_lineage_source", "source", "source_version"),
 )
@@ -95,6 +97,14 @@ window_features = Table(
     Column("offset_us", BigInteger, nullable=False),
     Column("condition", Text),
     Index("ix_window_features_output", "kind", "name", "version"),
+)
+
+# Where rows come from: kind, URI, options, and where the secret is.
+sources = Table(
+    "sources",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("spec", Text, nullable=False),
 )
 
 training_datasets = Table(

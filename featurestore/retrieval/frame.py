@@ -14,6 +14,7 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, 
 from featurestore.model.arguments import answers_calls
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.shapes import describe
+from featurestore.model.source import SourceRead
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
@@ -72,6 +73,7 @@ class FeatureFrame:
         self._plan = plan
         self._labels: Labels | None = None
         self._view: tuple[str, int] | None = None
+        self._reads: list[SourceRead] | None = None
 
     @classmethod
     def planned(
@@ -144,6 +146,11 @@ class FeatureFrame:
         return self._view
 
     @property
+    def reads(self) -> list[SourceRead] | None:
+        """What the last reading read of registered sources; None for rows of the store."""
+        return self._reads
+
+    @property
     def relation(self) -> Relation:
         """The engine's lazy table."""
         if self._relation is not None:
@@ -192,11 +199,7 @@ class FeatureFrame:
             return self._with(self._plan.select(chosen))
         schema = pa.schema([self.schema.field(name) for name in chosen])
         renames = dict(zip(chosen, chosen, strict=True))
-        return FeatureFrame(
-            self._session,
-            lambda: self._session.engine.select(self.relation, renames),
-            schema=schema,
-        )
+        return self._cut(lambda: self._session.engine.select(self.relation, renames), schema=schema)
 
     def __getitem__(self, columns: str | Sequence[str]) -> FeatureFrame:
         """Return a frame of one column, or of several: ``frame["x"]``, ``frame[["x", "y"]]``.
@@ -236,9 +239,7 @@ class FeatureFrame:
                 )
                 plan = replace(plan, notes=(*plan.notes, note))
             return self._with(plan)
-        return FeatureFrame(
-            self._session, lambda: engine.filter(self.relation, condition), schema=self.schema
-        )
+        return self._cut(lambda: engine.filter(self.relation, condition), schema=self.schema)
 
     def drop(self, *columns: str) -> FeatureFrame:
         """Return a frame without some of the columns; these are not read.
@@ -289,9 +290,13 @@ class FeatureFrame:
         if self._plan is not None:
             return self._with(self._plan.sample(sample))
         engine = self._session.engine
-        return FeatureFrame(
-            self._session, lambda: sampled(engine, self.relation, sample), schema=self.schema
-        )
+        return self._cut(lambda: sampled(engine, self.relation, sample), schema=self.schema)
+
+    def _cut(self, make: Callable[[], Relation], *, schema: pa.Schema) -> FeatureFrame:
+        """Return a frame of some of these rows or columns."""
+        frame = FeatureFrame(self._session, make, schema=schema)
+        frame._reads = self._reads
+        return frame
 
     def _sampled_by(self) -> list[str]:
         if self._plan is None or not self._plan.keys:

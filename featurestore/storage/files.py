@@ -147,6 +147,11 @@ def read_text(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
+def is_readable(path: str) -> bool:
+    """Tell whether this process may read a file or directory."""
+    return os.access(path, os.R_OK)
+
+
 def is_file(path: str) -> bool:
     """Tell whether a path is a file."""
     return os.path.isfile(path)

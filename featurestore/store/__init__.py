@@ -17,6 +17,7 @@ from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
 from featurestore.store.monitors import MonitorCalls
+from featurestore.store.sources import SourceCalls
 from featurestore.store.training_datasets import TrainingDatasetCalls
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class FeatureStore(
     InsightCalls,
     MonitorCalls,
     AlertCalls,
+    SourceCalls,
 ):
     """A connection to one store.
 

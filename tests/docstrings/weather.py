@@ -5,7 +5,10 @@ Hourly weather, planes, and questions about flights.
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -46,8 +49,20 @@ def questions() -> pa.Table:
     )
 
 
+def shop(path: Path) -> None:
+    """Write a small database of orders."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "create table orders (id integer, customer text, total real, created_at timestamp)"
+        )
+        database.execute(
+            "insert into orders values (1, 'ada', 12.5, '2013-01-01 06:10:00'),"
+            " (2, 'bob', 99.0, '2013-01-01 07:20:00')"
+        )
+
+
 def fill(store: FeatureStore) -> None:
-    """Make the groups of the examples, and the training dataset and the feature view ``late_flights``."""
+    """Make the groups of the examples, the source ``shop``, and what is called ``late_flights``."""
     store.create_featuregroup(
         weather(),
         "weather",
@@ -60,6 +75,9 @@ def fill(store: FeatureStore) -> None:
     store.create_featuregroup(
         questions(), "questions", primary_key=["tailnum", "origin"], event_time="asked_at"
     )
+    database = Path(store.location).parent / "shop.db"
+    shop(database)
+    store.add_source("shop", f"sqlite:///{database}")
     frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
     store.create_training_dataset(frame, "late_flights", label="late", shards=1, progress=False)
     store.create_feature_view(

@@ -103,6 +103,11 @@ PARAMETERS = {
     "get_runs": "name",
     "pause_job": "name",
     "unpause_job": "name",
+    "add_source": "name uri * secret options description",
+    "get_sources": "",
+    "check_source": "name",
+    "remove_source": "name",
+    "read_source": "name * table sql path at columns",
 }
 ELSEWHERE = [
     "FeatureStore",

@@ -1,0 +1,164 @@
+"""Columns of a source: the type that each comes as, and the values that fit it, or a refusal by name.
+
+What a driver gives is not always what the database holds: exact numbers come as text, infinite
+times as times before the flood, arrays of two axes as one long array. Here such values become what
+they are, or are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.errors import SourceTableNotFound, UnsupportedType, did_you_mean, listing
+from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.times import to_micros
+from featurestore.plugins.source import SourceQuery
+from featurestore_connectors.sources.sqltext import quote
+
+# Times outside of these years have no place in tables, and infinite ones lie far outside.
+_FIRST, _LAST = "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"
+_MICROS_A_DAY = 86_400_000_000
+
+
+@dataclass(frozen=True)
+class SourceColumn:
+    """One column of a table or query elsewhere.
+
+    ``expression`` is the SQL that gives it. ``kind`` is its feature type; None where it cannot be
+    read, and ``way_out`` is then the SQL that gives something which can. ``native`` is what the
+    source calls its type. ``axes`` is the SQL that counts the axes of an array.
+    """
+
+    name: str
+    expression: str
+    kind: pa.DataType | None
+    native: str = ""
+    way_out: str | None = None
+    axes: str | None = None
+
+
+def chosen(columns: Sequence[SourceColumn], query: SourceQuery) -> list[SourceColumn]:
+    """Return the columns that a query needs, in its order.
+
+    Raises:
+        SourceTableNotFound: A column is not there; lists those that are.
+        UnsupportedType: Columns that are needed cannot be read; lists all of them.
+    """
+    known = {column.name: column for column in columns}
+    asked = list(known) if query.columns is None else list(query.columns)
+    needed = list(asked)
+    if query.window is not None:
+        needed.append(query.window.column)
+    absent = [name for name in needed if name not in known]
+    if absent:
+        raise SourceTableNotFound(
+            f"{query} has no columns {listing(absent)}; it has {listing(known, limit=50)}.",
+            hint=did_you_mean(absent[0], known, write="{!r}")
+            or "was the column dropped or renamed at the source?",
+        )
+    found = [known[name] for name in asked]
+    _refuse([column for column in found if column.kind is None], query)
+    return found
+
+
+def _refuse(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
+    if not columns:
+        return
+    told = [f"{column.name!r} ({column.native})" for column in columns]
+    ways = []
+    for column in columns:
+        if column.way_out is not None:
+            ways.append(f"{column.way_out} AS {quote(column.name)}")
+    hint = "leave the columns out: sql='select ...' with the others"
+    if ways:
+        hint = f"sql='select {', '.join(ways)}, ...' gives them types that can be kept"
+    raise UnsupportedType(
+        f"{query}: these columns cannot be read without loss: {', '.join(told)}.", hint=hint
+    )
+
+
+def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
+    """Return the feature types of columns."""
+    return pa.schema([pa.field(column.name, column.kind) for column in columns])
+
+
+def fitted(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield batches of exactly the types of a schema; a value that does not fit ends it by name."""
+    for batch in batches:
+        arrays = []
+        for index, field in enumerate(schema):
+            arrays.append(_fitted_array(batch.column(index), field))
+        yield cast_batch(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
+
+
+def _fitted_array(array: pa.Array, field: pa.Field) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pat.is_decimal(field.type) and pat.is_string(array.type):
+        try:
+            return array.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise UnsupportedType(
+                f"Column {field.name!r} has a number that is no {field.type}: {error}.",
+                hint="numbers such as NaN and infinity have no place among exact ones",
+            ) from error
+    if pat.is_timestamp(array.type) or pat.is_date(array.type):
+        _check_times(array, field.name)
+    return array
+
+
+def _check_times(array: pa.Array, name: str) -> None:
+    """Refuse times outside of the years 1 to 9999, infinite ones among them."""
+    if pat.is_date(array.type):
+        low, high = _bounds(array.view(pa.int32() if pat.is_date32(array.type) else pa.int64()))
+        unit = 1 if pat.is_date32(array.type) else 86_400_000
+    else:
+        low, high = _bounds(array.view(pa.int64()))
+        unit = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[array.type.unit]
+    if low is None or high is None:
+        return
+    if low < _FIRST_DAY * unit or high >= (_LAST_DAY + 1) * unit:
+        raise UnsupportedType(
+            f"Column {name!r} has times outside of the years 1 to 9999, or infinite ones.",
+            hint=f"sql='select nullif({quote(name)}, 'infinity') ...' makes infinite times null",
+        )
+
+
+def _bounds(array: pa.Array) -> tuple[int | None, int | None]:
+    found = pc.min_max(array)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def _day(text: str) -> int:
+    from datetime import UTC, datetime
+
+    return to_micros(datetime.fromisoformat(text).replace(tzinfo=UTC)) // _MICROS_A_DAY
+
+
+_FIRST_DAY, _LAST_DAY = _day(_FIRST), _day(_LAST)
+
+
+def check_axes(
+    batches: Iterator[pa.RecordBatch], arrays: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches without their last columns, which count the axes of ``arrays``.
+
+    Raises:
+        UnsupportedType: An array has more than one axis, which the driver would make one of.
+    """
+    for batch in batches:
+        first = batch.num_columns - len(arrays)
+        for index, name in enumerate(arrays):
+            most = pc.max(batch.column(first + index)).as_py()
+            if most is not None and most > 1:
+                raise UnsupportedType(
+                    f"Column {name!r} has arrays of {most} axes, which cannot be read without loss.",
+                    hint=f"sql='select {quote(name)}::text ...', or unnest them",
+                )
+        columns = [batch.column(index) for index in range(first)]
+        yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names[:first])

@@ -1,0 +1,149 @@
+"""Delta tables of anybody, at any version, read by Delta's own kernel.
+
+Deletion vectors, column mapping, widened types, v2 checkpoints and shallow clones are the kernel's
+to understand (``polars-deltalake``); a table that asks for more than it knows is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from featurestore.delta import log
+from featurestore.delta.history import version_at
+from featurestore.errors import (
+    InvalidArgument,
+    SourceError,
+    SourceTableNotFound,
+    listing,
+    missing_extra,
+)
+from featurestore.model.source import SourceTable
+from featurestore.model.types import feature_type
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore_connectors.sources import places
+from featurestore_connectors.sources.columns import SourceColumn, chosen, fitted, schema_of
+from featurestore_connectors.sources.failures import told
+
+
+class DeltaSource:
+    """One Delta table of this machine: ``delta+/path``."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        if config.options:
+            raise InvalidArgument(f"A Delta source has no options {listing(config.options)}.")
+        self._config = config
+        self._path = places.local_path(config, prefix="delta")
+
+    def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
+        """Open a version: a number, that of a moment, or the latest."""
+        path = places.existing(self._config, self._path)
+        if not log.is_delta_table(path):
+            raise SourceTableNotFound(
+                f"Source {self._config.name!r}: {path} is no Delta table.",
+                hint="a folder of Parquet files is a source by its path alone, without delta+",
+            )
+        if isinstance(at, datetime):
+            version = version_at(path, at)
+        elif at is None:
+            version = log.latest_version(path)
+        else:
+            version = at
+        return DeltaSnapshot(self._config, path, version)
+
+
+class DeltaSnapshot:
+    """One version of a Delta table, which never changes."""
+
+    def __init__(self, config: SourceConfig, path: str, version: int) -> None:
+        try:
+            import polars
+            from polars_deltalake import scan_delta
+        except ImportError as error:
+            raise missing_extra("polars-deltalake", "sources") from error
+        self._config = config
+        self._path = path
+        self._version = version
+        self._old_layout = polars.CompatLevel.oldest()
+        try:
+            self._rows = scan_delta(path, version=version)
+            self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
+        except Exception as error:  # the kernel's errors have no class of their own
+            raise self._refusal(error) from error
+        self.identity = f"version {version}"
+        self.server = f"Delta table {path}"
+
+    def tables(self) -> Sequence[SourceTable]:
+        return [SourceTable(".")]
+
+    def query_of(self, table: SourceTable) -> SourceQuery:
+        del table  # it is the only one
+        return SourceQuery()
+
+    def schema(self, query: SourceQuery) -> pa.Schema:
+        return schema_of(chosen(self._columns(query), query))
+
+    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
+        schema = self.schema(query)
+        rows = self._rows
+        if query.window is not None:
+            rows = rows.filter(self._within(query.window))
+        batches = self._batches(rows.select(schema.names))
+        return pa.RecordBatchReader.from_batches(schema, fitted(batches, schema))
+
+    def close(self) -> None:
+        """Do nothing: a version is no connection."""
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        if query.table is not None or query.sql is not None or query.path is not None:
+            raise InvalidArgument(
+                f"A Delta table has no {query}.", hint="its source is one table; at=3 is a version"
+            )
+        columns = []
+        for field in self._empty.schema:
+            kind = feature_type(field.type)
+            columns.append(SourceColumn(field.name, field.name, kind, str(field.type)))
+        return columns
+
+    def _within(self, window: TimeRange) -> Any:
+        import polars
+
+        kind = self._rows.collect_schema()[window.column]
+        start, end = window.start, window.end
+        if getattr(kind, "time_zone", None) is None:
+            start, end = start.replace(tzinfo=None), end.replace(tzinfo=None)
+        time = polars.col(window.column)
+        if kind == polars.Date:
+            time = time.cast(polars.Datetime("us"))
+        if window.closed == "right":
+            return (time > start) & (time <= end)
+        return (time >= start) & (time < end)
+
+    def _batches(self, rows: Any) -> Iterator[pa.RecordBatch]:
+        try:
+            for frame in rows.collect_batches():
+                yield from frame.to_arrow(compat_level=self._old_layout).to_batches()
+        except Exception as error:  # the kernel's errors have no class of their own
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: Exception) -> SourceError | SourceTableNotFound:
+        said = told(str(error), None)
+        place = f"Source {self._config.name!r}, version {self._version} of {self._path}"
+        if not 0 <= self._version <= log.latest_version(self._path):
+            return SourceTableNotFound(
+                f"{place}: there is no such version; the latest is "
+                f"{log.latest_version(self._path)}."
+            )
+        return SourceError(
+            f"{place} cannot be read: {said}",
+            hint="was it vacuumed, or does it use a feature of Delta that is newer than the reader?",
+        )
+
+
+if TYPE_CHECKING:
+    _contract: type[Source] = DeltaSource
+    _snapshot: type[SourceSnapshot] = DeltaSnapshot

@@ -1,0 +1,326 @@
+"""SQLite files by ADBC.
+
+A column of SQLite has values of any type; the driver takes the type of the first ones. So the types
+that a column really holds are asked for first, and a row of values of these types is read before all
+others, which settles what the driver makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote as percent
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.errors import (
+    InvalidArgument,
+    SourceTableNotFound,
+    UnsupportedType,
+    did_you_mean,
+    listing,
+    missing_extra,
+)
+from featurestore.model.source import SourceTable
+from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore_connectors.sources import places, sqltext
+from featurestore_connectors.sources.columns import SourceColumn, chosen, fitted, schema_of
+from featurestore_connectors.sources.failures import guarded, translated
+
+_TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
+# Storage classes of SQLite, and a value of each.
+_SAMPLES = {"integer": "0", "real": "0.0", "text": "''", "blob": "x''"}
+_KINDS = {
+    "integer": pa.int64(),
+    "real": pa.float64(),
+    "text": pa.string(),
+    "blob": pa.binary(),
+}
+_WITH_ZONE = r":\d{2}(\.\d+)?\s*(Z|[+-]\d{2}:?\d{2})$"
+_SQLITE_TIME = "strftime('%Y-%m-%d %H:%M:%f', {})"
+_TIME_STEP = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a column is declared as, and the storage classes of its values (first, last by name)."""
+
+    declared: str
+    first: str | None
+    last: str | None
+
+
+class SQLiteSource:
+    """A SQLite file, opened for reading only."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        if config.options:
+            raise InvalidArgument(f"A SQLite source has no options {listing(config.options)}.")
+        self._config = config
+        self._path = places.local_path(config, prefix="sqlite")
+
+    def snapshot(self, at: int | datetime | None = None) -> SQLiteSnapshot:
+        """Open the file and begin a transaction, which sees one state to its end."""
+        if at is not None:
+            raise InvalidArgument(f"at={at!r}: a SQLite file keeps no earlier versions.")
+        return SQLiteSnapshot(self._config, places.existing(self._config, self._path))
+
+
+class SQLiteSnapshot:
+    """A transaction of one connection."""
+
+    def __init__(self, config: SourceConfig, path: str) -> None:
+        try:
+            from adbc_driver_sqlite import dbapi
+        except ImportError as error:
+            raise missing_extra("adbc-driver-sqlite", "sources") from error
+        self._config = config
+        self._closed = False
+        self._views = 0
+        with translated(config):
+            self._connection = dbapi.connect(f"file:{percent(path)}?mode=ro", autocommit=True)
+        self._execute("BEGIN")
+        self._execute("SELECT count(*) FROM sqlite_master")  # the first read begins it
+        self.server = f"SQLite {self._execute('SELECT sqlite_version()')[0][0]}"
+        self.identity = places.fingerprint([path, f"{path}-wal"])
+
+    def tables(self) -> Sequence[SourceTable]:
+        return [SourceTable(name) for (name,) in self._execute(_TABLES)]
+
+    def query_of(self, table: SourceTable) -> SourceQuery:
+        return SourceQuery(table=table.name)
+
+    def schema(self, query: SourceQuery) -> pa.Schema:
+        return schema_of(chosen(self._columns(query), query))
+
+    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
+        known = self._columns(query)
+        columns = chosen(known, query)
+        schema = schema_of(columns)
+        window = query.window
+        condition = None
+        read = list(columns)
+        if window is not None:
+            by_name = {column.name: column for column in known}
+            read.append(by_name[window.column])
+            condition = _condition(window)
+        samples, expressions = [], []
+        for number, column in enumerate(read):
+            samples.append(f"{_SAMPLES[column.native]} AS {sqltext.quote(f'c{number}')}")
+            expressions.append(column.expression)
+        rows = sqltext.select(expressions, source=self._from(query), condition=condition)
+        batches = self._batches(f"SELECT {', '.join(samples)} UNION ALL {rows}")
+        typed = fitted(_parsed(batches, read), schema_of(read))
+        if window is not None:
+            typed = _cut(typed, window)
+        return pa.RecordBatchReader.from_batches(schema, _first_columns(typed, schema))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._connection.close()
+
+    def _execute(self, text: str) -> list[Any]:
+        with translated(self._config), self._connection.cursor() as cursor:
+            cursor.execute(text)
+            return list(cursor.fetchall())
+
+    def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
+        """Yield what a query gives, without its first row."""
+        with translated(self._config):
+            cursor = self._connection.cursor()
+            cursor.execute(text)
+            reader = cursor.fetch_record_batch()
+        first = True
+        for batch in guarded(self._config, iter(reader), secret=None, close=cursor.close):
+            yield batch.slice(1) if first else batch
+            first = False
+
+    def _from(self, query: SourceQuery) -> str:
+        if query.table is not None:
+            return sqltext.table_name(query.table, [each.name for each in self.tables()])
+        if query.sql is not None:
+            return sqltext.subquery(query.sql)
+        raise InvalidArgument(
+            f"A SQLite source has no {query}.", hint="give table='orders', or sql='select ...'"
+        )
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        if query.table is not None:
+            self._check_table(query.table)
+        source = self._from(query)
+        names = self._names(f"SELECT * FROM {source} LIMIT 0")
+        declared = self._declared(query.table or self._view(source))
+        looks = []
+        for name in names:
+            kind = f"nullif(typeof({sqltext.quote(name)}), 'null')"
+            looks += [f"min({kind})", f"max({kind})"]
+        found = self._execute(f"SELECT {', '.join(looks)} FROM {source}")[0]
+        columns = []
+        for number, name in enumerate(names):
+            first, last = found[2 * number : 2 * number + 2]
+            columns.append(_column(name, _Stored(declared.get(name, ""), first, last)))
+        return columns
+
+    def _names(self, text: str) -> list[str]:
+        with translated(self._config), self._connection.cursor() as cursor:
+            cursor.execute(text)
+            return list(cursor.fetch_arrow_table().schema.names)
+
+    def _check_table(self, table: str) -> None:
+        known = [each.name for each in self.tables()]
+        if table not in known:
+            raise SourceTableNotFound(
+                f"Source {self._config.name!r} has no table {table!r}; "
+                f"it has {listing(known, limit=50)}.",
+                hint=did_you_mean(table, known, write="table={!r}"),
+            )
+
+    def _view(self, source: str) -> str:
+        """Return the name of a view of this connection alone: it tells what columns come from."""
+        self._views += 1
+        name = f"__fs_view_{self._views}"
+        self._execute(f"CREATE TEMP VIEW {sqltext.quote(name)} AS SELECT * FROM {source}")
+        return name
+
+    def _declared(self, table: str) -> dict[str, str]:
+        """Return the types that columns are declared as."""
+        found = self._execute(f"PRAGMA table_info({sqltext.quote(table)})")
+        return {str(row[1]): str(row[2] or "").upper() for row in found}
+
+
+def _column(name: str, stored: _Stored) -> SourceColumn:
+    """Return how a column is read, by what it holds and, where that leaves a choice, is declared as."""
+    quoted = sqltext.quote(name)
+    held = {stored.first, stored.last} - {None}
+    if held == {"integer", "real"}:
+        # Whole numbers among floats; those that no float holds are refused when they are read.
+        held = {"real"}
+    if len(held) > 1:
+        native = f"values of types {listing(sorted(map(str, held)))}"
+        return SourceColumn(name, quoted, None, native, way_out=f"cast({quoted} as text)")
+    by_declaration = _by_declaration(stored.declared)
+    if not held:
+        if by_declaration is None:
+            return SourceColumn(
+                name, quoted, None, "all values are null", way_out=f"cast({quoted} as real)"
+            )
+        storage, kind = by_declaration
+        return SourceColumn(name, quoted, kind, storage)
+    (storage,) = map(str, held)
+    kind = _KINDS[storage]
+    if by_declaration is not None:
+        declared_storage, declared_kind = by_declaration
+        if storage == declared_storage:
+            kind = declared_kind
+        elif (storage, declared_storage) == ("integer", "real"):
+            storage, kind = "real", declared_kind
+    return SourceColumn(name, quoted, kind, storage)
+
+
+def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
+    """Return storage class and type of a declared type (https://sqlite.org/datatype3.html, 3.1).
+
+    Dates and times are texts to SQLite, truth values integers.
+    """
+    if "DATETIME" in declared or "TIMESTAMP" in declared:
+        return "text", TIMESTAMP
+    if declared == "DATE":
+        return "text", pa.date32()
+    if "BOOL" in declared:
+        return "integer", pa.bool_()
+    if "INT" in declared:
+        return "integer", pa.int64()
+    if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
+        return "text", pa.string()
+    if "BLOB" in declared:
+        return "blob", pa.binary()
+    if declared:
+        return "real", pa.float64()
+    return None
+
+
+def _condition(window: TimeRange) -> str:
+    """Return a condition that holds for all rows of a window, and for some beside its ends.
+
+    SQLite compares times to the millisecond, the rest is cut when they are read.
+    """
+    time = _SQLITE_TIME.format(sqltext.quote(window.column))
+    start = _SQLITE_TIME.format(sqltext.text(_plain(window.start - _TIME_STEP)))
+    end = _SQLITE_TIME.format(sqltext.text(_plain(window.end + _TIME_STEP)))
+    return f"{time} BETWEEN {start} AND {end}"
+
+
+def _plain(value: datetime) -> str:
+    return sqltext.moment(value).removesuffix("+00:00")
+
+
+def _parsed(
+    batches: Iterator[pa.RecordBatch], columns: Sequence[SourceColumn]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches with the texts of dates and times as what they say."""
+    for batch in batches:
+        arrays = []
+        for column, array in zip(columns, batch.columns, strict=True):
+            arrays.append(_parsed_array(column, array))
+        yield pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
+    kind = column.kind
+    if kind == pa.bool_():
+        wrong = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()
+        if wrong:
+            raise UnsupportedType(f"Column {column.name!r} holds numbers that are no truth values.")
+        return array.cast(pa.bool_())
+    if column.native != "text" or pat.is_string(kind):
+        return array
+    try:
+        if pat.is_date(kind):
+            return array.cast(pa.date32())
+        return _times(array)
+    except pa.ArrowInvalid as error:
+        raise UnsupportedType(
+            f"Column {column.name!r} has a text that is no time: {error}.",
+            hint=f"sql='select cast({sqltext.quote(column.name)} as text) ...' gives the texts",
+        ) from error
+
+
+def _times(array: pa.Array) -> pa.Array:
+    """Return texts as times; those without a zone are in UTC, as SQLite has them."""
+    has_zone = pc.match_substring_regex(array, _WITH_ZONE)
+    nothing = pa.scalar(None, pa.string())
+    zoned = pc.if_else(has_zone, array, nothing).cast(TIMESTAMP)
+    plain = pc.if_else(has_zone, nothing, array).cast(pa.timestamp("us"))
+    return pc.coalesce(zoned, pc.assume_timezone(plain, "UTC"))
+
+
+def _cut(batches: Iterator[pa.RecordBatch], window: TimeRange) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a window, whose time is the last column."""
+    for batch in batches:
+        times = batch.column(batch.num_columns - 1).cast(TIMESTAMP)
+        start, end = pa.scalar(window.start, TIMESTAMP), pa.scalar(window.end, TIMESTAMP)
+        if window.closed == "right":
+            inside = pc.and_(pc.greater(times, start), pc.less_equal(times, end))
+        else:
+            inside = pc.and_(pc.greater_equal(times, start), pc.less(times, end))
+        yield batch.filter(inside)
+
+
+def _first_columns(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        arrays = [batch.column(index) for index in range(len(schema))]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+if TYPE_CHECKING:
+    _contract: type[Source] = SQLiteSource
+    _snapshot: type[SourceSnapshot] = SQLiteSnapshot

@@ -1,0 +1,59 @@
+"""SQL text for databases of others: quoted names, literals, and the query around a user's query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from featurestore.errors import InvalidArgument
+from featurestore.plugins.engine import TimeRange
+
+
+def quote(name: str) -> str:
+    """Return an identifier in double quotes; the only way by which a name gets into SQL.
+
+    >>> quote('odd"name')
+    '"odd""name"'
+    """
+    if "\0" in name:
+        raise InvalidArgument(f"{name!r} is no name: it has a NUL in it.")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text(value: str) -> str:
+    """Return a string literal."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def table_name(name: str, known: Sequence[str] = ()) -> str:
+    """Return the quoted name of a table: ``orders``, or ``sales.orders`` with its schema.
+
+    >>> table_name("sales.orders"), table_name("a.b", ["a.b"])
+    ('"sales"."orders"', '"a.b"')
+    """
+    if name in known:
+        return quote(name)
+    return ".".join(map(quote, name.split(".", 1)))
+
+
+def moment(value: datetime) -> str:
+    """Return a time in UTC as ISO text, to the microsecond."""
+    return value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
+
+
+def subquery(sql: str) -> str:
+    """Return a user's query as a table of another one; a comment at its end harms nothing."""
+    return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query')}"
+
+
+def within(window: TimeRange, *, column: str, start: str, end: str) -> str:
+    """Return the condition that a column lies in a window between two literals."""
+    if window.closed == "right":
+        return f"{column} > {start} AND {column} <= {end}"
+    return f"{column} >= {start} AND {column} < {end}"
+
+
+def select(expressions: Sequence[str], *, source: str, condition: str | None) -> str:
+    """Return a query for expressions of a table or a subquery."""
+    where = "" if condition is None else f" WHERE {condition}"
+    return f"SELECT {', '.join(expressions)} FROM {source}{where}"

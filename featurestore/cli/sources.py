@@ -1,0 +1,82 @@
+"""``featurestore source``: where rows come from."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from featurestore.cli.output import show_json, show_record, show_rows
+from featurestore.cli.state import Output, settings, store
+
+app = typer.Typer(help="Sources: databases, folders, lake tables.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
+
+
+@app.command("list", epilog="Example: featurestore source list")
+def list_sources(context: typer.Context) -> None:
+    """List every registered source."""
+    rows = [each.to_json() for each in store(context).get_sources()]
+    columns = ["name", "kind", "uri", "secret"]
+    wide = ["options", "description"]
+    show_rows(context, rows, columns=columns, wide=wide, empty="no sources yet")
+
+
+@app.command(
+    epilog="Example: featurestore source add shop postgresql://me@db/shop --secret env:SHOP_PASSWORD"
+)
+def add(
+    context: typer.Context,
+    name: Name,
+    uri: Annotated[str, typer.Argument(help="Its URI, without a password.", show_default=False)],
+    secret: Annotated[
+        str | None, typer.Option(help="env:NAME or file:path.", show_default=False)
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE, any number.", show_default=False)
+    ] = None,
+    description: Annotated[str, typer.Option(help="What it holds.")] = "",
+) -> None:
+    """Register a source; nothing is connected."""
+    options = {}
+    for each in option or []:
+        key, separator, value = each.partition("=")
+        if not separator:
+            raise typer.BadParameter(f"{each!r} is not KEY=VALUE")
+        options[key] = value
+    added = store(context).add_source(
+        name, uri, secret=secret, options=options, description=description
+    )
+    show_record(context, added.to_json())
+
+
+@app.command(epilog="Example: featurestore source check shop")
+def check(context: typer.Context, name: Name) -> None:
+    """Check reach and rights, and show the first rows; exit 1 when something is wrong."""
+    report = store(context).check_source(name)
+    told = report.to_json()
+    told["tables"] = [table.name for table in report.tables]
+    show_record(context, told)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: featurestore source read shop --table orders -n 5")
+def read(
+    context: typer.Context,
+    name: Name,
+    table: Annotated[str | None, typer.Option(help="A table.", show_default=False)] = None,
+    sql: Annotated[str | None, typer.Option(help="A query.", show_default=False)] = None,
+    path: Annotated[str | None, typer.Option(help="Files.", show_default=False)] = None,
+    at: Annotated[str | None, typer.Option(help="A version or a time.", show_default=False)] = None,
+    rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 10,
+) -> None:
+    """Show the first rows of a table, a query or files."""
+    moment = int(at) if at is not None and at.isdigit() else at
+    frame = store(context).read_source(name, table=table, sql=sql, path=path, at=moment)
+    found = frame.head(rows).to_pylist()
+    if settings(context).output is Output.JSON:
+        show_json(found)
+    else:
+        show_rows(context, found, columns=frame.columns, empty="no rows")

@@ -1,0 +1,212 @@
+"""What a registered source is, what was read of one, and what a check of it found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.names import check_name
+from featurestore.model.secrets import parse_secret
+
+_SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
+_ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
+# A path of this machine without a scheme.
+FOLDER_KIND = "file"
+_OF_PATHS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """The registration of a source.
+
+    ``kind`` is the name of an entry point of ``featurestore.sources``. ``secret`` says where the
+    secret is ("env:NAME", "file:path"), never what it is. ``created`` is in microseconds since 1970.
+    """
+
+    name: str
+    kind: str
+    uri: str
+    secret: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    description: str = ""
+    created: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the registration as a JSON object that ``from_text`` reads back equal."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "uri": self.uri,
+            "secret": self.secret,
+            "options": dict(self.options),
+            "description": self.description,
+            "created": self.created,
+        }
+
+    @classmethod
+    def from_text(cls, text: str) -> SourceSpec:
+        """Return a registration from its JSON text; ValueError when it is none."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("no JSON object")
+        spec = cls(**data)
+        for names, kinds in _TYPES.items():
+            for name in names.split():
+                if not isinstance(getattr(spec, name), kinds):
+                    raise ValueError(f"{name} has type {type(getattr(spec, name)).__name__}")
+        if spec.secret is not None:
+            parse_secret(spec.secret)
+        check_uri(spec.uri)
+        check_name(spec.name, noun="source")
+        return spec
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "name kind uri description": str,
+    "secret": (str, NoneType),
+    "options": dict,
+    "created": int,
+}
+
+
+def kind_of(uri: str) -> str:
+    """Return the kind of source that a URI is of: its scheme, or "file" for a path.
+
+    >>> kind_of("postgresql://shop-db/orders"), kind_of("delta+/data/orders"), kind_of("raw/orders")
+    ('postgresql', 'delta', 'file')
+    """
+    scheme, separator, _ = uri.partition(":")
+    is_scheme = separator and scheme.replace("+", "").isalnum() and "//" in uri
+    before, plus, _ = uri.partition("+")
+    if is_scheme:
+        kind = scheme.partition("+")[0].lower()
+    elif plus and before.isalnum():
+        kind = before.lower()
+    else:
+        kind = FOLDER_KIND
+    return _ALIASES.get(kind, kind)
+
+
+def with_absolute_path(uri: str, *, absolute: Callable[[str], str]) -> str:
+    """Return the URI of a path of this machine with an absolute path; others as they are.
+
+    >>> with_absolute_path("raw/orders", absolute=lambda path: "/data/" + path)
+    '/data/raw/orders'
+    """
+    if kind_of(uri) not in _OF_PATHS:
+        return uri
+    before, separator, path = uri.rpartition("://")
+    if not separator:
+        before, separator, path = "", "", uri
+        if kind_of(uri) == "delta":
+            before, separator, path = uri.partition("+")
+    return f"{before}{separator}{absolute(path)}"
+
+
+def check_uri(uri: str) -> str:
+    """Return a URI that holds no secret; one that may hold some is refused, and not repeated.
+
+    Raises:
+        InvalidArgument: There is a password in it.
+    """
+    hint = "leave the password out, and give secret='env:SHOP_PASSWORD'"
+    if not isinstance(uri, str) or not uri.strip() or "\0" in uri:
+        raise InvalidArgument("uri= is not the URI of a source.", hint="sqlite:///shop.db")
+    try:
+        parts = urlsplit(uri)
+        has_password = parts.password is not None
+    except ValueError:
+        raise InvalidArgument("uri= cannot be read as a URI.", hint=hint) from None
+    for key, _ in parse_qsl(parts.query, keep_blank_values=True):
+        has_password = has_password or names_secret(key)
+    if has_password:
+        raise InvalidArgument("uri= has a password in it, which would be stored.", hint=hint)
+    return uri
+
+
+def names_secret(word: str) -> bool:
+    """Tell whether an option's name says that its value is a secret.
+
+    >>> names_secret("sslpassword"), names_secret("format")
+    (True, False)
+    """
+    folded = word.lower()
+    return any(each in folded for each in _SECRET_WORDS)
+
+
+@dataclass
+class SourceRead:
+    """What was read of a source, filled while its rows come.
+
+    ``query`` is the SHA-256 of what was asked, ``snapshot`` the transaction, version or fingerprint
+    that it was read in. ``high_water_mark`` is the greatest value of the time column that came.
+    """
+
+    source: str
+    kind: str
+    query: str
+    snapshot: str | None = None
+    rows: int = 0
+    high_water_mark: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what commits and lineage tell of it."""
+        told: dict[str, Any] = {
+            "source": f"source:{self.source}",
+            "kind": self.kind,
+            "query": self.query,
+            "snapshot": self.snapshot,
+            "rows": self.rows,
+        }
+        if self.high_water_mark is not None:
+            told["high_water_mark"] = self.high_water_mark
+        return told
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """A table (or a file, a folder) of a source, and whether it may be read."""
+
+    name: str
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class SourceReport:
+    """What a check of a source found.
+
+    ``server`` says what answered; None when nothing did. ``sample`` holds the first rows of
+    ``sampled``, the first table that can be read. ``problems`` says what is wrong, each with the way
+    out.
+    """
+
+    name: str
+    kind: str
+    server: str | None = None
+    tables: tuple[SourceTable, ...] = ()
+    sampled: str | None = None
+    sample: tuple[Mapping[str, Any], ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "ok": self.ok,
+            "server": self.server,
+            "tables": [vars(each) for each in self.tables],
+            "sampled": self.sampled,
+            "sample": list(map(dict, self.sample)),
+            "problems": list(self.problems),
+        }

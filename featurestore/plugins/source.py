@@ -1,0 +1,161 @@
+"""The interface of sources: tables, queries and files elsewhere, read as Arrow in one snapshot.
+
+A source is looked up by its kind, the scheme of its URI, among the entry points
+``featurestore.sources``; ours come that way too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.model.source import SourceTable
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.lookup import find_plugin, plugin_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """What a source is opened with.
+
+    ``secret`` gives the secret when it is called, which is when the source connects; None where none
+    was registered. What it gives is in no text, repr or error.
+    """
+
+    name: str
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    secret: Callable[[], str] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class SourceQuery:
+    """What is asked of a source: one of ``table``, ``sql`` and ``path``, as its kind allows.
+
+    ``at`` is a version or a moment, where the source has such. ``columns`` are those that are
+    needed, in that order; None takes all. ``window`` cuts the rows by their time.
+    """
+
+    table: str | None = None
+    sql: str | None = None
+    path: str | None = None
+    at: int | datetime | None = None
+    columns: tuple[str, ...] | None = None
+    window: TimeRange | None = None
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of what is asked."""
+        window: dict[str, Any] | None = None
+        if self.window is not None:
+            window = {**vars(self.window)}
+        told = {**vars(self), "window": window}
+        text = json.dumps(told, sort_keys=True, default=str, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        asked = {"table": self.table, "sql": self.sql, "path": self.path, "at": self.at}
+        given = []
+        for name, value in asked.items():
+            if value is not None:
+                given.append(f"{name}={value!r}")
+        return ", ".join(given)
+
+
+class SourceSnapshot(Protocol):
+    """One consistent state of a source, until it is closed.
+
+    All that is read of one snapshot belongs together: rows that others write meanwhile are in none
+    of its reads. Where the source cannot promise that by itself (files), a change that is seen
+    raises ``SourceChanged`` before the last batch. A snapshot is used by one thread; its reads may
+    be open at the same time.
+    """
+
+    @property
+    def identity(self) -> str:
+        """What tells this state from others: a transaction, a version, a fingerprint."""
+        ...
+
+    @property
+    def server(self) -> str:
+        """What answered, with its version, for people."""
+        ...
+
+    def tables(self) -> Sequence[SourceTable]:
+        """Return the tables (files, folders) that there are, and whether they may be read."""
+        ...
+
+    def query_of(self, table: SourceTable) -> SourceQuery:
+        """Return the query for all rows of one of ``tables``."""
+        ...
+
+    def schema(self, query: SourceQuery) -> pa.Schema:
+        """Return the feature types of what a query gives; at most a look at the data is taken.
+
+        Raises:
+            SourceTableNotFound: There is no such table or path; lists those there are.
+            UnsupportedType: A column has a type that cannot be kept without loss; each is named,
+                with the SQL that gives it another one.
+            InvalidSql: The source refuses the query.
+        """
+        ...
+
+    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
+        """Return the rows as a stream of the types that ``schema`` gives, in bounded memory.
+
+        Only the columns and the window that the query names leave the source. Values that do not
+        fit (infinite times, numbers without an end) raise ``UnsupportedType`` naming the column.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the snapshot and its connections; closing twice is no error."""
+        ...
+
+
+class Source(Protocol):
+    """A place where rows come from: a database, a folder of files, a lake table.
+
+    Every implementation passes ``featurestore.testing.SourceConformance``.
+
+    It is made by its class with a ``SourceConfig``; making it connects to nothing. Options and URIs
+    that it does not know are refused there (``InvalidArgument``). Nothing is ever written to it.
+
+    **SQL** that comes in a query is the user's own text for the user's own database; it goes there
+    as it is, inside a subquery. Names of tables and columns are quoted, values are written as
+    literals by one function.
+
+    **Errors.** ``SourceUnavailable`` when it cannot be reached or refuses the user,
+    ``SourceTableNotFound``, ``InvalidSql``, ``UnsupportedType`` as above, ``SourceError`` for what
+    else it says. No text holds the secret; errors of the libraries below do not leave it.
+    """
+
+    def snapshot(self, at: int | datetime | None = None) -> SourceSnapshot:
+        """Connect and return a snapshot of now, or of a version or moment where there are such."""
+        ...
+
+
+def find_source(kind: str) -> Callable[[SourceConfig], Source]:
+    """Return what makes a source of a kind, by the name of its entry point.
+
+    Raises:
+        InvalidArgument: No such kind is installed; lists those that are.
+    """
+    found = find_plugin("sources", kind)
+    if found is None:
+        known = plugin_names("sources")
+        raise InvalidArgument(
+            f"There is no source of kind {kind!r}; there are {listing(known)}.",
+            hint=did_you_mean(kind, known, write="uri='{}://...'")
+            or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files",
+        )
+    made: Callable[[SourceConfig], Source] = found.load()
+    return made

@@ -1,0 +1,63 @@
+"""Sources in the registry: where rows come from, and where their secrets are."""
+
+from __future__ import annotations
+
+import json
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
+from featurestore.model.source import SourceSpec
+from featurestore.registry.rows import readable
+from featurestore.registry.tables import sources
+
+
+def add(connection: Connection, spec: SourceSpec) -> None:
+    """Register a source.
+
+    Raises:
+        SourceExists: There is one of this name.
+    """
+    if spec.name in names(connection):
+        raise SourceExists(
+            f"Source {spec.name!r} is registered already.",
+            hint=f"remove_source({spec.name!r}) first, or choose another name",
+        )
+    connection.execute(sources.insert().values(name=spec.name, spec=json.dumps(spec.to_json())))
+
+
+def get(connection: Connection, name: str) -> SourceSpec:
+    """Return a source; SourceNotFound lists what there is."""
+    query = sa.select(sources.c.spec).where(sources.c.name == name)
+    text = connection.execute(query).scalar_one_or_none()
+    if text is None:
+        known = names(connection)
+        raise SourceNotFound(
+            f"There is no source {name!r}; there are {listing(known)}.",
+            hint=did_you_mean(name, known) or f"featurestore.add_source({name!r}, uri)",
+        )
+    return _read(name, text)
+
+
+def every(connection: Connection) -> list[SourceSpec]:
+    """Return every source, by name."""
+    query = sa.select(sources.c.name, sources.c.spec).order_by(sources.c.name)
+    return [_read(row.name, row.spec) for row in connection.execute(query)]
+
+
+def names(connection: Connection) -> list[str]:
+    """Return the names of all sources, sorted."""
+    query = sa.select(sources.c.name).order_by(sources.c.name)
+    return [str(name) for name in connection.execute(query).scalars()]
+
+
+def remove(connection: Connection, name: str) -> None:
+    """Forget a source; SourceNotFound when there is none."""
+    get(connection, name)
+    connection.execute(sources.delete().where(sources.c.name == name))
+
+
+def _read(name: str, text: str) -> SourceSpec:
+    with readable(f"source {name!r}"):
+        return SourceSpec.from_text(text)

@@ -1,0 +1,8 @@
+"""Registered sources: where rows come from, and frames over them."""
+
+from __future__ import annotations
+
+from featurestore.sources.frame import SourceFrame, read_source
+from featurestore.sources.registration import add, check, every, remove
+
+__all__ = ["SourceFrame", "add", "check", "every", "read_source", "remove"]

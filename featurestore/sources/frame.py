@@ -1,0 +1,201 @@
+"""Frames over sources: nothing is read until rows are asked for, and then the needed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.errors import InvalidArgument, SourceChanged, listing
+from featurestore.model.names import check_feature_names
+from featurestore.model.source import SourceRead, SourceSpec
+from featurestore.model.times import parse_moment
+from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.plugins.source import SourceQuery
+from featurestore.retrieval import FeatureFrame
+from featurestore.session import Session
+from featurestore.sources.opening import open_source
+from featurestore.sources.registration import get
+
+
+class SourceFrame(FeatureFrame):
+    """A lazy table over what a source gives, in a new snapshot at each reading.
+
+    ``select`` and ``drop`` decide which columns leave the source.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spec: SourceSpec,
+        query: SourceQuery,
+        schema: pa.Schema,
+        *,
+        time: str | None = None,
+    ) -> None:
+        super().__init__(session, self._opened, schema=schema)
+        self._spec = spec
+        self._query = replace(query, columns=tuple(schema.names))
+        self._time = time
+        self._reads = []
+
+    def select(self, *columns: str) -> FeatureFrame:
+        """Return a frame of some of the columns; the others do not leave the source."""
+        chosen = self._names(columns)
+        if not chosen or len(set(chosen)) != len(chosen):
+            return super().select(*columns)
+        schema = pa.schema([self.schema.field(name) for name in chosen])
+        time = self._time if self._time in chosen else None
+        return SourceFrame(self._session, self._spec, self._query, schema, time=time)
+
+    def within(self, window: TimeRange) -> SourceFrame:
+        """Return a frame of the rows whose time lies in a range; the others stay where they are."""
+        query = replace(self._query, window=window)
+        frame = SourceFrame(self._session, self._spec, query, self.schema, time=window.column)
+        return frame
+
+    def _opened(self) -> Relation:
+        """Return a relation over a new reading, which begins with its first row."""
+        read = SourceRead(self._spec.name, self._spec.kind, self._query.hash)
+        if self._reads is not None:
+            self._reads[:] = [read]
+        batches = read_batches(self._spec, self._query, self.schema, read, time=self._time)
+        stream = pa.RecordBatchReader.from_batches(self.schema, batches)
+        return self._session.engine.from_arrow(stream)
+
+
+def read_batches(
+    spec: SourceSpec, query: SourceQuery, schema: pa.Schema, read: SourceRead, *, time: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query in a snapshot of their own, and fill in what was read."""
+    snapshot = open_source(spec).snapshot(query.at)
+    try:
+        read.snapshot = snapshot.identity
+        reader = snapshot.read(query)
+        _check_same(spec, reader.schema, schema)
+        yield from counted(reader, read, time=time)
+    finally:
+        snapshot.close()
+
+
+def counted(
+    batches: Iterator[pa.RecordBatch], read: SourceRead, *, time: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and count their rows and the greatest time."""
+    greatest = None
+    for batch in batches:
+        read.rows += batch.num_rows
+        if time is not None and time in batch.schema.names:
+            last = pc.max(batch.column(batch.schema.get_field_index(time))).as_py()
+            if last is not None and (greatest is None or last > greatest):
+                greatest = last
+                read.high_water_mark = greatest.isoformat()
+        yield batch
+
+
+def _check_same(spec: SourceSpec, given: pa.Schema, expected: pa.Schema) -> None:
+    """Refuse columns whose type changed at the source since the frame was made."""
+    changed = []
+    for field in expected:
+        found = given.field(field.name).type
+        if found != field.type:
+            changed.append(f"{field.name!r} is {found}, was {field.type}")
+    if changed:
+        raise SourceChanged(
+            f"Columns of source {spec.name!r} have other types now: {', '.join(changed)}.",
+            hint="read it anew, or cast the columns in sql=",
+        )
+
+
+def read_source(
+    session: Session,
+    name: str,
+    *,
+    table: str | None = None,
+    sql: str | None = None,
+    path: str | None = None,
+    at: int | datetime | str | None = None,
+    columns: Sequence[str] | None = None,
+) -> SourceFrame:
+    """Return a frame over a table, a query or files of a source; only its columns are looked at.
+
+    Raises:
+        SourceNotFound: No source of this name is registered.
+        SourceUnavailable: It cannot be reached, or refuses the user.
+        SourceTableNotFound: There is no such table, file or version.
+        UnsupportedType: A column cannot be read without loss; each is named.
+    """
+    spec = get(session, name)
+    query = asked(table=table, sql=sql, path=path, at=at)
+    if columns is not None:
+        query = replace(query, columns=tuple(columns))
+    return SourceFrame(session, spec, query, described(spec, query))
+
+
+def asked(
+    *,
+    table: str | None = None,
+    sql: str | None = None,
+    path: str | None = None,
+    at: int | datetime | str | None = None,
+) -> SourceQuery:
+    """Return a query of arguments as people give them.
+
+    Raises:
+        InvalidArgument: More than one of ``table``, ``sql`` and ``path``, or ``at`` is no version.
+    """
+    given = {"table": table, "sql": sql, "path": path}
+    named = {word: value for word, value in given.items() if value is not None}
+    if len(named) > 1:
+        raise InvalidArgument(
+            f"{listing(named)} were given together.", hint="one of table=, sql= and path="
+        )
+    for word, value in named.items():
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidArgument(f"{word}={value!r} names nothing.", hint=f"{word}='orders'")
+    if isinstance(at, bool) or not isinstance(at, int | datetime | str | None):
+        raise InvalidArgument(f"at={at!r} is no version.", hint="at=3, or a time")
+    moment = at
+    if isinstance(at, str | datetime):
+        moment = parse_moment(at, argument="at")
+    return SourceQuery(table=table, sql=sql, path=path, at=moment)  # type: ignore[arg-type]
+
+
+def described(spec: SourceSpec, query: SourceQuery, *, time: str | None = None) -> pa.Schema:
+    """Return the columns that a query gives; ``time`` has to be one of them, and a time.
+
+    Raises:
+        InvalidName: Names of columns are no names of features.
+    """
+    snapshot = open_source(spec).snapshot(query.at)
+    try:
+        schema = snapshot.schema(query)
+    finally:
+        snapshot.close()
+    check_feature_names(schema.names)
+    if time is not None:
+        check_time(spec, query, schema, time)
+    return schema
+
+
+def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:
+    """Refuse a column as time that is not there or holds no times."""
+    times = _times_of(schema)
+    if time not in times:
+        raise InvalidArgument(
+            f"time={time!r} is no time of {query} of source {spec.name!r}; it has the times "
+            f"{listing(times)}.",
+            hint="texts and numbers become times in sql=",
+        )
+
+
+def _times_of(schema: pa.Schema) -> Sequence[str]:
+    found = []
+    for field in schema:
+        if pat.is_timestamp(field.type) or pat.is_date(field.type):
+            found.append(field.name)
+    return found

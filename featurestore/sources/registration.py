@@ -1,0 +1,156 @@
+"""Sources of a store: registered, listed, checked, removed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from featurestore.errors import FeatureStoreError, InvalidArgument
+from featurestore.model.names import check_name
+from featurestore.model.secrets import parse_secret
+from featurestore.model.source import (
+    SourceReport,
+    SourceSpec,
+    SourceTable,
+    check_uri,
+    kind_of,
+    names_secret,
+    with_absolute_path,
+)
+from featurestore.model.times import to_micros, utc_now
+from featurestore.plugins.source import SourceSnapshot
+from featurestore.registry import sources
+from featurestore.session import Session
+from featurestore.sources.opening import open_source
+from featurestore.storage import files
+
+_SAMPLE_ROWS = 5
+
+
+def add(
+    session: Session,
+    name: str,
+    uri: str,
+    *,
+    secret: str | None,
+    options: Mapping[str, str],
+    description: str,
+) -> SourceSpec:
+    """Register a source and return its registration; nothing is connected.
+
+    Raises:
+        SourceExists: There is one of this name.
+        InvalidArgument: The URI holds a password, or is of no installed kind.
+    """
+    check_name(name, noun="source")
+    check_uri(uri)
+    if secret is not None:
+        secret = str(parse_secret(secret))
+    spec = SourceSpec(
+        name=name,
+        kind=kind_of(uri),
+        uri=with_absolute_path(uri, absolute=_absolute),
+        secret=secret,
+        options=_checked(options),
+        description=description,
+        created=to_micros(utc_now()),
+    )
+    open_source(spec)
+    with session.registry.transaction() as connection:
+        sources.add(connection, spec)
+    return spec
+
+
+def _checked(options: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidArgument("options= are texts by name.", hint="options={'format': 'csv'}")
+        if names_secret(key):
+            raise InvalidArgument(
+                f"options={{{key!r}: ...}} would be stored.", hint="secret='env:NAME'"
+            )
+        found[key] = value
+    return found
+
+
+def _absolute(path: str) -> str:
+    """Return a path of this machine; ``/orders.db`` may be meant from here, as others write it."""
+    expanded = os.path.expanduser(path)
+    from_here = os.path.abspath(expanded.lstrip("/"))
+    if expanded.startswith("/") and not files.exists(expanded) and files.exists(from_here):
+        return from_here
+    return os.path.abspath(expanded).replace("//", "/")
+
+
+def every(session: Session) -> list[SourceSpec]:
+    """Return every source, by name."""
+    with session.registry.reading() as connection:
+        return sources.every(connection)
+
+
+def get(session: Session, name: str) -> SourceSpec:
+    """Return a source; SourceNotFound lists what there is."""
+    with session.registry.reading() as connection:
+        return sources.get(connection, name)
+
+
+def remove(session: Session, name: str) -> None:
+    """Forget a source; what was read of it stays."""
+    with session.registry.transaction() as connection:
+        sources.remove(connection, name)
+
+
+def check(session: Session, name: str) -> SourceReport:
+    """Return whether a source can be reached, what may be read there, and a few rows.
+
+    What is wrong is in the report, not raised.
+    """
+    spec = get(session, name)
+    try:
+        snapshot = open_source(spec).snapshot()
+    except FeatureStoreError as error:
+        return SourceReport(spec.name, spec.kind, problems=(_told(error),))
+    try:
+        return _looked_at(spec, snapshot)
+    except FeatureStoreError as error:
+        return SourceReport(spec.name, spec.kind, snapshot.server, problems=(_told(error),))
+    finally:
+        snapshot.close()
+
+
+def _looked_at(spec: SourceSpec, snapshot: SourceSnapshot) -> SourceReport:
+    tables = tuple(snapshot.tables())
+    readable = [table for table in tables if table.readable]
+    problems, sampled = [], None
+    sample: list[Mapping[str, object]] = []
+    if not tables:
+        problems.append("There are no tables, or none that the user may see.")
+    for table in tables:
+        if not table.readable:
+            problems.append(f"Table {table.name!r} may not be read by the user of the URI.")
+    if readable:
+        sampled = readable[0].name
+        try:
+            sample = _first_rows(snapshot, readable[0])
+        except FeatureStoreError as error:
+            problems.append(_told(error))
+    return SourceReport(
+        spec.name, spec.kind, snapshot.server, tables, sampled, tuple(sample), tuple(problems)
+    )
+
+
+def _first_rows(snapshot: SourceSnapshot, table: SourceTable) -> list[Mapping[str, object]]:
+    rows: list[Mapping[str, object]] = []
+    reader = snapshot.read(snapshot.query_of(table))
+    for batch in reader:
+        rows += batch.slice(0, _SAMPLE_ROWS - len(rows)).to_pylist()
+        if len(rows) >= _SAMPLE_ROWS:
+            break
+    return rows
+
+
+def _told(error: FeatureStoreError) -> str:
+    if error.hint is None:
+        return error.message
+    return f"{error.message} ({error.hint})"

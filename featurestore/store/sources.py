@@ -1,0 +1,134 @@
+"""Calls on sources: registered, checked, read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featurestore.store.connected import Connected
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from featurestore.model.source import SourceReport, SourceSpec
+    from featurestore.retrieval import FeatureFrame
+
+__all__ = ["SourceCalls"]
+
+
+class SourceCalls(Connected):
+    """The calls on sources."""
+
+    def add_source(
+        self,
+        name: str,
+        uri: str,
+        *,
+        secret: str | None = None,
+        options: Mapping[str, str] | None = None,
+        description: str = "",
+    ) -> SourceSpec:
+        """Register a place where rows come from, under a name.
+
+        Nothing is connected; ``check_source`` says whether it can be.
+
+        Args:
+            name: ``[a-z][a-z0-9_]{0,62}``.
+            uri: ``postgresql://user@host/database``, ``sqlite:///file.db``, ``duckdb:///file.duckdb``,
+                a folder of Parquet, CSV or JSON-lines files, ``delta+/path`` (a Delta table of
+                anybody), or another kind that is installed. It holds no password.
+            secret: Where the password is: ``"env:NAME"`` or ``"file:path"``. It is read when the
+                source connects, and never stored or shown.
+            options: What the kind takes, such as ``{"format": "csv"}`` for a folder.
+            description: What it holds.
+
+        Raises:
+            SourceExists: There is one of this name.
+            InvalidArgument: The URI has a password in it, or is of no installed kind.
+
+        >>> store.add_source("deliveries", "sqlite:///shop.db", description="orders").kind
+        'sqlite'
+        """
+        from featurestore import sources
+
+        return sources.add(
+            self._session,
+            name,
+            uri,
+            secret=secret,
+            options=dict(options or {}),
+            description=description,
+        )
+
+    def get_sources(self) -> list[SourceSpec]:
+        """Return every registered source, by name.
+
+        >>> [source.name for source in store.get_sources()]
+        ['shop']
+        """
+        from featurestore import sources
+
+        return sources.every(self._session)
+
+    def check_source(self, name: str) -> SourceReport:
+        """Return whether a source can be reached, which tables may be read, and a few rows.
+
+        What is wrong is in the report (``.problems``), not raised.
+
+        >>> report = store.check_source("shop")
+        >>> (report.ok, [table.name for table in report.tables], report.sample[0]["total"])
+        (True, ['orders'], 12.5)
+        """
+        from featurestore import sources
+
+        return sources.check(self._session, name)
+
+    def remove_source(self, name: str) -> None:
+        """Forget a source; what was read of it stays.
+
+        >>> store.remove_source("shop")
+        >>> store.get_sources()
+        []
+        """
+        from featurestore import sources
+
+        sources.remove(self._session, name)
+
+    def read_source(
+        self,
+        name: str,
+        *,
+        table: str | None = None,
+        sql: str | None = None,
+        path: str | None = None,
+        at: int | datetime | str | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> FeatureFrame:
+        """Return a lazy frame over a table, a query or files of a source.
+
+        It is data and labels wherever a dataframe is taken. Each reading sees one consistent
+        state, and only the columns that are needed leave the source. What was read is in the commit
+        of a group that is made of it, and in its lineage.
+
+        Args:
+            name: The source.
+            table: A table or view: ``"orders"``, ``"sales.orders"``.
+            sql: A query in the source's own SQL.
+            path: Files below the source's folder; nothing given reads all of it.
+            at: A version or a time, for Delta tables.
+            columns: The columns to look at; those of types that cannot be kept are left out so.
+
+        Raises:
+            SourceNotFound: No source of this name is registered.
+            SourceUnavailable: It cannot be reached, or refuses the user.
+            SourceTableNotFound: There is no such table, file or version.
+            UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
+
+        >>> store.read_source("shop", table="orders").select("id", "total").to_arrow().to_pylist()
+        [{'id': 1, 'total': 12.5}, {'id': 2, 'total': 99.0}]
+        """
+        from featurestore import sources
+
+        return sources.read_source(
+            self._session, name, table=table, sql=sql, path=path, at=at, columns=columns
+        )

@@ -1,0 +1,136 @@
+"""The suite that every source passes; ours and those of others alike.
+
+A subclass says how rows get into a source:
+
+    class TestOurs(SourceConformance):
+        def source(self, rows, place):
+            ...
+            return OurSource(SourceConfig("ours", uri)), SourceQuery(table="orders")
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import FeatureStoreError, SourceTableNotFound
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery
+
+__all__ = ["SourceConformance"]
+
+_START = datetime(2024, 1, 1, tzinfo=UTC)
+_TIME = pa.timestamp("us", tz="UTC")
+_SECRET = "tr0ub4dor&3"
+
+
+def _rows(count: int = 100) -> pa.Table:
+    """Return orders an hour apart, with nulls, quotes, and times to the microsecond."""
+    customers: list[str | None] = []
+    totals: list[float | None] = []
+    times = []
+    for number in range(count):
+        customers.append(None if number % 7 == 3 else f'o\'neill "{number}" ü')
+        totals.append(None if number % 5 == 4 else number + 0.25)
+        times.append(_START + timedelta(hours=number, microseconds=number + 1))
+    return pa.table(
+        {
+            "id": pa.array(range(count), pa.int64()),
+            "customer": pa.array(customers, pa.string()),
+            "total": pa.array(totals, pa.float64()),
+            "created_at": pa.array(times, _TIME),
+        }
+    )
+
+
+class SourceConformance:
+    """What is expected of every source."""
+
+    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+        """Return a source that holds ``rows``, and the query for all of them.
+
+        ``place`` is an empty folder.
+        """
+        raise NotImplementedError
+
+    def test_rows_come_as_they_were_written(self, tmp_path: Path) -> None:
+        assert self._read(_rows(), tmp_path).equals(_rows())
+
+    def test_the_schema_is_known_before_the_rows(self, tmp_path: Path) -> None:
+        source, query = self.source(_rows(), tmp_path)
+        snapshot = source.snapshot()
+        assert snapshot.schema(query) == snapshot.read(query).schema == _rows().schema
+        snapshot.close()
+
+    def test_only_the_columns_asked_for_come_in_their_order(self, tmp_path: Path) -> None:
+        found = self._read(_rows(), tmp_path, columns=("total", "id"))
+        assert found.equals(_rows().select(["total", "id"]))
+
+    @pytest.mark.parametrize("closed", ["left", "right"])
+    def test_a_window_is_cut_to_the_microsecond(self, tmp_path: Path, closed: str) -> None:
+        times = _rows().column("created_at").to_pylist()
+        window = TimeRange("created_at", times[10], times[20], closed)  # type: ignore[arg-type]
+        found = self._read(_rows(), tmp_path, columns=("id",), window=window)
+        first = 10 if closed == "left" else 11
+        assert found.column("id").to_pylist() == list(range(first, first + 10))
+
+    def test_no_rows_are_rows_of_the_same_columns(self, tmp_path: Path) -> None:
+        window = TimeRange("created_at", _START - timedelta(days=2), _START - timedelta(days=1))
+        found = self._read(_rows(), tmp_path, window=window)
+        assert (found.num_rows, found.schema) == (0, _rows().schema)
+
+    def test_two_readings_of_a_snapshot_may_be_open_at_once(self, tmp_path: Path) -> None:
+        source, query = self.source(_rows(), tmp_path)
+        snapshot = source.snapshot()
+        first, second = snapshot.read(query), snapshot.read(query)
+        assert next(first).num_rows + first.read_all().num_rows == 100
+        assert second.read_all().num_rows == 100
+        snapshot.close()
+
+    def test_a_column_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceTableNotFound, match=r"'dropped'.*'created_at'"):
+            self._read(_rows(), tmp_path, columns=("id", "dropped"))
+
+    def test_every_table_that_is_listed_can_be_read(self, tmp_path: Path) -> None:
+        source, _ = self.source(_rows(), tmp_path)
+        snapshot = source.snapshot()
+        for table in snapshot.tables():
+            assert table.readable
+            assert snapshot.read(snapshot.query_of(table)).read_all().num_rows == 100
+        assert snapshot.server
+        assert snapshot.identity
+        snapshot.close()
+        snapshot.close()
+
+    def test_what_makes_no_sense_is_an_error_of_the_store(self, tmp_path: Path) -> None:
+        source, _ = self.source(_rows(), tmp_path)
+        snapshot = source.snapshot()
+        for query in (SourceQuery(table="no such"), SourceQuery(path="../elsewhere")):
+            with pytest.raises(FeatureStoreError):
+                snapshot.schema(query)
+        snapshot.close()
+
+    def test_nothing_shows_the_secret(self) -> None:
+        config = SourceConfig("shop", "kind://place", {}, lambda: _SECRET)
+        assert _SECRET not in repr(config)
+
+    def _read(
+        self,
+        rows: pa.Table,
+        place: Path,
+        *,
+        columns: tuple[str, ...] | None = None,
+        window: TimeRange | None = None,
+    ) -> pa.Table:
+        source, query = self.source(rows, place)
+        snapshot = source.snapshot()
+        try:
+            read = snapshot.read(replace(query, columns=columns, window=window))
+            found = pa.Table.from_batches(list(read), schema=read.schema)
+        finally:
+            snapshot.close()
+        return found.sort_by("id") if "id" in found.schema.names else found

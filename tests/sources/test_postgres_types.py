@@ -1,0 +1,194 @@
+"""What Postgres holds comes without loss or is refused by name, and only what is needed comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, UnsupportedType
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import SourceQuery, SourceSnapshot
+from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
+from tests.sources.places import opened
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module")
+def url(postgres_server: str) -> str:  # noqa: F811
+    """The URL of a database that all tests of the module share."""
+    import psycopg
+
+    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
+        connection.execute("create database types")
+    return f"{postgres_server}/types"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Any]:
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def snapshot(url: str) -> Iterator[SourceSnapshot]:
+    found = opened("postgresql", url).snapshot()
+    yield found
+    found.close()
+
+
+KEPT = [
+    ("12.345::numeric(12, 3)", Decimal("12.345"), pa.decimal128(12, 3)),
+    ("'-0.5'::numeric(38, 38)", Decimal("-0.5"), pa.decimal128(38, 38)),
+    ("'0b1b1f3e-0000-4000-8000-000000000001'::uuid", "0b1b1f3e-0000-4000-8000-000000000001", pa.string()),
+    ("'10.1.2.3/24'::inet", "10.1.2.3/24", pa.string()),
+    ("'ff00::/8'::cidr", "ff00::/8", pa.string()),
+    ("'2024-02-29'::date", date(2024, 2, 29), pa.date32()),
+    ("'2024-01-01 00:00:00.000001+02'::timestamptz", datetime(2023, 12, 31, 22, 0, 0, 1, UTC), None),
+    ("'0001-01-01'::timestamp", datetime(1, 1, 1, tzinfo=UTC), None),
+    ("'9999-12-31'::date", date(9999, 12, 31), pa.date32()),
+    ("array[1, null, 3]::int[]", [1, None, 3], pa.list_(pa.int32())),
+    ("array['a', 'b']", ["a", "b"], pa.list_(pa.string())),
+    ("'\\x00ff'::bytea", b"\x00\xff", pa.binary()),
+    ("'{\"a\": 1}'::json", '{"a": 1}', pa.string()),
+    ("9223372036854775807::bigint", 2**63 - 1, pa.int64()),
+    ("'NaN'::float8", None, pa.float64()),
+    ("null::numeric(5, 2)", None, pa.decimal128(5, 2)),
+]  # fmt: skip
+
+
+def test_values_come_as_they_are(snapshot: SourceSnapshot) -> None:
+    written = ", ".join(f"{sql} as c{number}" for number, (sql, _, _) in enumerate(KEPT))
+    read = snapshot.read(SourceQuery(sql=f"select {written}")).read_all()
+    for number, (sql, value, kind) in enumerate(KEPT):
+        assert kind in (None, read.schema.field(number).type), sql
+        if "NaN" not in sql:
+            assert read.column(number).to_pylist() == [value], sql
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "'1.5'::numeric",
+        "'12.34'::money",
+        "'1 day'::interval",
+        "'12:00'::time",
+        "'12:00+01'::timetz",
+        "4294967295::oid",
+        "'(1,2)'::point",
+        "'[1,3)'::int4range",
+        "b'101'",
+        "array[1.5]::numeric[]",
+        "array['2024-01-01']::date[]",
+    ],
+)
+def test_types_without_a_place_are_refused_with_sql_that_works(
+    snapshot: SourceSnapshot, sql: str
+) -> None:
+    with pytest.raises(UnsupportedType, match="'odd'") as error:
+        snapshot.schema(SourceQuery(sql=f"select 1 as id, {sql} as odd"))
+    way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
+    given = SourceQuery(sql=f"select {way_out} from (select {sql} as odd) as t")
+    assert snapshot.read(given).read_all().num_rows == 1
+    # What is not asked for is not in the way.
+    kept = SourceQuery(sql=f"select 1 as id, {sql} as odd", columns=("id",))
+    assert snapshot.read(kept).read_all().to_pylist() == [{"id": 1}]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "'infinity'::timestamptz",
+        "'-infinity'::timestamp",
+        "'infinity'::date",
+        "'294276-01-01'::timestamptz",
+        "'NaN'::numeric(5, 2)",
+        "array[array[1, 2], array[3, 4]]",
+        "array[array['a']]",
+    ],
+)
+def test_values_without_a_place_are_refused_by_the_name_of_their_column(
+    snapshot: SourceSnapshot, sql: str
+) -> None:
+    with pytest.raises(UnsupportedType, match="'odd'"):
+        snapshot.read(SourceQuery(sql=f"select 1 as id, {sql} as odd")).read_all()
+
+
+def test_the_server_is_asked_for_the_columns_and_the_window_alone(
+    url: str,
+    database: Any,
+) -> None:
+    name = url.rsplit("/", 1)[1]
+    database.execute('create table "Odd ""orders" (id int, note text, "at" timestamptz, fat text)')
+    database.execute(f"alter database {name} set log_statement = 'all'")
+    snapshot = opened("postgresql", url).snapshot()
+    window = TimeRange("at", datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
+    query = SourceQuery(table='Odd "orders', columns=("note", "id"), window=window)
+    assert snapshot.read(query).read_all().num_rows == 0
+    snapshot.close()
+    (data,) = database.execute("show data_directory").fetchone()
+    log = Path(data).parent.joinpath("log").read_text()
+    seen = [line for line in log.splitlines() if "COPY" in line and '"Odd ""orders"' in line]
+    assert len(seen) == 1
+    assert 'SELECT "note" AS "note", "id" AS "id" FROM "Odd ""orders"' in seen[0]
+    assert "\"at\" >= TIMESTAMPTZ '2024-01-01 00:00:00.000000+00:00'" in seen[0]
+    assert "\"at\" < TIMESTAMPTZ '2024-01-02 00:00:00.000000+00:00'" in seen[0]
+    assert "fat" not in seen[0]
+
+
+def test_all_readings_of_a_snapshot_see_one_state(url: str, database: Any) -> None:
+    database.execute("create table a as select 1 as id")
+    database.execute("create table b as select 1 as id")
+    snapshot = opened("postgresql", url).snapshot()
+    counts = SourceQuery(sql="select (select count(*) from a) + (select count(*) from b) as n")
+    first = snapshot.read(SourceQuery(table="a"))
+    database.execute("insert into a values (2)")
+    database.execute("insert into b values (2)")
+    assert first.read_all().num_rows == 1
+    assert snapshot.read(SourceQuery(table="b")).read_all().num_rows == 1
+    assert snapshot.read(counts).read_all().to_pylist() == [{"n": 2}]
+    snapshot.close()
+    again = opened("postgresql", url).snapshot()
+    assert again.read(counts).read_all().to_pylist() == [{"n": 4}]
+    assert again.identity != snapshot.identity
+    again.close()
+
+
+def test_nothing_is_written_and_errors_say_what_the_server_says(
+    snapshot: SourceSnapshot,
+    url: str,
+    database: Any,
+) -> None:
+    database.execute("create table orders (id int)")
+    database.execute("create sequence counted")
+    database.execute("create schema sales")
+    database.execute("create table sales.orders (id int)")
+    with pytest.raises(SourceTableNotFound, match="did you mean table='orders'"):
+        snapshot.schema(SourceQuery(table="order"))
+    assert snapshot.schema(SourceQuery(table="sales.orders")).names == ["id"]
+    written = SourceQuery(sql="select nextval('counted') as n")
+    with pytest.raises((SourceError, InvalidSql), match="read-only"):
+        snapshot.read(written).read_all()
+    database.execute("create role weak login")
+    weak = opened("postgresql", url.replace("store@", "weak@")).snapshot()
+    assert not any(table.readable for table in weak.tables())
+    with pytest.raises(SourceError, match="permission denied"):
+        weak.read(SourceQuery(table="orders")).read_all()
+    weak.close()
+
+
+def test_the_hash_of_a_query_tells_windows_and_columns_apart() -> None:
+    query = SourceQuery(table="orders")
+    window = TimeRange("at", datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
+    hashes = {query.hash, replace(query, columns=("id",)).hash, replace(query, window=window).hash}
+    assert len(hashes) == 3
+    assert query.hash == SourceQuery(table="orders").hash

@@ -1,0 +1,299 @@
+"""Sources are registered, checked and read, and no secret is ever kept or shown."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    InvalidArgument,
+    SourceChanged,
+    SourceExists,
+    SourceNotFound,
+    SourceTableNotFound,
+    SourceUnavailable,
+    UnsupportedType,
+)
+from featurestore.model.source import SourceSpec, kind_of
+from featurestore.registry import lineage
+from featurestore.store import FeatureStore
+from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
+
+PASSWORD = "tr0ub4dor&3/%"
+
+
+def orders(path: Path, *rows: tuple[Any, ...], columns: str = "id integer, total real") -> str:
+    """Write a table of orders into a SQLite file and return its URI."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"create table orders ({columns})")
+        for row in rows:
+            marks = ", ".join("?" for _ in row)
+            database.execute(f"insert into orders values ({marks})", row)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def shop(duckdb_store: FeatureStore, tmp_path: Path) -> FeatureStore:
+    """A store with a source of two orders."""
+    uri = orders(
+        tmp_path / "shop.db",
+        (1, 12.5, "2024-01-01 06:10:00"),
+        (2, 99.0, "2024-01-01T07:20:00+01:00"),
+        columns="id integer, total real, created_at timestamp",
+    )
+    duckdb_store.add_source("shop", uri, description="two orders")
+    return duckdb_store
+
+
+def test_a_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
+    (found,) = shop.get_sources()
+    assert (found.name, found.kind, found.description) == ("shop", "sqlite", "two orders")
+    assert SourceSpec.from_text(json.dumps(found.to_json())) == found
+    with pytest.raises(SourceExists, match="registered already"):
+        shop.add_source("shop", "sqlite:////elsewhere.db")
+    with pytest.raises(SourceNotFound, match="'shop'"):
+        shop.read_source("shopp", table="orders")
+    shop.remove_source("shop")
+    assert shop.get_sources() == []
+
+
+def test_a_check_says_what_can_be_read_and_shows_some_rows(shop: FeatureStore) -> None:
+    report = shop.check_source("shop")
+    assert (report.ok, report.sampled, len(report.sample)) == (True, "orders", 2)
+    assert report.sample[1]["created_at"] == datetime(2024, 1, 1, 6, 20, tzinfo=UTC)
+    Path(str(shop.location)).parent.joinpath("shop.db").unlink()
+    report = shop.check_source("shop")
+    assert not report.ok
+    assert "does not exist" in report.problems[0]
+
+
+def test_rows_of_a_source_are_data_and_labels_everywhere(
+    store: FeatureStore, tmp_path: Path
+) -> None:
+    uri = orders(tmp_path / "shop.db", (1, 12.5), (2, 99.0), (3, None))
+    store.add_source("shop", uri)
+    frame = store.read_source("shop", table="orders")
+    group = store.create_featuregroup(frame, "orders", primary_key="id")
+    assert group.read().count() == 3
+    labels = store.read_source("shop", sql="select id, total > 50 as large from orders")
+    joined = store.get_features(["orders.total"], labels=labels)
+    assert joined.count() == 3
+    few = frame.filter("total > 20").select("id").to_arrow()
+    assert few.to_pylist() == [{"id": 2}]
+    assert frame.to_arrow().num_rows == frame.count() == 3  # read anew each time
+
+
+def test_what_was_read_is_in_the_commit_and_in_lineage(shop: FeatureStore) -> None:
+    frame = shop.read_source("shop", table="orders")
+    group = shop.create_featuregroup(frame, "orders", primary_key="id", event_time="created_at")
+    plain = shop.create_featuregroup(frame.filter("total > 20"), "plain")
+    for name, read, commit in (("orders", 2, group), ("plain", 2, plain)):
+        (told,) = commit.history()[0].inputs.values()
+        assert (told["source"], told["kind"], told["rows"]) == ("source:shop", "sqlite", read)
+        assert len(told["query"]) == 64
+        assert told["snapshot"]
+        with shop.session.registry.reading() as connection:
+            (edge,) = lineage.sources(connection, "featuregroup", name, 1)
+        assert edge.source == "source:shop"
+        assert edge.detail == told
+    commit = shop.insert_into_featuregroup(
+        shop.read_source("shop", sql="select * from orders where id = 2"), "orders", mode="upsert"
+    )
+    (told,) = shop.get_featuregroup_history("orders")[0].inputs.values()
+    assert (commit.delta_version, told["rows"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"),
+    [
+        ("postgresql://me@db/shop", "postgresql"),
+        ("postgres://db/shop", "postgresql"),
+        ("sqlite:///x.db", "sqlite"),
+        ("delta+/data/x", "delta"),
+        ("delta+file:///data/x", "delta"),
+        ("file:///data", "file"),
+        ("./data=2024/x+y", "file"),
+        ("/data", "file"),
+    ],
+)
+def test_the_scheme_of_a_uri_is_its_kind(uri: str, kind: str) -> None:
+    assert kind_of(uri) == kind
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"postgresql://me:{PASSWORD[:6]}@db/shop",
+        "postgresql://me@db/shop?password=tr0ub4",
+        "postgresql://me@db/shop?sslpassword=tr0ub4",
+        "oracle://me@db",
+        "",
+    ],
+)
+def test_a_uri_with_a_password_or_of_no_kind_is_refused_before_it_is_kept(
+    duckdb_store: FeatureStore, uri: str
+) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        duckdb_store.add_source("shop", uri)
+    assert "tr0ub4" not in str(error.value)
+    assert duckdb_store.get_sources() == []
+
+
+def test_secrets_are_given_by_reference_alone(duckdb_store: FeatureStore) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        duckdb_store.add_source("shop", "postgresql://me@db/shop", secret=PASSWORD)
+    assert PASSWORD not in str(error.value)
+    with pytest.raises(InvalidArgument, match="would be stored"):
+        duckdb_store.add_source("shop", "/data", options={"api_key": PASSWORD})
+    duckdb_store.add_source("shop", "postgresql://me@127.0.0.1/shop", secret="env:NOT_THERE")
+    with pytest.raises(ConfigurationError, match="env:NOT_THERE"):
+        duckdb_store.read_source("shop", table="orders")
+
+
+@pytest.mark.postgres
+def test_no_secret_is_in_the_registry_a_commit_an_error_or_a_repr(
+    duckdb_store: FeatureStore,
+    postgres_url: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, said = duckdb_store, []
+    guarded = role_with_password(postgres_url)
+    monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
+    said.append(repr(store.add_source("shop", guarded, secret="env:SHOP_PASSWORD")))
+    frame = store.read_source("shop", sql="select 1 as id, 2.5::float8 as total")
+    group = store.create_featuregroup(frame, "orders", primary_key="id")
+    said += [repr(store.get_sources()), repr(store.check_source("shop")), repr(frame), repr(group)]
+    said.append(repr([vars(each) for each in group.history()]))
+    for query in ({"table": "nope"}, {"sql": "selec 1"}, {"sql": "select 1/0 as x"}):
+        with pytest.raises(FeatureStoreError) as error:
+            store.read_source("shop", **query).to_arrow()
+        said += [str(error.value), repr(error.value.__cause__), repr(error.value.__context__)]
+    # A wrong password, and a server that is not there.
+    monkeypatch.setenv("SHOP_PASSWORD", PASSWORD[::-1])
+    store.add_source("gone", "postgresql://me@127.0.0.1:1/shop", secret="env:SHOP_PASSWORD")
+    for name in ("shop", "gone"):
+        with pytest.raises(SourceUnavailable) as error:
+            store.read_source(name, table="orders")
+        said.append(str(error.value))
+        said.append(repr(store.check_source(name)))
+    everything = "\n".join([*said, caplog.text])
+    place = Path(store.location)
+    files = [path for path in place.rglob("*") if path.is_file()]
+    for word in (PASSWORD, PASSWORD[::-1], "tr0ub4"):
+        assert word not in everything
+        assert [path for path in files if word.encode() in path.read_bytes()] == []
+    assert any(b"env:SHOP_PASSWORD" in path.read_bytes() for path in files)
+
+
+def role_with_password(url: str) -> str:
+    """Return the URL of a user whom the server asks for a password."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as database:
+        literal = PASSWORD.replace("'", "''")
+        database.execute("drop role if exists careful")
+        database.execute(f"create role careful login superuser password '{literal}'")
+        (place,) = database.execute("show hba_file").fetchone() or ("",)
+        rule = "host all careful 127.0.0.1/32 scram-sha-256\n"
+        hba = Path(place)
+        if rule not in hba.read_text():
+            hba.write_text(rule + hba.read_text())
+        database.execute("select pg_reload_conf()")
+    return url.replace("store@", "careful@")
+
+
+def test_a_column_that_is_dropped_or_changed_later_is_named_and_nothing_is_written(
+    shop: FeatureStore, tmp_path: Path
+) -> None:
+    dropped = shop.read_source("shop", table="orders")
+    typed = shop.read_source("shop", sql="select id, total from orders")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database, database:
+        database.execute("alter table orders drop column created_at")
+        database.execute("update orders set total = 'much'")
+    with pytest.raises(SourceTableNotFound, match="'created_at'"):
+        shop.create_featuregroup(dropped, "orders")
+    with pytest.raises((SourceChanged, UnsupportedType), match="'total'"):
+        shop.create_featuregroup(typed, "orders")
+    assert shop.get_featuregroups() == []
+
+
+def test_values_of_several_types_in_a_sqlite_column_are_refused_by_name(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    uri = orders(
+        tmp_path / "odd.db",
+        (1, "late", 1, None, "2024-01-01"),
+        (2, 3, 2.5, None, None),
+        columns="id integer, mixed, number numeric, empty, day date",
+    )
+    duckdb_store.add_source("odd", uri)
+    with pytest.raises(UnsupportedType, match=r"'mixed'.*'empty'") as error:
+        duckdb_store.read_source("odd", table="orders")
+    assert 'cast("mixed" as text)' in str(error.value)
+    frame = duckdb_store.read_source("odd", table="orders", columns=["id", "number", "day"])
+    assert frame.schema.field("number").type == pa.float64()
+    assert frame.to_arrow().column("day").to_pylist()[0].isoformat() == "2024-01-01"
+
+
+def test_a_path_leads_out_of_no_folder(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "a.csv").write_text("id\n1\n")
+    (tmp_path / "lake" / "b.jsonl").write_text('{"id": 1}\n')
+    (tmp_path / "secret.csv").write_text("id\n1\n")
+    (tmp_path / "lake" / "out").symlink_to(tmp_path)
+    duckdb_store.add_source("lake", str(tmp_path / "lake"))
+    for path in ("../secret.csv", "out/secret.csv", str(tmp_path / "secret.csv")):
+        with pytest.raises(InvalidArgument, match="leads out"):
+            duckdb_store.read_source("lake", path=path)
+    with pytest.raises(InvalidArgument, match="several formats"):
+        duckdb_store.read_source("lake")
+    with pytest.raises(SourceTableNotFound, match=r"a\.csv"):
+        duckdb_store.read_source("lake", path="c.csv")
+    assert duckdb_store.read_source("lake", path="b.jsonl").count() == 1
+
+
+def test_sql_of_a_duckdb_file_reads_no_other_file(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    import duckdb
+
+    (tmp_path / "secret.csv").write_text("id\n1\n")
+    duckdb.connect(str(tmp_path / "a.duckdb")).close()
+    duckdb_store.add_source("a", f"duckdb:///{tmp_path}/a.duckdb")
+    with pytest.raises(FeatureStoreError):
+        duckdb_store.read_source("a", sql=f"select * from '{tmp_path}/secret.csv'")
+
+
+def test_the_command_line_adds_checks_lists_and_reads(
+    shop: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
+) -> None:
+    at = ("--location", shop.location)
+    told = json.loads(command_line("source", "list", *at, "--output", "json").out)
+    assert told[0]["name"] == "shop"
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / "a.txt").write_text("id\n1\n")
+    added = ("source", "add", "lake", str(tmp_path / "lake"), "--option", "format=csv")
+    assert "format" in command_line(*added, *at).out
+    assert "orders" in command_line("source", "check", "shop", *at).out
+    command_line("source", "check", "lake", *at, code=1)
+    shown = command_line("source", "read", "shop", "--table", "orders", "-n", "1", *at).out
+    assert "12.5" in shown
+    assert "99" not in shown
+
+
+def test_the_module_has_the_calls(shop: FeatureStore) -> None:
+    del shop
+    assert [each.name for each in featurestore.get_sources()] == ["shop"]
+    assert featurestore.read_source("shop", table="orders").columns[0] == "id"

@@ -63,16 +63,24 @@ class SourceFrame(FeatureFrame):
         read = SourceRead(self._spec.name, self._spec.kind, self._query.hash)
         if self._reads is not None:
             self._reads[:] = [read]
-        batches = read_batches(self._spec, self._query, self.schema, read, time=self._time)
+        batches = read_batches(
+            self._session, self._spec, self._query, self.schema, read, time=self._time
+        )
         stream = pa.RecordBatchReader.from_batches(self.schema, batches)
         return self._session.engine.from_arrow(stream)
 
 
 def read_batches(
-    spec: SourceSpec, query: SourceQuery, schema: pa.Schema, read: SourceRead, *, time: str | None
+    session: Session,
+    spec: SourceSpec,
+    query: SourceQuery,
+    schema: pa.Schema,
+    read: SourceRead,
+    *,
+    time: str | None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a query in a snapshot of their own, and fill in what was read."""
-    snapshot = open_source(spec).snapshot(query.at)
+    snapshot = open_source(session, spec).snapshot(query.at)
     try:
         read.snapshot = snapshot.identity
         reader = snapshot.read(query)
@@ -133,7 +141,7 @@ def read_source(
     query = asked(table=table, sql=sql, path=path, at=at)
     if columns is not None:
         query = replace(query, columns=tuple(columns))
-    return SourceFrame(session, spec, query, described(spec, query))
+    return SourceFrame(session, spec, query, described(session, spec, query))
 
 
 def asked(
@@ -165,13 +173,15 @@ def asked(
     return SourceQuery(table=table, sql=sql, path=path, at=moment)  # type: ignore[arg-type]
 
 
-def described(spec: SourceSpec, query: SourceQuery, *, time: str | None = None) -> pa.Schema:
+def described(
+    session: Session, spec: SourceSpec, query: SourceQuery, *, time: str | None = None
+) -> pa.Schema:
     """Return the columns that a query gives; ``time`` has to be one of them, and a time.
 
     Raises:
         InvalidName: Names of columns are no names of features.
     """
-    snapshot = open_source(spec).snapshot(query.at)
+    snapshot = open_source(session, spec).snapshot(query.at)
     try:
         schema = snapshot.schema(query)
     finally:

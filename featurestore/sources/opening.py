@@ -7,17 +7,31 @@ from functools import partial
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceSpec
 from featurestore.plugins.source import Source, SourceConfig, find_source
+from featurestore.session import Session
 from featurestore.storage.secrets import resolve_secret
 
 
-def open_source(spec: SourceSpec) -> Source:
+def open_source(session: Session, spec: SourceSpec) -> Source:
     """Return the source of a registration; nothing is connected and no secret is read yet.
+
+    The secret is given to the URI alone for which somebody registered it on this machine.
 
     Raises:
         InvalidArgument: No such kind is installed, or the URI or an option is not of that kind.
     """
     secret = None
     if spec.secret is not None:
-        secret = partial(resolve_secret, parse_secret(spec.secret))
+        secret = partial(
+            resolve_secret,
+            parse_secret(spec.secret),
+            location=session.location,
+            name=receipt_name(spec),
+            uri=spec.uri,
+        )
     config = SourceConfig(spec.name, spec.uri, dict(spec.options), secret)
     return find_source(spec.kind)(config)
+
+
+def receipt_name(spec: SourceSpec) -> str:
+    """Return the name under which this machine remembers where a source's secret may go."""
+    return f"source:{spec.name}"

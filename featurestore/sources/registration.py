@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.model.names import check_name
@@ -21,8 +22,9 @@ from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.source import SourceSnapshot
 from featurestore.registry import sources
 from featurestore.session import Session
-from featurestore.sources.opening import open_source
+from featurestore.sources.opening import open_source, receipt_name
 from featurestore.storage import files
+from featurestore.storage.secrets import allow_secret
 
 _SAMPLE_ROWS = 5
 
@@ -39,7 +41,7 @@ def add(
     """Register a source and return its registration; nothing is connected.
 
     Raises:
-        SourceExists: There is one of this name.
+        SourceExists: There is one of this name, and it is another.
         InvalidArgument: The URI holds a password, or is of no installed kind.
     """
     check_name(name, noun="source")
@@ -55,10 +57,20 @@ def add(
         description=description,
         created=to_micros(utc_now()),
     )
-    open_source(spec)
+    open_source(session, spec)
     with session.registry.transaction() as connection:
-        sources.add(connection, spec)
+        known = sources.names(connection)
+        if name not in known or not _is_same(sources.get(connection, name), spec):
+            sources.add(connection, spec)
+    if spec.secret is not None:
+        reference = parse_secret(spec.secret)
+        allow_secret(reference, location=session.location, name=receipt_name(spec), uri=spec.uri)
     return spec
+
+
+def _is_same(known: SourceSpec, spec: SourceSpec) -> bool:
+    """Tell whether a source is registered once more, as on another machine, for its secret."""
+    return replace(known, created=spec.created) == spec
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
@@ -108,7 +120,7 @@ def check(session: Session, name: str) -> SourceReport:
     """
     spec = get(session, name)
     try:
-        snapshot = open_source(spec).snapshot()
+        snapshot = open_source(session, spec).snapshot()
     except FeatureStoreError as error:
         return SourceReport(spec.name, spec.kind, problems=(_told(error),))
     try:

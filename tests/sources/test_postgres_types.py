@@ -164,7 +164,6 @@ def test_all_readings_of_a_snapshot_see_one_state(url: str, database: Any) -> No
 
 
 def test_nothing_is_written_and_errors_say_what_the_server_says(
-    snapshot: SourceSnapshot,
     url: str,
     database: Any,
 ) -> None:
@@ -172,12 +171,14 @@ def test_nothing_is_written_and_errors_say_what_the_server_says(
     database.execute("create sequence counted")
     database.execute("create schema sales")
     database.execute("create table sales.orders (id int)")
+    later = opened("postgresql", url).snapshot()
     with pytest.raises(SourceTableNotFound, match="did you mean table='orders'"):
-        snapshot.schema(SourceQuery(table="order"))
-    assert snapshot.schema(SourceQuery(table="sales.orders")).names == ["id"]
+        later.schema(SourceQuery(table="order"))
+    assert later.schema(SourceQuery(table="sales.orders")).names == ["id"]
     written = SourceQuery(sql="select nextval('counted') as n")
     with pytest.raises((SourceError, InvalidSql), match="read-only"):
-        snapshot.read(written).read_all()
+        later.read(written).read_all()
+    later.close()
     database.execute("create role weak login")
     weak = opened("postgresql", url.replace("store@", "weak@")).snapshot()
     assert not any(table.readable for table in weak.tables())

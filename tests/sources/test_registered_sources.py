@@ -156,7 +156,11 @@ def test_secrets_are_given_by_reference_alone(duckdb_store: FeatureStore) -> Non
     assert PASSWORD not in str(error.value)
     with pytest.raises(InvalidArgument, match="would be stored"):
         duckdb_store.add_source("shop", "/data", options={"api_key": PASSWORD})
-    duckdb_store.add_source("shop", "postgresql://me@127.0.0.1/shop", secret="env:NOT_THERE")
+    uri = "postgresql://me@127.0.0.1/shop"
+    duckdb_store.add_source("shop", uri, secret="env:NOT_THERE")
+    duckdb_store.add_source("shop", uri, secret="env:NOT_THERE")  # as on another machine
+    with pytest.raises(SourceExists):
+        duckdb_store.add_source("shop", uri, secret="env:ANOTHER")
     with pytest.raises(ConfigurationError, match="env:NOT_THERE"):
         duckdb_store.read_source("shop", table="orders")
 

@@ -385,6 +385,7 @@ def create_feature_view(
     labels: str | None = None,
     label: str | Sequence[str] | None = None,
     label_time: str | None = None,
+    transformations: Mapping[str, Chain] | None = None,
     version: int | None = None,
     description: str = "",
     tags: Mapping[str, str] | None = None,

@@ -66,7 +66,7 @@ def main() -> int:
         for data_format in ("tfrecord", "petastorm"):
             made[data_format] = store.create_training_dataset(
                 frame, f"late_flights_{data_format}", label="late", features=network.OF_THE_QUESTION,
-                data_format=data_format, splits=splits, seed=2013,
+                data_format=data_format, splits=splits, seed=2013, transformations=network.TRANSFORMATIONS,
                 description="Will a flight leave more than 15 minutes late?",
             )  # fmt: skip
             dataset = made[data_format]
@@ -77,9 +77,7 @@ def main() -> int:
     run = place / f"run-{dataset.version}"
     run.mkdir(exist_ok=True)
     with step("4. Two workers train under MultiWorkerMirroredStrategy") as say:
-        scaling = run / "scaling.json"
-        scaling.write_text(json.dumps(network.scales(dataset)))
-        status = _train(dataset.path, scaling=str(scaling), out=str(run), epochs=arguments.epochs)
+        status = _train(dataset.path, out=str(run), epochs=arguments.epochs)
         if status != 0:
             return status
         history = json.loads((run / "history.json").read_text())
@@ -88,7 +86,7 @@ def main() -> int:
         )
 
     with step("5. Evaluation on the test split") as say:
-        result = training.evaluate(dataset.path, scaling=str(scaling), out=str(run))
+        result = training.evaluate(dataset.path, out=str(run))
         say(
             f"test AUC {result['auc']:.3f} on {result['rows']:,.0f} flights, {result['base_rate']:.1%} late"
         )
@@ -113,8 +111,8 @@ def main() -> int:
     return 0 if all(report.ok for report in reports) else 1
 
 
-def _train(dataset: str, *, scaling: str, out: str, epochs: int) -> int:
-    processes = training.start_workers(dataset, scaling=scaling, out=out, epochs=epochs)
+def _train(dataset: str, *, out: str, epochs: int) -> int:
+    processes = training.start_workers(dataset, out=out, epochs=epochs)
     try:
         with console.status("training"):
             codes = [process.wait() for process in processes]

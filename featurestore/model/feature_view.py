@@ -20,7 +20,7 @@ from featurestore.model.window_lineage import WindowLineage
 
 VIEW_FILE = "view.json"
 VIEW_FORMAT = 1
-# Of views with aggregates over windows, which earlier releases cannot read.
+# Of views with aggregates over windows or transformations, which earlier releases cannot read.
 WINDOWS_FORMAT = 2
 JOINS = ("left", "inner")
 
@@ -71,6 +71,7 @@ class FeatureViewSpec:
     ``steps`` are calls of ``get_features``, each over the result of the one before it. Groups are
     pinned to their versions, not to Delta versions: the definition stands, the data goes on.
     ``labels`` is the reference of the group on the label side, where the view has one.
+    ``transformations`` are those of training datasets: for each column its steps as JSON.
     """
 
     name: str
@@ -82,6 +83,7 @@ class FeatureViewSpec:
     description: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     created: str = ""
+    transformations: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def features(self) -> tuple[ViewFeature, ...]:
@@ -117,8 +119,9 @@ class FeatureViewSpec:
         for step in self.steps:
             features = list(map(_feature_json, step.features))
             steps.append({"features": features, "join_key": step.join_key, "join": step.join})
-        return {
-            "format": WINDOWS_FORMAT if self.windows else VIEW_FORMAT,
+        newer = bool(self.windows or self.transformations)
+        data = {
+            "format": WINDOWS_FORMAT if newer else VIEW_FORMAT,
             "name": self.name,
             "version": self.version,
             "steps": steps,
@@ -129,6 +132,9 @@ class FeatureViewSpec:
             "tags": dict(self.tags),
             "created": self.created,
         }
+        if self.transformations:
+            data["transformations"] = dict(self.transformations)
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> FeatureViewSpec:
@@ -138,6 +144,9 @@ class FeatureViewSpec:
         if known > WINDOWS_FORMAT:
             raise MalformedJson(f"it has format {known}; this release reads up to {WINDOWS_FORMAT}")
         labels = given.optional_text("labels")
+        transformations: Mapping[str, Any] = {}
+        if "transformations" in given:
+            transformations = given.object("transformations").each(JsonObject.array)
         try:
             name = check_name(given.text("name"), noun="feature view")
             if labels is not None:
@@ -154,6 +163,7 @@ class FeatureViewSpec:
             description=given.text("description"),
             tags=given.object("tags").each(JsonObject.text),
             created=given.text("created"),
+            transformations=transformations,
         )
 
     def to_bytes(self) -> bytes:

@@ -9,6 +9,7 @@ from featurestore.store.connected import Connected
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from featurestore.transform import Chain
     from featurestore.views import FeatureView
 
 __all__ = ["FeatureViewCalls"]
@@ -25,6 +26,7 @@ class FeatureViewCalls(Connected):
         labels: str | None = None,
         label: str | Sequence[str] | None = None,
         label_time: str | None = None,
+        transformations: Mapping[str, Chain] | None = None,
         version: int | None = None,
         description: str = "",
         tags: Mapping[str, str] | None = None,
@@ -43,6 +45,8 @@ class FeatureViewCalls(Connected):
             labels: The group on the label side; None: labels come with each call.
             label: The label column or columns of training datasets.
             label_time: The time column of the label side.
+            transformations: ``{column: chain of featurestore.transform}``, fitted anew by each
+                training dataset that is made of the view.
             version: The version to make; None: the next one.
             description: What it is for.
             tags: Texts to find it by.
@@ -71,6 +75,7 @@ class FeatureViewCalls(Connected):
             label_time=label_time,
             description=description,
             tags=dict(tags or {}),
+            transformations=transformations or {},
         )
         return FeatureView(self._session, catalog.create(self._session, spec, version=version))
 

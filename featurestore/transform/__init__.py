@@ -236,8 +236,8 @@ def function(fn: Callable[..., Any], *, fitted: Callable[..., Any] | None = None
     Args:
         fn: Gets an array of a batch (float64 with NaN, or str with None) and returns a number, or
             an equally long row of numbers, for each value.
-        fitted: Gets the different values of the split and the rows of each, and returns JSON, which
-            is stored and which ``fn`` gets as its second argument.
+        fitted: Gets the different values of the split (missing ones are left out) and the rows of
+            each, and returns JSON, which is stored and which ``fn`` gets as its second argument.
 
     >>> def above(values, limit):
     ...     return values > limit

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.model.arrow_json import type_to_json
+from featurestore.model.arrow_json import type_from_json, type_to_json
 from featurestore.model.feature_view import JOINS, FeatureViewSpec, ViewFeature, ViewStep
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name
@@ -17,6 +19,8 @@ from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.session import Session
+from featurestore.transform.steps import Chain
+from featurestore.transform.written import to_written
 
 Features = str | WindowFeature | Sequence[str | WindowFeature | Mapping[str, Any]]
 _STEP = ("features", "join_key", "join")
@@ -32,6 +36,7 @@ def define(
     label_time: str | None,
     description: str,
     tags: Mapping[str, str],
+    transformations: Mapping[str, Chain],
 ) -> FeatureViewSpec:
     """Return a view as it can be served; its version is still to be claimed.
 
@@ -49,6 +54,7 @@ def define(
     if labels is not None:
         side = _label_side(labels, specs)
     _check_label_time(label_time)
+    written = to_written(transformations, _feature_types(steps))
     return FeatureViewSpec(
         name=name,
         version=1,
@@ -59,7 +65,18 @@ def define(
         description=description,
         tags=dict(tags),
         created=utc_now().isoformat(),
+        transformations=written,
     )
+
+
+def _feature_types(steps: Sequence[ViewStep]) -> pa.Schema:
+    """Return the types of the plain features of some steps, under their names in the rows."""
+    fields = []
+    for step in steps:
+        for feature in step.features:
+            if feature.window is None:
+                fields.append(pa.field(feature.name, type_from_json(feature.type)))
+    return pa.schema(fields)
 
 
 def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:

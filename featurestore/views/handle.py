@@ -79,6 +79,21 @@ class FeatureView:
         return self._spec.label_time
 
     @property
+    def transformations(self) -> dict[str, Chain]:
+        """What training datasets of the view do to their columns.
+
+        >>> from featurestore import transform as t
+        >>> view = store.create_feature_view(
+        ...     "scaled", features=["planes.seats"], transformations={"seats": t.min_max()}
+        ... )
+        >>> store.get_feature_view("scaled").transformations
+        {'seats': min_max(low=0.0, high=1.0)}
+        """
+        from featurestore.transform.written import from_written
+
+        return from_written(self._spec.transformations, view=self.name)
+
+    @property
     def description(self) -> str:
         """The description."""
         return self._spec.description
@@ -180,7 +195,8 @@ class FeatureView:
         """Export the rows of the view as a training dataset, which remembers the view.
 
         ``labels``, ``label_time`` and ``as_of`` are those of ``get_features``, all others those of
-        ``FeatureStore.create_training_dataset``; the label is the view's.
+        ``FeatureStore.create_training_dataset``; the label is the view's, and so are the
+        transformations where none are given.
 
         >>> view = store.get_feature_view("late_flights")
         >>> dataset = view.create_training_dataset("delays", progress=False)
@@ -189,6 +205,8 @@ class FeatureView:
         """
         from featurestore.training.create import create
 
+        if transformations is None:
+            transformations = self.transformations
         request = TrainingDatasetRequest(
             name=name,
             label=self._spec.label or None,

@@ -14,6 +14,7 @@ import pytest
 
 import featurestore
 import featurestore_schemas
+from featurestore import transform as t
 from featurestore.errors import (
     FeatureNotFound,
     FeatureViewBroken,
@@ -212,3 +213,33 @@ def test_a_view_exports_with_the_arguments_of_every_export() -> None:
     missing = set(of_store) - set(of_view) - {"data", "label"}
     assert missing == set()
     assert set(of_view) - set(of_store) == {"labels", "label_time", "as_of"}
+
+
+def test_a_view_hands_its_transformations_to_its_datasets(duckdb_store: FeatureStore) -> None:
+    rows = [{"id": each, "x": float(each), "late": each % 2} for each in range(20)]
+    duckdb_store.create_featuregroup(rows, "numbers", primary_key=["id"])
+    duckdb_store.create_feature_view(
+        "scaled",
+        features=["numbers.x", "numbers.late"],
+        label="late",
+        transformations={"x": t.impute("mean") | t.min_max()},
+    )
+    view = duckdb_store.get_feature_view("scaled")
+    dataset = view.create_training_dataset("scaled", progress=False)
+    batch = next(dataset.reader("train", global_batch_size=20).batches())
+    assert (batch["x"].min(), batch["x"].max()) == (0.0, 1.0)
+    plain = view.create_training_dataset("plain", transformations={}, progress=False)
+    assert plain.transformations is None
+    schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
+    jsonschema.validate(
+        json.loads(view.spec.to_bytes()), json.loads(schema.read_text(encoding="utf-8"))
+    )
+
+
+def test_a_view_refuses_what_cannot_be_done_to_its_features(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup([{"id": 1, "x": "text"}], "words", primary_key=["id"])
+    with pytest.raises(InvalidArgument, match="vocabulary"):
+        duckdb_store.create_feature_view(
+            "wrong", features=["words.x"], transformations={"x": t.standardize()}
+        )
+    assert duckdb_store.get_feature_views() == []

@@ -1,11 +1,15 @@
-"""A small network over the features, and how its inputs are scaled."""
+"""A small network over the features, and what is done to them before it sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from featurestore import TrainingDataset
+from featurestore import transform as t
 
 NUMBERS = (
     "hour", "weekday", "month", "distance", "temp", "humid", "wind_speed", "precip", "pressure", "visib",
@@ -18,42 +22,28 @@ OF_THE_QUESTION = ["hour", "weekday", "month", "distance", *WORDS]
 COLUMNS = [*NUMBERS, *WORDS, "late"]
 
 
-def scales(dataset: Any) -> dict[str, Any]:
-    """Return (mean, standard deviation) of each number in the training split, and the numbers that have nulls."""
-    statistics = dataset.statistics("train")
-    columns = {name: statistics.column(name) for name in NUMBERS}
-    with_nulls = {name for split in dataset.manifest.splits for name in split.nulls}
-    return {
-        "scales": {
-            name: (float(column.mean), float(column.std) or 1.0) for name, column in columns.items()
-        },
-        "nullable": [name for name in NUMBERS if name in with_nulls],
-    }
+TRANSFORMATIONS = {name: t.standardize() for name in NUMBERS}
+TRANSFORMATIONS |= {name: t.hash_bucket(size) for name, size in WORDS.items()}
 
 
-def build(inputs_of: Mapping[str, Any]) -> Any:
-    """Return the compiled network of what ``scales`` found; build it inside a strategy's scope.
+def build(dataset: TrainingDataset, framework: str = "tf_keras") -> Any:
+    """Return the compiled network over transformed inputs; build it inside a strategy's scope.
 
-    A number that has nulls comes with a mask, which the network sees, too.
+    A number that has nulls comes with a mask, which the network sees, too; without its value it
+    counts as the mean, which is 0.
     """
-    import tf_keras as keras
-
-    parts, inputs = [], {}
-    for name in NUMBERS:
-        inputs[name] = keras.Input((), name=name)
-        mean, std = inputs_of["scales"][name]
-        scaled = keras.layers.Rescaling(1 / std, -mean / std)(inputs[name])
-        if name in inputs_of["nullable"]:
-            present = inputs[f"{name}_present"] = keras.Input((), name=f"{name}_present")
-            scaled = scaled * keras.layers.Rescaling(1.0)(
-                present
-            )  # a missing number counts as the mean
-            parts.append(keras.layers.Reshape((1,))(keras.layers.Rescaling(1.0)(present)))
-        parts.append(keras.layers.Reshape((1,))(scaled))
-    for name, size in WORDS.items():
-        inputs[name] = keras.Input((), name=name, dtype="string")
-        place = keras.layers.Hashing(size)(inputs[name])
-        parts.append(keras.layers.Embedding(size, 8)(place))
+    keras = importlib.import_module(framework)
+    inputs = dataset.keras_inputs(columns=COLUMNS, nulls="mask", framework=framework)
+    parts = []
+    for name, given in inputs.items():
+        if name in WORDS:
+            parts.append(keras.layers.Embedding(WORDS[name] + 1, 8)(given))
+        elif not name.endswith("_present"):
+            parts.append(keras.layers.Reshape((1,))(given))
+        elif name.removesuffix("_present") in NUMBERS:
+            # Whether a word is there is part of its code.
+            as_number = keras.layers.Rescaling(1.0)(given)
+            parts.append(keras.layers.Reshape((1,))(as_number))
     hidden = keras.layers.Concatenate()(parts)
     for width in (64, 32):
         hidden = keras.layers.Dense(width, activation="relu")(hidden)

@@ -18,7 +18,7 @@ QUIET = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_
 
 
 def start_workers(
-    dataset: str, *, scaling: str, out: str, epochs: int, workers: int = 2
+    dataset: str, *, out: str, epochs: int, workers: int = 2
 ) -> list[subprocess.Popen[str]]:
     """Start the worker processes; each is told of all by TF_CONFIG, as on a cluster."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
@@ -31,7 +31,6 @@ def start_workers(
             "-m",
             "late_flights.training",
             dataset,
-            scaling,
             out,
             str(epochs),
         ]
@@ -45,7 +44,7 @@ def start_workers(
     return processes
 
 
-def work(dataset: str, scaling: str, out: str, epochs: int) -> None:
+def work(dataset: str, out: str, epochs: int) -> None:
     """Train as one of the workers; the first one saves weights and history."""
     import tensorflow as tf
 
@@ -59,7 +58,7 @@ def work(dataset: str, scaling: str, out: str, epochs: int) -> None:
     check = training.reader("validation", shuffle=False, remainder="drop", **options)
     with strategy.scope():
         tf.keras.utils.set_random_seed(7)
-        model = network.build(json.loads(Path(scaling).read_text()))
+        model = network.build(training)
     history = model.fit(
         reader.distribute(strategy, epochs=epochs),
         epochs=epochs,
@@ -76,9 +75,9 @@ def work(dataset: str, scaling: str, out: str, epochs: int) -> None:
         )
 
 
-def evaluate(dataset: str, *, scaling: str, out: str) -> dict[str, float]:
+def evaluate(dataset: str, *, out: str) -> dict[str, float]:
     """Return AUC, base rate and rows of the test split; TensorFlow stays out of this process."""
-    command = [sys.executable, "-m", "late_flights.training", dataset, scaling, out, "0"]
+    command = [sys.executable, "-m", "late_flights.training", dataset, out, "0"]
     with (Path(out) / "evaluation.log").open("w") as log:
         subprocess.run(
             command,
@@ -92,14 +91,15 @@ def evaluate(dataset: str, *, scaling: str, out: str) -> dict[str, float]:
     return found
 
 
-def score(dataset: str, scaling: str, out: str) -> None:
+def score(dataset: str, out: str) -> None:
     """Score every row of the test split exactly once, and save AUC, base rate and rows."""
     import numpy as np
 
     from featurestore import TrainingDataset
     from late_flights import network
 
-    reader = TrainingDataset.open(dataset).reader(
+    scored = TrainingDataset.open(dataset)
+    reader = scored.reader(
         "test",
         global_batch_size=4096,
         shuffle=False,
@@ -107,7 +107,7 @@ def score(dataset: str, scaling: str, out: str) -> None:
         columns=network.COLUMNS,
         nulls="mask",
     )
-    model = network.build(json.loads(Path(scaling).read_text()))
+    model = network.build(scored)
     model.load_weights(f"{out}/weights.h5")
     labels, scores = [], []
     for features, label, weight in reader.tf_dataset():
@@ -135,11 +135,11 @@ def _free_ports(count: int) -> list[int]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for name in ("dataset", "scaling", "out"):
+    for name in ("dataset", "out"):
         parser.add_argument(name)
     parser.add_argument("epochs", type=int, help="0 scores the test split instead of training")
     arguments = parser.parse_args()
     if arguments.epochs:
-        work(arguments.dataset, arguments.scaling, arguments.out, arguments.epochs)
+        work(arguments.dataset, arguments.out, arguments.epochs)
     else:
-        score(arguments.dataset, arguments.scaling, arguments.out)
+        score(arguments.dataset, arguments.out)

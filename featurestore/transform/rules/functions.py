@@ -46,7 +46,8 @@ class Function(Rule):
         values = given_to_function(sample.value)
         fitted = None
         if step.fit is not None:
-            fitted = step.fit(values, sample.counts)
+            there = ~np.array([value is None or value != value for value in values.tolist()])
+            fitted = step.fit(values[there], sample.counts[there])
             try:
                 fitted = json.loads(json.dumps(fitted, allow_nan=False))
             except (TypeError, ValueError) as error:

@@ -29,6 +29,7 @@ _HOMES = {
     "window_job": "featurestore.jobs",
     "monitor_job": "featurestore.jobs",
     "baseline": "featurestore.jobs",
+    "source": "featurestore.model.source",
     "window": "featurestore.model.window_features",
     "windows": "featurestore.model.window_features",
 }

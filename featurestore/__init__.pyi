@@ -34,6 +34,7 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.source import SourceReport, SourceSpec
+from featurestore.model.source import source as source
 from featurestore.model.splits import TimeSplit as TimeSplit
 from featurestore.model.statistics import Statistics
 from featurestore.model.validation import ValidationReport

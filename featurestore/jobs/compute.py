@@ -23,6 +23,7 @@ from featurestore.jobs.aggregates import BoundsAccumulator, DigestAccumulator, P
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
 from featurestore.jobs.query import Query, keeps_to_windows, may_take_many
+from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.window_rows import WindowRows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
@@ -42,6 +43,7 @@ class Computation:
     definition: JobDefinition
     inputs: tuple[PinnedInput, ...]
     staging: str
+    sources: SourceInputs
     like: pa.Schema | None = None
 
     @property
@@ -190,8 +192,10 @@ def _result(run: Computation, seen: Mapping[str, Relation], window: Window) -> A
 
 def _inputs(run: Computation, window: Window) -> dict[str, Relation]:
     """Return the inputs, cut to what the windows of a chunk see together."""
-    inputs = {}
+    inputs = dict(run.sources.within(window))
     for each in run.inputs:
+        if each.kind == "source":
+            continue
         inputs[each.name] = read(run.session, each, window, lookback=run.spec.lookback)
     return inputs
 
@@ -199,7 +203,11 @@ def _inputs(run: Computation, window: Window) -> dict[str, Relation]:
 def _staged_inputs(run: Computation, sources: Mapping[str, Relation]) -> dict[str, Relation]:
     """Return the inputs of a chunk, staged: each window reads its part and not the table again."""
     staged = {}
+    of_sources = [each.name for each in run.inputs if each.kind == "source"]
     for name, relation in sources.items():
+        if name in of_sources:
+            staged[name] = relation  # staged when it was read
+            continue
         place = os.path.join(run.staging, f"input-{name}")
         staged[name] = run.session.engine.stage(relation, place)
     return staged

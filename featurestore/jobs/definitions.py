@@ -15,6 +15,7 @@ from featurestore.model.arguments import answering
 from featurestore.model.callers import calling_globals
 from featurestore.model.job import Closed, JobMode, JobSpec, OnError
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
+from featurestore.model.source import SourceInput
 
 # The global of a module that holds the jobs made in it, in case it gives them no name.
 MADE_HERE = "__featurestore_jobs__"
@@ -44,7 +45,7 @@ def job(
     *,
     featuregroup: str,
     schedule: str,
-    inputs: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str | SourceInput] | None = None,
     name: str | None = None,
     primary_key: Columns = (),
     event_time: str | None = None,
@@ -70,14 +71,17 @@ def job(
     on_error: OnError = "go_on",
     on_failure: str | None = None,
     alert: Columns = (),
+    tombstone: str | None = None,
+    delete_missing: bool = False,
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
     """Make a scheduled job of a function ``(window, **inputs)`` that returns a window's rows.
 
     Args:
         featuregroup: The group that the job fills; it is made by the first run.
         schedule: Cron expression; a window ends at each of its times.
-        inputs: ``{name of an argument: group reference, or path of a Delta table or Parquet
-            folder}``; None: the function gets the window alone and fetches its rows itself.
+        inputs: ``{name of an argument: group reference, path of a Delta table or Parquet
+            folder, or featurestore.source(...)}``; None: the function gets the window alone and
+            fetches its rows itself.
         name: Name of the job; else that of the function.
         primary_key: As for ``create_featuregroup``.
         event_time: Column of the result; when the function gives none, the store writes the
@@ -107,6 +111,10 @@ def job(
         on_failure: Command to run when a run failed for good.
         alert: Channels that are told when a run failed for good or its rows failed validation, and
             when it works again (``add_alert_channel``).
+        tombstone: Column of the result that is true (or not null, where it is no truth value) where
+            the row says that its key is deleted: the key's rows up to then are deleted, and the
+            column is not stored. For ``mode="upsert"``.
+        delete_missing: Delete keys that the job's source no longer has. For ``mode="upsert"``.
 
     >>> @featurestore.job(
     ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at",
@@ -134,7 +142,7 @@ def sql_job(
     *,
     sql: str,
     schedule: str,
-    inputs: Mapping[str, str] | None = None,
+    inputs: Mapping[str, str | SourceInput] | None = None,
     featuregroup: str | None = None,
     primary_key: Columns = (),
     event_time: str | None = None,
@@ -160,6 +168,8 @@ def sql_job(
     on_error: OnError = "go_on",
     on_failure: str | None = None,
     alert: Columns = (),
+    tombstone: str | None = None,
+    delete_missing: bool = False,
 ) -> JobDefinition:
     """Make a scheduled job of a query: DuckDB's SQL, on either engine.
 

@@ -27,6 +27,7 @@ from featurestore.model.window_job import WindowJob, input_name
 from featurestore.model.window_lineage import WindowLineage
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.session import Session
+from featurestore.sources.registration import get as source_of
 from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.jobs")
@@ -34,10 +35,13 @@ _log = logging.getLogger("featurestore.jobs")
 
 @dataclass(frozen=True)
 class PinnedInput:
-    """One input as it stood when a run began; ``time`` is the column that cuts it, if any."""
+    """One input as it stood when a run began; ``time`` is the column that cuts it, if any.
+
+    A registered source is pinned when its rows are read: all of a run in one snapshot of it.
+    """
 
     name: str
-    kind: Literal["group", "delta", "parquet"]
+    kind: Literal["group", "delta", "parquet", "source"]
     source: str
     path: str
     time: str | None
@@ -63,12 +67,16 @@ def pin(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
 
     Raises:
         FeatureGroupNotFound: A group does not exist.
+        SourceNotFound: A source is not registered.
         InvalidJob: A path holds neither a Delta table nor Parquet files.
     """
     pinned = []
     for name, source in spec.inputs.items():
         time_column = spec.input_times.get(name)
-        if "/" in source:
+        if name in spec.sources:
+            registered = source_of(session, spec.sources[name].source)
+            pinned.append(PinnedInput(name, "source", source, registered.uri, time_column))
+        elif "/" in source:
             pinned.append(_pin_path(name, source, time_column, job=spec.name))
         else:
             pinned.append(_pin_group(session, name, source, time_column))

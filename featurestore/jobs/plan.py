@@ -152,6 +152,8 @@ def _volume(
 
 def _files(given: PinnedInput) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
     """Yield rows, bytes and, where known, the least and greatest time of each file."""
+    if given.kind == "source":
+        return  # planning connects to nothing
     if given.kind == "parquet":
         for path in parquet_files(given.path):
             yield volume(path, given.time)

@@ -26,13 +26,16 @@ from featurestore.errors import FeatureStoreError, JobLeased, RegistryError, Val
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
+from featurestore.jobs import deletions
 from featurestore.jobs.compute import Computation, compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin
 from featurestore.jobs.schedule import moved_watermark
+from featurestore.jobs.source_inputs import SourceInputs
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.target import declaration, note_of_windows, target, transaction
 from featurestore.model.job import JobSpec
+from featurestore.model.source import SourceRead
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.recovery import recover as recover_writes
@@ -160,15 +163,42 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
     schema = None if group is None else group.spec.schema
     with in_flight(session, kind="stage", name=attempt.spec.name, version=1) as computing:
         staging = computing.staging
-        computation = Computation(session, attempt.definition, recording.inputs, staging, schema)
+        sources = SourceInputs(session, attempt.spec, recording.inputs, staging)
+        computation = Computation(
+            session, attempt.definition, recording.inputs, staging, sources, schema
+        )
         rows = compute(computation, attempt.windows)
         if rows is None and (group is None or attempt.spec.mode != "replace_window"):
             _log.info("no rows")
-            return Written(target_version=None if group is None else group.spec.version)
+            version = None if group is None else group.spec.version
+            _delete(session, attempt, recording, sources, version, [])
+            return Written(target_version=version)
         if rows is None:
             rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
         _check_lease(session, attempt)
-        return _write(session, attempt, recording, rows)
+        rows, dead = deletions.split(session, attempt.spec, rows)
+        written = _write(session, attempt, recording, rows, sources.reads)
+        _delete(session, attempt, recording, sources, written.target_version, dead)
+        return written
+
+
+def _delete(
+    session: Session,
+    attempt: Attempt,
+    recording: Recording,
+    sources: SourceInputs,
+    version: int | None,
+    dead: Sequence[dict[str, Any]],
+) -> None:
+    """Delete what the source says is deleted; the rows of the run are in the group by now."""
+    if version is None:
+        return
+    _check_lease(session, attempt)
+    run_id = recording.run.run_id
+    if dead:
+        deletions.delete_dead(session, attempt.spec, version, dead, run_id=run_id)
+    if sources.keys is not None:
+        deletions.delete_missing(session, attempt.spec, version, sources.keys, run_id=run_id)
 
 
 def _no_rows(session: Session, schema: pa.Schema | None, place: str) -> Relation:
@@ -188,7 +218,13 @@ def _check_lease(session: Session, attempt: Attempt) -> None:
         )
 
 
-def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relation) -> Written:
+def _write(
+    session: Session,
+    attempt: Attempt,
+    recording: Recording,
+    rows: Relation,
+    reads: Sequence[SourceRead],
+) -> Written:
     spec, window, group = attempt.spec, attempt.window, recording.group
     mode: str = spec.mode
     replaced = None
@@ -202,9 +238,10 @@ def _write(session: Session, attempt: Attempt, recording: Recording, rows: Relat
         transaction=recording.run.transaction,
         validation=spec.validation,
         run_id=recording.run.run_id,
-        inputs=tuple(each.to_json() for each in recording.inputs),
+        inputs=tuple(each.to_json() for each in recording.inputs if each.kind != "source"),
+        reads=reads or None,
         window=note_of_windows(spec.name, window, len(attempt.windows)),
-        staged=True,
+        staged=spec.tombstone is None,
     )
     frame = FeatureFrame(session, rows)
     if group is None:

@@ -6,7 +6,7 @@ Durations and times read, and everything checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from featurestore import usersql
@@ -18,6 +18,7 @@ from featurestore.model.job import MODES, JobKind, JobSpec
 from featurestore.model.names import check_name
 from featurestore.model.references import parse_group_reference
 from featurestore.model.requests import FeatureJobRequest, TrainingJobRequest
+from featurestore.model.source import SourceInput
 from featurestore.model.times import parse_moment
 
 _INPUT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -33,12 +34,13 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         kind: "python" or "sql".
         code: The source of the function, or the query.
     """
+    inputs, sources = _named_inputs(asked)
     spec = JobSpec(
         name=check_name(asked.name, noun="job"),
         kind=kind,
         target=check_name(asked.featuregroup, noun="feature group"),
         schedule=asked.schedule,
-        inputs=asked.inputs or {},
+        inputs=inputs,
         code=code,
         window=_duration(asked.window, "window"),
         start=_start(asked.start),
@@ -58,12 +60,15 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         compact=asked.compact,
         description=asked.description,
         tags=dict(asked.tags or {}),
-        input_times=dict(asked.input_times or {}),
+        input_times=_input_times(asked, sources),
         retries=asked.retries,
         catchup=asked.catchup,
         on_error=asked.on_error,
         on_failure=asked.on_failure,
         alert=channels(asked.alert),
+        sources=sources,
+        tombstone=asked.tombstone,
+        delete_missing=asked.delete_missing,
     )
     _check_choices(spec)
     _check_rows(spec)
@@ -100,6 +105,31 @@ def training_job(asked: TrainingJobRequest, *, code: str) -> JobSpec:
     )
     schedule_of(spec)  # a schedule checks itself
     return spec
+
+
+def _named_inputs(asked: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
+    """Return the inputs as texts by name, and those of them that are registered sources."""
+    inputs, sources = {}, {}
+    for name, given in (asked.inputs or {}).items():
+        if isinstance(given, SourceInput):
+            sources[name] = given
+            inputs[name] = f"source:{given.source}"
+        elif isinstance(given, str):
+            inputs[name] = given
+        else:
+            raise InvalidJob(
+                f"Job {asked.name!r}: its input {name!r} is {given!r}.",
+                hint="a group, a path, or featurestore.source('shop', table='orders')",
+            )
+    return inputs, sources
+
+
+def _input_times(asked: FeatureJobRequest, sources: Mapping[str, SourceInput]) -> dict[str, str]:
+    times = dict(asked.input_times or {})
+    for name, given in sources.items():
+        if given.time is not None:
+            times.setdefault(name, given.time)
+    return times
 
 
 def schedule_of(spec: JobSpec) -> Schedule:
@@ -152,6 +182,19 @@ def _check_rows(spec: JobSpec) -> None:
         )
     if spec.mode == "upsert" and not spec.primary_key:
         raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
+    if (spec.tombstone is not None or spec.delete_missing) and spec.mode != "upsert":
+        raise InvalidJob(
+            f"Job {spec.name!r}: tombstone= and delete_missing= delete keys of upserts.",
+            hint="mode='upsert'",
+        )
+    if spec.delete_missing and len(spec.sources) != 1:
+        raise InvalidJob(
+            f"Job {spec.name!r}: delete_missing= compares keys with one source, and it has "
+            f"{len(spec.sources)}.",
+            hint="inputs={'orders': featurestore.source('shop', table='orders', time='updated_at')}",
+        )
+    if spec.tombstone in (*spec.primary_key, spec.event_time):
+        raise InvalidJob(f"Job {spec.name!r}: tombstone={spec.tombstone!r} is its key or time.")
 
 
 def _check_inputs(spec: JobSpec) -> None:
@@ -160,7 +203,7 @@ def _check_inputs(spec: JobSpec) -> None:
             raise InvalidJob(
                 f"Job {spec.name!r}: an input cannot be called {name!r}.", hint="use a plain name"
             )
-        if "/" not in source:
+        if "/" not in source and name not in spec.sources:
             parse_group_reference(source)
     unknown = [name for name in spec.input_times if name not in spec.inputs]
     if unknown:

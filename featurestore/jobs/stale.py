@@ -68,6 +68,8 @@ def changes(given: PinnedInput, seen: Mapping[str, Any], *, since: datetime) -> 
     """
     if (given.source, given.version) != (seen.get("source"), seen.get("version")):
         return [EVERYTHING]
+    if given.kind == "source":
+        return []  # nobody tells what changed there: lookback= and upserts take late rows
     if given.kind == "parquet":
         if given.fingerprint == seen.get("fingerprint"):
             return []

@@ -14,6 +14,7 @@ from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.monitor import Watched
 from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
+from featurestore.model.source import SourceInput
 from featurestore.model.times import parse_moment
 
 JobMode = Literal["replace_window", "upsert", "append"]
@@ -32,9 +33,12 @@ class JobSpec:
     ``code`` is the SQL text, or the source text of the function; ``target`` names the feature group
     or the training dataset. ``inputs`` maps the name under which the transform sees an input to a
     group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet
-    files); ``input_times`` names the time column of inputs that are paths. ``on_error`` says
-    whether later windows wait for a failed one. ``alert`` names the channels that are told of
-    failures, and again after ``remind``; ``watched`` is what a monitor watches.
+    files); ``input_times`` names the time column of inputs that are paths or sources; ``sources``
+    says what is read of inputs that are registered sources (``source:shop`` in ``inputs``).
+    Rows whose column ``tombstone`` is set delete their key, and ``delete_missing`` deletes keys
+    that the source no longer has. ``on_error`` says whether later windows wait for a failed one.
+    ``alert`` names the channels that are told of failures, and again after ``remind``; ``watched``
+    is what a monitor watches.
     """
 
     name: str
@@ -70,6 +74,9 @@ class JobSpec:
     alert: tuple[str, ...] = ()
     remind: timedelta | None = REMIND
     watched: Watched | None = None
+    sources: Mapping[str, SourceInput] = field(default_factory=dict)
+    tombstone: str | None = None
+    delete_missing: bool = False
 
     @property
     def fills_group(self) -> bool:
@@ -120,6 +127,12 @@ class JobSpec:
             told["remind"] = _text(self.remind)
         if self.watched is not None:
             told["watched"] = self.watched.to_json()
+        if self.sources:
+            told["sources"] = _json_of(self.sources)
+        if self.tombstone is not None:
+            told["tombstone"] = self.tombstone
+        if self.delete_missing:
+            told["delete_missing"] = True
         return told
 
     @classmethod
@@ -144,6 +157,7 @@ class JobSpec:
                 "input_times": _texts(data["input_times"]),
                 "tags": _texts(data["tags"]),
                 **_later_fields(data),
+                "sources": _sources(data.get("sources", {})),
             }
             spec = cls(**given)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -174,8 +188,8 @@ class JobSpec:
 # What the fields of a stored definition hold; those that are parsed or made anew are not named.
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name kind target schedule code timezone closed mode validation description on_error": str,
-    "event_time created_time on_failure": (str, NoneType),
-    "statistics": bool,
+    "event_time created_time on_failure tombstone": (str, NoneType),
+    "statistics delete_missing": bool,
     "retries": int,
     "catchup keep": (int, NoneType),
 }
@@ -202,6 +216,14 @@ def _damaged(reason: str) -> InvalidJob:
 
 def _texts(value: Mapping[str, object]) -> dict[str, str]:
     return {key: str(each) for key, each in dict(value).items()}
+
+
+def _json_of(sources: Mapping[str, SourceInput]) -> Any:
+    return {name: each.to_json() for name, each in sources.items()}
+
+
+def _sources(value: Mapping[str, object]) -> dict[str, SourceInput]:
+    return {str(name): SourceInput.from_json(each) for name, each in dict(value).items()}
 
 
 def _start(value: str | None) -> datetime | None:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from featurestore.model.job import Closed, JobMode, OnError
+from featurestore.model.source import SourceInput
 from featurestore.model.splits import TimeSplit
 
 
@@ -53,7 +54,7 @@ class FeatureJobRequest:
     featuregroup: str
     schedule: str
     name: str
-    inputs: Mapping[str, str] | None = None
+    inputs: Mapping[str, str | SourceInput] | None = None
     primary_key: str | Sequence[str] = ()
     event_time: str | None = None
     created_time: str | None = None
@@ -78,6 +79,8 @@ class FeatureJobRequest:
     on_error: OnError = "go_on"
     on_failure: str | None = None
     alert: str | Sequence[str] = ()
+    tombstone: str | None = None
+    delete_missing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.arguments import answering
 from featurestore.model.names import check_name
 from featurestore.model.secrets import parse_secret
 
@@ -139,12 +140,77 @@ def names_secret(word: str) -> bool:
     return any(each in folded for each in _SECRET_WORDS)
 
 
+@dataclass(frozen=True)
+class SourceInput:
+    """A registered source as the input of a job: a table, a query or files of it.
+
+    ``time`` is the column by which windows cut it; None hands all of it to every window.
+    """
+
+    source: str
+    table: str | None = None
+    sql: str | None = None
+    path: str | None = None
+    time: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the input as a JSON object that ``from_json`` reads back equal."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, data: Any) -> SourceInput:
+        """Return the input that ``to_json`` wrote; ValueError when it is anything else."""
+        made = cls(**dict(data))
+        for value in vars(made).values():
+            if not isinstance(value, str | None):
+                raise ValueError(f"{value!r} is no text")
+        check_name(made.source, noun="source")
+        return made
+
+
+@answering
+def source(
+    name: str,
+    *,
+    table: str | None = None,
+    sql: str | None = None,
+    path: str | None = None,
+    time: str | None = None,
+) -> SourceInput:
+    """Return a registered source as an input of a job.
+
+    Each run reads it in one snapshot: the columns that a query of the job names, and the rows whose
+    ``time`` lies in its windows (with ``lookback``). What was read is in the commit.
+
+    Args:
+        name: The source.
+        table: A table or view of it.
+        sql: A query in the source's own SQL.
+        path: Files below the source's folder.
+        time: The column that cuts it: when a row was made, or was changed last.
+
+    Raises:
+        InvalidArgument: More than one of ``table``, ``sql`` and ``path``.
+
+    >>> featurestore.source("shop", table="orders", time="created_at").time
+    'created_at'
+    """
+    check_name(name, noun="source")
+    given = [each for each in (table, sql, path) if each is not None]
+    if len(given) > 1:
+        raise InvalidArgument(
+            "table=, sql= and path= were given together.", hint="one of them says what is read"
+        )
+    return SourceInput(name, table, sql, path, time)
+
+
 @dataclass
 class SourceRead:
     """What was read of a source, filled while its rows come.
 
     ``query`` is the SHA-256 of what was asked, ``snapshot`` the transaction, version or fingerprint
-    that it was read in. ``high_water_mark`` is the greatest value of the time column that came.
+    that it was read in. ``high_water_mark`` is the greatest value of the time column that came,
+    ``input`` the job's name for it.
     """
 
     source: str
@@ -153,6 +219,7 @@ class SourceRead:
     snapshot: str | None = None
     rows: int = 0
     high_water_mark: str | None = None
+    input: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what commits and lineage tell of it."""
@@ -163,6 +230,8 @@ class SourceRead:
             "snapshot": self.snapshot,
             "rows": self.rows,
         }
+        if self.input is not None:
+            told["input"] = self.input
         if self.high_water_mark is not None:
             told["high_water_mark"] = self.high_water_mark
         return told

@@ -97,6 +97,10 @@ class SourceSnapshot(Protocol):
         """Return the query for all rows of one of ``tables``."""
         ...
 
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        """Return the columns that a query gives, those included that cannot be read."""
+        ...
+
     def schema(self, query: SourceQuery) -> pa.Schema:
         """Return the feature types of what a query gives; at most a look at the data is taken.
 

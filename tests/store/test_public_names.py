@@ -120,6 +120,7 @@ ELSEWHERE = [
     "compare_statistics",
     "connect",
     "job",
+    "source",
     "sql_job",
     "training_job",
 ]

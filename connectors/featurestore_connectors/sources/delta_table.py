@@ -84,6 +84,10 @@ class DeltaSnapshot:
         del table  # it is the only one
         return SourceQuery()
 
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        columns = self._columns(query)
+        return [column.name for column in columns]
+
     def schema(self, query: SourceQuery) -> pa.Schema:
         return schema_of(chosen(self._columns(query), query))
 

@@ -55,6 +55,10 @@ class DuckDBSnapshot:
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(table=table.name)
 
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        columns = duckdb_rows.columns_of(self._config, self._connection, self._from(query))
+        return [column.name for column in columns]
+
     def schema(self, query: SourceQuery) -> pa.Schema:
         columns = duckdb_rows.columns_of(self._config, self._connection, self._from(query))
         return schema_of(chosen(columns, query))

@@ -98,6 +98,11 @@ class FolderSnapshot:
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(path=table.name)
 
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        source = self._from(self._files(query))
+        columns = duckdb_rows.columns_of(self._config, self._connection, source)
+        return [column.name for column in columns]
+
     def schema(self, query: SourceQuery) -> pa.Schema:
         source = self._from(self._files(query))
         columns = duckdb_rows.columns_of(self._config, self._connection, source)

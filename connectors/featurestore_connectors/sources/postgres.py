@@ -104,6 +104,10 @@ class PostgresSnapshot:
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(table=table.name)
 
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        columns = self._columns(query)
+        return [column.name for column in columns]
+
     def schema(self, query: SourceQuery) -> pa.Schema:
         return schema_of(chosen(self._columns(query), query))
 

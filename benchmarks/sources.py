@@ -1,0 +1,140 @@
+"""Rows of Postgres into a feature group, beside what the driver alone reads.
+
+A server of its own is started (initdb) in a temporary folder; the ratio is of rows a second, and
+the limit 0.8.
+
+python benchmarks/sources.py [--quick] [--rows 1000000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import featurestore
+
+LIMIT = 0.8
+TRIALS = 5
+MAKE = """
+    create table readings as
+    select n::bigint as id, 'sensor ' || n % 1000 as sensor,
+           timestamptz '2024-01-01' + n * interval '1 second' as at,
+           {columns}
+    from generate_series(1, {rows}) as n
+"""
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Give the URL of a Postgres server that lives as long as the block."""
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[-1].parent
+    folder = Path(tempfile.mkdtemp(prefix="featurestore-bench-"))
+    account = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
+    os.chown(folder, account.pw_uid, account.pw_gid)
+
+    def run(program: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(binaries / program), *arguments],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=folder,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=[] if os.getuid() == 0 else None,
+        )
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data = str(folder / "data")
+    options = f"-p {port} -c unix_socket_directories={folder} -c fsync=off"
+    run("initdb", "-D", data, "-U", "store", "-A", "trust", "--no-sync")
+    run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
+    try:
+        yield f"postgresql://store@127.0.0.1:{port}/postgres"
+    finally:
+        run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fill(url: str, rows: int) -> None:
+    """Make the table: rows x 10."""
+    import psycopg
+
+    columns = ", ".join([f"random() as x{number}" for number in range(7)])
+    with psycopg.connect(url, autocommit=True) as database:
+        database.execute(MAKE.format(columns=columns, rows=rows))
+        database.execute("vacuum analyze readings")
+
+
+def bare(url: str) -> int:
+    """Read all rows by the driver alone, batch by batch."""
+    from adbc_driver_postgresql import dbapi
+
+    rows = 0
+    with dbapi.connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute("select * from readings")
+        for batch in cursor.fetch_record_batch():
+            rows += batch.num_rows
+    return rows
+
+
+def measured(work: Callable[[], int], rows: int) -> tuple[float, float]:
+    """Return seconds, and seconds of this process's processor."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    assert work() == rows
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, busy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    given = parser.parse_args()
+    rows = given.rows // 10 if given.quick else given.rows
+    warnings.simplefilter("ignore")
+    with server() as url, tempfile.TemporaryDirectory(dir=".") as folder:
+        fill(url, rows)
+        store = featurestore.connect(Path(folder) / "store", engine="duckdb")
+        store.add_source("plant", url)
+        frame = store.read_source("plant", table="readings")
+
+        def into_group() -> int:
+            group = store.create_featuregroup(frame, "readings", validation="off", statistics=False)
+            return group.history()[0].rows
+
+        works = {"driver alone": lambda: bare(url), "into a group": into_group}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+        for _ in range(TRIALS):
+            for name, work in works.items():
+                times[name].append(measured(work, rows))
+        held = store.get_featuregroup("readings").to_arrow().sort_by("id")
+        assert held.equals(frame.to_arrow().sort_by("id")), "the group holds other rows"
+    medians = {}
+    for name, found in times.items():
+        seconds = statistics.median([each[0] for each in found])
+        busy = statistics.median([each[1] for each in found])
+        medians[name] = seconds
+        print(f"{name:14} {rows / seconds:12,.0f} rows/s   {busy:6.2f} s of processor time")
+    ratio = medians["driver alone"] / medians["into a group"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"ratio {ratio:.2f} (limit {LIMIT}), peak memory {peak:,.0f} MiB")
+    return 0 if ratio >= LIMIT else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

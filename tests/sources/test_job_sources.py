@@ -1,0 +1,277 @@
+"""Jobs over registered sources: the windows of one snapshot, what was read, deletes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
+from featurestore.model.job import JobSpec
+from featurestore.registry import lineage
+from featurestore.store import FeatureStore
+from tests.jobs.conftest import (  # noqa: F401  # fixtures
+    HOURS,
+    SQL,
+    Clock,
+    clock,
+    define,
+    expected,
+    rows,
+    sql_job,
+    trips,
+)
+from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
+
+Define = Callable[..., Path]
+TRIPS = '{"trips": featurestore.source("city", table="trips", time="left_at")}'
+CUSTOMERS = """
+import featurestore
+customers = featurestore.sql_job(
+    "customers", sql="select id, name, gone, changed_at from given", primary_key="id",
+    event_time="changed_at", schedule="0 * * * *", start="2024-01-01T00:00Z", mode="upsert",
+    closed="left", inputs={{"given": featurestore.source("crm", table="customers"{time})}}, {rules}
+)
+"""
+
+
+def sqlite_of(path: Path, table: pa.Table, name: str) -> str:
+    """Write rows into a table of a SQLite file and return its URI."""
+    kinds = {"string": "text", "int64": "integer", "bool": "boolean"}
+    columns = []
+    for field in table.schema:
+        columns.append(f"{field.name} {kinds.get(str(field.type), 'timestamp')}")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"drop table if exists {name}")
+        database.execute(f"create table {name} ({', '.join(columns)})")
+        marks = ", ".join("?" for _ in columns)
+        for row in table.to_pylist():
+            values = [str(each) if hasattr(each, "hour") else each for each in row.values()]
+            database.execute(f"insert into {name} values ({marks})", values)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def city(tmp_path: Path, clock: Clock, store: FeatureStore) -> FeatureStore:  # noqa: F811
+    del clock
+    store.add_source("city", sqlite_of(tmp_path / "city.db", trips(), "trips"))
+    return store
+
+
+def test_windows_over_a_source_are_those_over_a_group_and_say_what_was_read(
+    city: FeatureStore,
+    define: Define,  # noqa: F811
+) -> None:
+    (definition,) = city.register_jobs(define(sql_job(inputs=TRIPS)))
+    del definition
+    assert city.plan_job("demand").inputs[0].source == "source:city"
+    (run,) = city.run_job("demand", due=True)
+    assert (run.state, run.windows) == ("done", HOURS), run.error
+    assert rows(city) == expected()
+    (told,) = city.get_featuregroup_history("demand")[0].inputs.values()
+    assert (told["source"], told["input"], told["rows"]) == ("source:city", "trips", len(trips()))
+    assert told["high_water_mark"] == "2024-01-02T23:50:00+00:00"
+    assert told["snapshot"]
+    assert len(told["query"]) == 64
+    with city.session.registry.reading() as connection:
+        (edge,) = lineage.sources(connection, "featuregroup", "demand", 1)
+    assert (edge.source, edge.detail, edge.job) == ("source:city", told, "demand")
+
+
+def test_a_function_sees_the_rows_of_each_window(
+    duckdb_store: FeatureStore,
+    tmp_path: Path,
+    clock: Clock,  # noqa: F811
+    define: Define,  # noqa: F811
+) -> None:
+    del clock
+    duckdb_store.add_source("city", sqlite_of(tmp_path / "city.db", trips(), "trips"))
+    source = """
+import featurestore
+@featurestore.job(
+    featuregroup="demand", primary_key=["zone"], event_time="hour", schedule="0 * * * *",
+    start="2024-01-01T00:00Z",
+    inputs={"trips": featurestore.source(
+        "city", sql="select zone, left_at, fare from trips", time="left_at")},
+)
+def demand(window, trips):
+    return trips.aggregate("zone, date_trunc('hour', left_at) + interval 1 hour as hour, "
+                           "count(*) as trips, sum(fare) as fares")
+"""
+    duckdb_store.register_jobs(define(source))
+    runs = duckdb_store.run_job("demand", due=True)
+    assert {run.state for run in runs} == {"done"}, runs[0].error
+    assert rows(duckdb_store) == expected()
+
+
+@pytest.mark.postgres
+def test_the_server_is_asked_for_the_window_and_the_columns_of_the_query(
+    duckdb_store: FeatureStore,
+    clock: Clock,  # noqa: F811
+    define: Define,  # noqa: F811
+    postgres_url: str,  # noqa: F811
+) -> None:
+    import psycopg
+
+    del clock
+    with psycopg.connect(postgres_url, autocommit=True) as database:
+        database.execute("create table trips (zone text, left_at timestamptz, fare int, fat money)")
+        for row in trips().to_pylist():
+            values = (row["zone"], row["left_at"], row["fare"])
+            database.execute("insert into trips values (%s, %s, %s, 1)", values)
+        database.execute(
+            f"alter database {postgres_url.rsplit('/', 1)[1]} set log_statement = 'all'"
+        )
+        (data,) = database.execute("show data_directory").fetchone() or ("",)
+    duckdb_store.add_source("city", postgres_url)
+    duckdb_store.register_jobs(define(sql_job(inputs=TRIPS, rules='lookback="30min"')))
+    (run,) = duckdb_store.backfill_job("demand", "2024-01-01T03:00Z", "2024-01-01T04:00Z")
+    assert run.state == "done", run.error
+    assert rows(duckdb_store) == expected(4, first=3)
+    log = Path(data).parent.joinpath("log").read_text().splitlines()
+    (seen,) = [line for line in log if "COPY" in line and 'FROM "trips"' in line]
+    assert "fat" not in seen
+    assert "\"left_at\" >= TIMESTAMPTZ '2024-01-01 02:30:00.000000+00:00'" in seen
+    assert "\"left_at\" < TIMESTAMPTZ '2024-01-01 04:00:00.000000+00:00'" in seen
+
+
+def test_a_run_whose_source_fails_writes_nothing_and_the_next_one_continues(
+    duckdb_store: FeatureStore,
+    tmp_path: Path,
+    clock: Clock,  # noqa: F811
+    define: Define,  # noqa: F811
+) -> None:
+    del clock
+    path = tmp_path / "city.db"
+    duckdb_store.add_source("city", sqlite_of(path, trips(), "trips"))
+    duckdb_store.register_jobs(define(sql_job(inputs=TRIPS)))
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("alter table trips rename column fare to price")
+    with pytest.raises(JobFailed, match="fare"):
+        duckdb_store.run_job("demand", due=True)
+    path.rename(tmp_path / "away.db")
+    with pytest.raises(JobFailed, match="does not exist"):
+        duckdb_store.run_job("demand", due=True)
+    assert duckdb_store.get_featuregroups() == []
+    sqlite_of(path, trips(), "trips")
+    assert {run.state for run in duckdb_store.run_job("demand", due=True)} == {"done"}
+    assert rows(duckdb_store) == expected()
+
+
+def customers(*changes: tuple[int, str, bool, int]) -> pa.Table:
+    """Return customers, each with the hour of its last change."""
+    from tests.jobs.conftest import START, timedelta
+
+    return pa.table(
+        {
+            "id": pa.array([each[0] for each in changes], pa.int64()),
+            "name": [each[1] for each in changes],
+            "gone": [each[2] for each in changes],
+            "changed_at": pa.array(
+                [START + timedelta(hours=each[3], minutes=5) for each in changes],
+                pa.timestamp("us", tz="UTC"),
+            ),
+        }
+    )
+
+
+def held(store: FeatureStore) -> list[tuple[Any, ...]]:
+    found = store.get_featuregroup("customers").to_arrow().to_pylist()
+    return sorted((row["id"], row["name"]) for row in found)
+
+
+def test_tombstones_delete_the_rows_of_their_key_up_to_their_time(
+    store: FeatureStore,
+    tmp_path: Path,
+    clock: Clock,  # noqa: F811
+    define: Define,  # noqa: F811
+) -> None:
+    path = tmp_path / "crm.db"
+    first = customers((1, "ada", False, 0), (2, "bob", False, 0), (3, "eve", False, 1))
+    store.add_source("crm", sqlite_of(path, first, "customers"))
+    text = CUSTOMERS.format(time=', time="changed_at"', rules='tombstone="gone"')
+    store.register_jobs(define(text))
+    from tests.jobs.conftest import START, timedelta
+
+    clock.now = START + timedelta(hours=2)
+    (run,) = store.run_job("customers", due=True)
+    assert run.state == "done", run.error
+    assert held(store) == [(1, "ada"), (2, "bob"), (3, "eve")]
+    later = customers((1, "ada", True, 2), (2, "bobby", False, 2), (1, "ada again", False, 3))
+    sqlite_of(path, later, "customers")
+    clock.now = START + timedelta(hours=4)
+    runs = store.run_job("customers", due=True)
+    assert {run.state for run in runs} == {"done"}, runs[0].error
+    assert held(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
+    assert "gone" not in store.get_featuregroup("customers").columns
+    start, end = START + timedelta(hours=2), START + timedelta(hours=4)
+    store.backfill_job("customers", start, end, resume=False)  # once more changes nothing
+    assert held(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
+
+
+def test_missing_keys_are_deleted_but_not_all_of_them(
+    duckdb_store: FeatureStore,
+    tmp_path: Path,
+    clock: Clock,  # noqa: F811
+    define: Define,  # noqa: F811
+) -> None:
+    from tests.jobs.conftest import START, timedelta
+
+    path = tmp_path / "crm.db"
+    first = customers((1, "ada", False, 0), (2, "o'bob", False, 0), (3, "eve", False, 0))
+    duckdb_store.add_source("crm", sqlite_of(path, first, "customers"))
+    text = CUSTOMERS.format(time=', time="changed_at"', rules="delete_missing=True")
+    duckdb_store.register_jobs(define(text))
+    clock.now = START + timedelta(hours=1)
+    duckdb_store.run_job("customers", due=True)
+    assert len(held(duckdb_store)) == 3
+    sqlite_of(path, customers((1, "ada", False, 0), (4, "joe", False, 1)), "customers")
+    clock.now = START + timedelta(hours=2)
+    (run,) = duckdb_store.run_job("customers", due=True)
+    assert run.state == "done", run.error
+    assert held(duckdb_store) == [(1, "ada"), (4, "joe")]
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("delete from customers")
+    clock.now = START + timedelta(hours=3)
+    with pytest.raises(JobFailed, match="no rows at all"):
+        duckdb_store.run_job("customers", due=True)
+    assert held(duckdb_store) == [(1, "ada"), (4, "joe")]
+
+
+def test_definitions_with_sources_are_kept_and_wrong_ones_refused() -> None:
+    made = featurestore.sql_job(
+        "demand",
+        sql=SQL,
+        primary_key="zone",
+        event_time="hour",
+        schedule="0 * * * *",
+        mode="upsert",
+        tombstone="gone",
+        delete_missing=True,
+        inputs={"trips": featurestore.source("city", table="trips", time="left_at")},
+    ).spec
+    assert JobSpec.from_text(json.dumps(made.to_json())) == made
+    assert made.input_times == {"trips": "left_at"}
+    with pytest.raises(InvalidArgument, match="given together"):
+        featurestore.source("city", table="trips", sql="select 1")
+    for wrong in (
+        {"mode": "append", "tombstone": "gone"},
+        {"mode": "upsert", "delete_missing": True},
+    ):
+        with pytest.raises(InvalidJob, match=r"upsert|one source"):
+            featurestore.sql_job(
+                "demand",
+                sql=SQL,
+                primary_key="zone",
+                event_time="hour",
+                schedule="0 * * * *",
+                inputs={"trips": "trips"},
+                **wrong,  # type: ignore[arg-type]
+            )

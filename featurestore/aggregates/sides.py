@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.aggregates.kernel import Aggregate
 from featurestore.aggregates.stream import WindowFeatures
@@ -44,12 +45,27 @@ class WindowSide:
         return self.join.created_time is not None and self.plan.created_time_filter
 
     @property
+    def needs_known(self) -> bool:
+        """Whether created times decide what counts, or which version does."""
+        return self.join.created_time is not None
+
+    @property
     def needs_tie_hash(self) -> bool:
         """Whether rows of equal times may have to be told apart, as versions or as the last."""
         source = self.join.source
-        is_unique = source.unique and bool(source.spec.primary_key)
+        # What the log claims leaves nulls out.
+        nulls_count = self.needs_known and not self.waits
+        is_unique = source.unique and bool(source.spec.primary_key) and not nulls_count
         by_order = any(output.function in _BY_ORDER for output in self.join.outputs)
-        return by_order or not is_unique
+        return not is_unique or (by_order and bool(self.join.members))
+
+    @property
+    def group_is_key(self) -> bool:
+        """Whether the stream is sorted by the key itself, which one integer can be."""
+        if len(self.join.on) != 1:
+            return False
+        kind = self.join.source.spec.schema.field(self.join.on[0][1]).type
+        return bool(pat.is_signed_integer(kind))
 
     def features(self, left: pa.Schema) -> WindowFeatures:
         """Return what makes labels with aggregates of the sorted stream.
@@ -79,7 +95,7 @@ class WindowSide:
             fields.append(pa.field(output.name, output.kind))
         return WindowFeatures(
             schema=pa.schema(fields),
-            keys=len(self.join.on),
+            keys=0 if self.group_is_key else len(self.join.on),
             members=len(self.join.members),
             waits=self.waits,
             refuses_ties=not self.join.members and self.join.created_time is None,

@@ -7,7 +7,9 @@ chunk is worth a call of the kernel. Engines may use any hash, since only keys t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +22,8 @@ from featurestore.aggregates.ranges import NEVER, Flags, Integers, Labels, Rows
 from featurestore.errors import InvalidArgument
 
 # Columns of the stream. Of a row ``MOMENT`` is twice its time in microseconds, of a label one more,
-# so that labels come after the rows of their moment.
-GROUP, MOMENT, IS_LABEL, KNOWN, TIE = (
-    "__fs_group",
-    "__fs_moment",
-    "__fs_is_label",
-    "__fs_known",
-    "__fs_tie",
-)
+# so that labels come after the rows of their moment; that of a label without a time is null.
+GROUP, MOMENT, KNOWN, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
 _CHUNK_ROWS = 500_000
 
 
@@ -35,13 +31,13 @@ _CHUNK_ROWS = 500_000
 class WindowFeatures:
     """Computes window features from a sorted stream; runs where the rows are.
 
-    The stream's columns are ``GROUP, MOMENT, IS_LABEL, KNOWN, TIE``, then ``k0, k1, ...`` (keys),
-    ``m0, ...`` (what else tells events of one moment apart), ``v0, ...`` (values), ``w0, ...``
-    (conditions), and ``c0, ...`` (the label's columns).
+    The stream's columns are ``GROUP``, ``MOMENT``, ``KNOWN`` and ``TIE`` where they are needed,
+    then ``k0, k1, ...`` (keys), ``m0, ...`` (what else tells events of one moment apart),
+    ``v0, ...`` (values), ``w0, ...`` (conditions), and ``c0, ...`` (the label's columns).
 
     Attributes:
         schema: Of the result: the label's columns, then one for each aggregate.
-        keys: How many key columns there are.
+        keys: How many key columns there are; 0 where ``GROUP`` is the key itself.
         members: How many columns ``m`` there are; a row with another one's keys, members and event
             time is a version of the same event.
         waits: Whether a row counts only from the time ``KNOWN`` on.
@@ -68,12 +64,31 @@ class WindowFeatures:
         for chunk in _whole_groups(batches):
             yield from self._answered(chunk).to_batches()
 
+    def in_threads(
+        self, batches: Iterator[pa.RecordBatch], *, threads: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the same; chunks are computed beside each other, one for each thread."""
+        if threads <= 1:
+            yield from self(batches)
+            return
+        waiting: deque[Future[pa.Table]] = deque()
+        with ThreadPoolExecutor(threads) as pool:
+            for chunk in _whole_groups(batches):
+                waiting.append(pool.submit(self._answered, chunk))
+                if len(waiting) > threads:
+                    yield from waiting.popleft().result().to_batches()
+            while waiting:
+                yield from waiting.popleft().result().to_batches()
+
     def _answered(self, chunk: pa.Table) -> pa.Table:
-        is_label = _flags(chunk.column(IS_LABEL))
-        labels = chunk.filter(pa.array(is_label))
-        key, keys = self._key_numbers(chunk)
+        has_time = _flags(chunk.column(MOMENT).is_valid())
         moment = _integers(chunk.column(MOMENT))
-        answerable = is_label & (key >= 0) & _flags(chunk.column(MOMENT).is_valid())
+        is_label = ~has_time | (moment & 1 == 1)
+        carried = len(self.schema) - len(self.aggregates)
+        labels = chunk.select([f"c{number}" for number in range(carried)])
+        labels = labels.filter(pa.array(is_label))
+        key, keys = self._key_numbers(chunk)
+        answerable = is_label & (key >= 0) & has_time
         rows = np.flatnonzero(~is_label)
         asked = np.flatnonzero(answerable)
         if not _is_sorted(key[asked], moment[asked]):
@@ -83,9 +98,7 @@ class WindowFeatures:
         place = np.full(chunk.num_rows, len(asked), np.int64)
         place[asked] = np.arange(len(asked))
         taken = pa.array(place[is_label])
-        columns = []
-        for number in range(len(self.schema) - len(self.aggregates)):
-            columns.append(labels.column(f"c{number}"))
+        columns = list(labels.columns)
         for answers in found:
             columns.append(answers.take(taken))
         return pa.table(columns, names=self.schema.names).cast(self.schema)
@@ -100,8 +113,7 @@ class WindowFeatures:
         keys: int,
     ) -> list[pa.Array]:
         """Return the answers for the labels asked, and then the one of a label that sees no row."""
-        known = _integers(chunk.column(KNOWN))
-        tie = _integers(chunk.column(TIE))
+        known, tie = _column_or_zeros(chunk, KNOWN), _column_or_zeros(chunk, TIE)
         if self.waits:
             was_known = _flags(chunk.column(KNOWN).is_valid())
             rows = rows[was_known[rows]]
@@ -176,7 +188,8 @@ class WindowFeatures:
 
     def _key_numbers(self, chunk: pa.Table) -> tuple[Integers, int]:
         """Return a number for each row's key, -1 where a part of it is null, and how many."""
-        columns = [chunk.column(f"k{number}").combine_chunks() for number in range(self.keys)]
+        names = [f"k{number}" for number in range(self.keys)] or [GROUP]
+        columns = [chunk.column(name).combine_chunks() for name in names]
         present = np.ones(chunk.num_rows, bool)
         for column in columns:
             present &= _flags(column.is_valid())
@@ -254,6 +267,12 @@ def _is_sorted(key: Integers, time: Integers, *, strictly: bool = False) -> bool
     if not strictly:
         later |= time[1:] == time[:-1]
     return bool(np.all((key[1:] > key[:-1]) | (same & later)))
+
+
+def _column_or_zeros(chunk: pa.Table, name: str) -> Integers:
+    if name not in chunk.column_names:
+        return np.zeros(chunk.num_rows, np.int64)
+    return _integers(chunk.column(name))
 
 
 def _taken(chunk: pa.Table, name: str, positions: pa.Array) -> pa.Array:

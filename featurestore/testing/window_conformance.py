@@ -152,7 +152,10 @@ class WindowConformance(RetrievalFixtures):
         )
         labels = _labels(random, 60)
         self.check(retrieval, _asked("w"), labels)
+        numbers = windows("w.x", ["sum", "std", "max", "last"], over=_LENGTHS)
+        self.check(retrieval, numbers, labels)
         if created:
+            self.check(retrieval, numbers, labels, created_time_filter=False)
             self.check(retrieval, _asked("w"), labels, created_time_filter=False)
 
     def test_events_that_nothing_tells_apart_are_refused(self, retrieval: RetrievalCheck) -> None:

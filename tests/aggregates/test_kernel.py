@@ -160,9 +160,6 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
             # Hashes that collide: two keys a hash.
             stream.GROUP: key[order] // 2,
             stream.MOMENT: moment[order],
-            stream.IS_LABEL: label[order],
-            stream.KNOWN: pa.nulls(count, pa.int64()),
-            stream.TIE: np.zeros(count, np.int64),
             "k0": key[order],
             "m0": np.arange(count),
             "v0": random.normal(size=count),
@@ -182,18 +179,20 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
         group="w",
     )
 
-    def answers(batch_rows: int, chunk_rows: int) -> pa.Table:
+    def answers(batch_rows: int, chunk_rows: int, threads: int = 1) -> pa.Table:
         monkeypatch.setattr(stream, "_CHUNK_ROWS", chunk_rows)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield from by_hash.to_batches(batch_rows)
 
-        return pa.Table.from_batches(features(batches())).sort_by("row")
+        found = features.in_threads(batches(), threads=threads)
+        return pa.Table.from_batches(found).sort_by("row")
 
     whole = answers(count, count)
     assert whole.num_rows == int(label.sum())
     for batch_rows, chunk_rows in ((7, 1), (100, 250), (1_000, 90)):
         assert answers(batch_rows, chunk_rows).equals(whole)
+        assert answers(batch_rows, chunk_rows, threads=3).equals(whole)
 
 
 def test_every_function_has_a_type_and_an_implementation() -> None:

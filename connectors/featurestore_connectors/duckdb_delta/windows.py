@@ -5,13 +5,18 @@ The rule and the arithmetic are in ``featurestore.aggregates``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.aggregates.sides import WindowSide
-from featurestore.aggregates.stream import GROUP, IS_LABEL, KNOWN, MOMENT, TIE
+from featurestore.aggregates.stream import GROUP, KNOWN, MOMENT, TIE
+from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns
@@ -29,6 +34,10 @@ if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
 _LABELS, _ROWS = "fs_labels", "fs_rows"
+# Up to so many values, 1 GiB of numbers, are put into the labels' order in memory.
+_HELD_VALUES = 1 << 27
+# A chunk of rows is held for each thread.
+_MOST_THREADS = 8
 
 
 def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -37,6 +46,9 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     if plan.keep_order:
         needed = list(dict.fromkeys([*needed, ROW]))
     left = left_side(engine, plan, labels)
+    if _is_held(plan):
+        source = _InLabelOrder(engine, plan, left)
+        return streams.mapped(engine.database, source, single_use=left.single_use)
     single_use = left.single_use
     left = engine.select(left, dict(zip(needed, needed, strict=True)))
     left = replace(left, schema=pa.schema(map(plain_field, left.schema)))
@@ -52,25 +64,106 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     return replace(found, schema=plan.schema, single_use=single_use)
 
 
+def _is_held(plan: FeaturePlan) -> bool:
+    """Tell whether the whole result may be held: it is asked for in order, and small enough."""
+    if not plan.keep_order or plan.left_rows is None:
+        return False
+    fixed = all(_is_fixed(output.kind) for join in plan.windows for output in join.outputs)
+    return fixed and plan.left_rows * len(plan.columns) <= _HELD_VALUES
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pat.is_primitive(kind) or pat.is_decimal(kind))
+
+
+class _InLabelOrder(streams.MappedStream):
+    """Labels in memory with their aggregates: only the labels' positions go through the sort."""
+
+    def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, left: Relation) -> None:
+        super().__init__(engine.database, left, lambda batch: batch, plan.schema)
+        self._engine = engine
+        self._plan = plan
+        self._left = left
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the labels with their aggregates, in the order of the labels."""
+        plan = self._plan
+        batches = streams.batches_of(self._database, self._left)
+        left = pa.Table.from_batches(batches, self._left.schema)
+        rows = left.column(ROW).to_numpy()
+        if np.any(rows[1:] < rows[:-1]):
+            left = left.take(pa.array(np.argsort(rows, kind="stable")))
+        found = {name: left.column(name) for name in left.column_names}
+        for join in plan.windows:
+            found |= self._aggregates(WindowSide.of(join, plan), left)
+        columns = [found[plan.left_column(name)] for name in plan.columns]
+        table = pa.table(columns, names=list(plan.columns))
+        for batch in table.to_batches(streams.BATCH_ROWS):
+            yield cast_batch(batch, self.schema)
+
+    def _aggregates(self, side: WindowSide, left: pa.Table) -> dict[str, pa.ChunkedArray]:
+        """Return the aggregates of one group, in the order of the labels."""
+        needed = [label for label, _ in side.join.on]
+        if side.plan.left_time is not None:
+            needed.append(side.plan.left_time)
+        carried = pa.schema([pa.field(ROW, pa.int64())])
+        numbers = pa.array(np.arange(left.num_rows))
+        given = left.select(list(dict.fromkeys(needed))).append_column(carried.field(0), numbers)
+        labels = self._engine.from_arrow(given.to_reader())
+        stream = _stream(self._engine, side, labels, carried)
+        features = side.features(carried)
+        answers = features.in_threads(
+            streams.batches_of(self._database, stream), threads=_threads(self._engine)
+        )
+        table = pa.Table.from_batches(answers, features.schema)
+        places = np.empty(left.num_rows, np.int64)
+        places[table.column(ROW).to_numpy()] = np.arange(left.num_rows)
+        ordered = table.take(pa.array(places))
+        return {output.name: ordered.column(output.name) for output in side.join.outputs}
+
+
 def _with_aggregates(engine: DuckDBEngine, side: WindowSide, left: Relation) -> Relation:
     """Return a left side with the aggregates of one group."""
+    stream = _stream(engine, side, left, left.schema)
+    features = side.features(left.schema)
+    function = partial(features.in_threads, threads=_threads(engine))
+    source = streams.SortedStream(engine.database, stream, function, features.schema)
+    return streams.mapped(engine.database, source, single_use=left.single_use)
+
+
+def _threads(engine: DuckDBEngine) -> int:
+    threads = int(engine.database.rows("SELECT current_setting('threads')")[0][0])
+    return min(threads, _MOST_THREADS)
+
+
+def _stream(engine: DuckDBEngine, side: WindowSide, left: Relation, carried: pa.Schema) -> Relation:
+    """Return the rows of one group and the labels with some of their columns, sorted."""
     spec = side.join.source.spec
-    rows = read_source(engine, side.join.source, spec.schema.names)
+    needed = list(spec.schema.names)
+    if not side.needs_tie_hash and not side.conditions:
+        needed = _columns(side)
+    rows = read_source(engine, side.join.source, needed)
     if side.needs_tie_hash:
         columns = tuple(spec.schema.names)
         hashed = pa.schema([*rows.schema, pa.field(TIE, pa.int64())])
         rows = engine.map_batches(rows, AddTieHash(columns), schema=hashed)
     query = (
-        f"SELECT * FROM ({_label_rows(side, left)} UNION ALL {_group_rows(side, left)}) "
+        f"SELECT * FROM ({_label_rows(side, carried)} UNION ALL {_group_rows(side, carried)}) "
         f"ORDER BY {GROUP}, {MOMENT}"
     )
-    stream = engine.sql(query, tables={_LABELS: left, _ROWS: rows}, parameters={})
-    features = side.features(left.schema)
-    source = streams.SortedStream(engine.database, stream, features, features.schema)
-    return streams.mapped(engine.database, source, single_use=left.single_use)
+    return engine.sql(query, tables={_LABELS: left, _ROWS: rows}, parameters={})
 
 
-def _label_rows(side: WindowSide, left: Relation) -> str:
+def _columns(side: WindowSide) -> list[str]:
+    """Return the columns of a group that its aggregates need, conditions aside."""
+    join = side.join
+    needed = [key for _, key in join.on] + [*join.members, *side.values, join.event_time]
+    if join.created_time is not None:
+        needed.append(join.created_time)
+    return list(dict.fromkeys(needed))
+
+
+def _label_rows(side: WindowSide, carried: pa.Schema) -> str:
     """Return the query of the labels; what only rows have is null."""
     schema = side.join.source.spec.schema
     keys = []
@@ -78,51 +171,51 @@ def _label_rows(side: WindowSide, left: Relation) -> str:
         # A value beyond the key's type has no row.
         keys.append(f"TRY_CAST(l.{quote(label)} AS {column_type(schema.field(key).type)})")
     columns = [
-        f"hash({', '.join(keys)}) AS {GROUP}",
+        f"{_group(side, keys)} AS {GROUP}",
         f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {MOMENT}",
-        f"true AS {IS_LABEL}",
-        f"NULL::BIGINT AS {KNOWN}",
-        f"NULL::BIGINT AS {TIE}",
     ]
-    for number, key_value in enumerate(keys):
-        columns.append(f"{key_value} AS k{number}")
+    if side.needs_known:
+        columns.append(f"NULL::BIGINT AS {KNOWN}")
+    if side.needs_tie_hash:
+        columns.append(f"NULL::BIGINT AS {TIE}")
+    if not side.group_is_key:
+        columns += [f"{key} AS k{number}" for number, key in enumerate(keys)]
     for letter, given in (("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(given):
             kind = column_type(plain_field(schema.field(name)).type)
             columns.append(f"NULL::{kind} AS {letter}{number}")
     for number in range(len(side.conditions)):
         columns.append(f"NULL::BOOLEAN AS w{number}")
-    for number, name in enumerate(left.schema.names):
+    for number, name in enumerate(carried.names):
         columns.append(f"l.{quote(name)} AS c{number}")
     return f"SELECT {', '.join(columns)} FROM {_LABELS} AS l"
 
 
-def _group_rows(side: WindowSide, left: Relation) -> str:
+def _group(side: WindowSide, keys: list[str]) -> str:
+    """Return what the stream is sorted by: the key, or a hash of the keys."""
+    return f"{keys[0]}::BIGINT" if side.group_is_key else f"hash({', '.join(keys)})"
+
+
+def _group_rows(side: WindowSide, carried: pa.Schema) -> str:
     """Return the query of the group's rows; what only labels have is null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
     event = timestamp(quote(side.join.event_time), spec.schema.field(side.join.event_time).type)
-    known, tie = "NULL::BIGINT", "0::BIGINT"
+    columns = [f"{_group(side, keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {MOMENT}"]
     created = side.join.created_time
     if created is not None:
-        known = f"epoch_us({timestamp(quote(created), spec.schema.field(created).type)})"
+        known = timestamp(quote(created), spec.schema.field(created).type)
+        columns.append(f"epoch_us({known}) AS {KNOWN}")
     if side.needs_tie_hash:
-        tie = quote(TIE)
-    columns = [
-        f"hash({', '.join(keys)}) AS {GROUP}",
-        f"epoch_us({event}) * 2 AS {MOMENT}",
-        f"false AS {IS_LABEL}",
-        f"{known} AS {KNOWN}",
-        f"{tie} AS {TIE}",
-    ]
-    for number, key in enumerate(keys):
-        columns.append(f"{key} AS k{number}")
+        columns.append(quote(TIE))
+    if not side.group_is_key:
+        columns += [f"{key} AS k{number}" for number, key in enumerate(keys)]
     for letter, given in (("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(given):
             columns.append(f"{quote(name)} AS {letter}{number}")
     for number, condition in enumerate(side.conditions):
         columns.append(f"({condition}) AS w{number}")
-    for number, field in enumerate(left.schema):
+    for number, field in enumerate(carried):
         columns.append(f"NULL::{column_type(field.type)} AS c{number}")
     present = [f"{each} IS NOT NULL" for each in (*keys, quote(side.join.event_time))]
     return f"SELECT {', '.join(columns)} FROM {_ROWS} WHERE {' AND '.join(present)}"

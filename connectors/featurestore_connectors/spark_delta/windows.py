@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.aggregates.sides import WindowSide
-from featurestore.aggregates.stream import GROUP, IS_LABEL, KNOWN, MOMENT, TIE
+from featurestore.aggregates.stream import GROUP, KNOWN, MOMENT, TIE
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns
@@ -58,11 +58,14 @@ def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
     fields = [
         pa.field(GROUP, pa.int64()),
         pa.field(MOMENT, pa.int64()),
-        pa.field(IS_LABEL, pa.bool_()),
-        pa.field(KNOWN, pa.int64()),
-        pa.field(TIE, pa.int64()),
     ]
-    keys = [key for _, key in side.join.on]
+    if side.needs_known:
+        fields.append(pa.field(KNOWN, pa.int64()))
+    if side.needs_tie_hash:
+        fields.append(pa.field(TIE, pa.int64()))
+    keys = []
+    if not side.group_is_key:
+        keys = [key for _, key in side.join.on]
     for letter, names in (("k", keys), ("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(names):
             fields.append(given.field(name).with_name(f"{letter}{number}"))
@@ -95,10 +98,9 @@ def _of_labels(side: WindowSide, left: Relation) -> dict[str, Any]:
         kind = spark_schema(pa.schema([schema.field(key)])).fields[0].dataType.simpleString()
         # A value beyond the key's type has no row.
         values[f"k{number}"] = F.expr(f"try_cast({quote(label)} AS {kind})")
-    values[GROUP] = F.xxhash64(*values.values())
+    values[GROUP] = _group(side, list(values.values()))
     at = label_time(side.plan, column)
     values[MOMENT] = F.unix_micros(at) * 2 + 1
-    values[IS_LABEL] = F.lit(True)
     for number, name in enumerate(left.schema.names):
         values[f"c{number}"] = column(name)
     return values
@@ -111,22 +113,27 @@ def _of_rows(side: WindowSide) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for number, (_, key) in enumerate(side.join.on):
         values[f"k{number}"] = column(key)
-    values[GROUP] = F.xxhash64(*values.values())
+    values[GROUP] = _group(side, list(values.values()))
     for letter, names in (("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(names):
             values[f"{letter}{number}"] = column(name)
     event, created = side.join.event_time, side.join.created_time
     values[MOMENT] = F.unix_micros(timestamp_of(column(event), schema.field(event).type)) * 2
-    values[IS_LABEL] = F.lit(False)
     if created is not None:
         known = timestamp_of(column(created), schema.field(created).type)
         values[KNOWN] = F.unix_micros(known)
-    values[TIE] = F.lit(0)
     if side.needs_tie_hash:
         values[TIE] = column(TIE)
     for number, condition in enumerate(side.conditions):
         values[f"w{number}"] = F.expr(condition)
     return values
+
+
+def _group(side: WindowSide, keys: list[Any]) -> Any:
+    """Return what the stream is sorted by: the key, or a hash of the keys."""
+    from pyspark.sql import functions as F
+
+    return keys[0] if side.group_is_key else F.xxhash64(*keys)
 
 
 def _read(engine: Engine, side: WindowSide) -> Any:

@@ -1,0 +1,330 @@
+"""Aggregates over windows against our own as-of retrieval and hand-written window queries.
+
+Ratios in one run, medians, results compared. The unit is the as-of retrieval of one column of the
+same group. Feast's local engine and Chronon without a Spark cluster have no aggregates as of a
+label, so the peers are the window functions of DuckDB and Spark.
+
+python benchmarks/aggregates.py                          all shapes, beside DuckDB's windows
+python benchmarks/aggregates.py --only dense --no-peers  one shape, ours alone
+python benchmarks/aggregates.py --memory --cores         also peak memory, and one core against two
+python benchmarks/aggregates.py --spark --only zipf      the spark engine beside rangeBetween
+python benchmarks/aggregates.py --quick                  a tenth of the rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from point_in_time import Group as Stored
+from point_in_time import Place, _processor_of_all, _status, files_of, in_turns, moments
+
+DAYS, START = 90, 1_700_000_000_000_000
+SPAN = DAYS * 86_400_000_000
+FUNCTIONS = ("sum", "mean", "std", "max")
+LENGTHS = ("1d", "7d", "30d")
+LIMITS = {1: 1.6, 3: 2.0, 12: 2.5}
+CREATED_LIMIT, CORES_LIMIT, MEMORY_LIMIT, SPARK_LIMIT = 1.4, 1.6, 2.5, 2.0
+TRIALS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows of one group, some hundred thousand keys or few, and labels of the same keys."""
+
+    name: str
+    rows: pa.Table
+    labels: pa.Table
+
+
+def wide(random: np.random.Generator, rows: int, labels: int) -> tuple[Any, Any]:
+    keys = max(rows // 25, 1)
+    return random.integers(0, keys, rows), random.integers(0, keys, labels)
+
+
+def dense(random: np.random.Generator, rows: int, labels: int) -> tuple[Any, Any]:
+    return random.integers(0, 265, rows), random.integers(0, 265, labels)
+
+
+def zipf(random: np.random.Generator, rows: int, labels: int) -> tuple[Any, Any]:
+    """One key has more than a tenth of all rows."""
+    return random.zipf(1.2, rows) % 200_000, random.zipf(1.2, labels) % 200_000
+
+
+SHAPES: dict[str, Callable[..., tuple[Any, Any]]] = {"wide": wide, "dense": dense, "zipf": zipf}
+
+
+def shape_of(name: str, scale: float) -> Shape:
+    random = np.random.default_rng(1)
+    rows, labels = int(5_000_000 * scale), int(1_000_000 * scale)
+    keys, asked = SHAPES[name](random, rows, labels)
+    # Every row has a microsecond of its own, so that no two rows tie.
+    event = START + random.permutation(rows) * (SPAN // rows)
+    columns = {
+        "key": keys,
+        "event": moments(event),
+        "created": moments(event + random.integers(0, 3_600_000_000, rows)),
+        "amount": np.round(random.lognormal(3, 1, rows), 2),
+        "other": random.random(rows),
+    }
+    times = random.integers(START, START + SPAN, labels)
+    asked_of = {"id": np.arange(labels), "key": asked, "at": moments(times)}
+    return Shape(name, pa.table(columns), pa.table(asked_of))
+
+
+def write(shape: Shape, place: Path) -> None:
+    """Write the group without created times as ``w`` and with them as ``c``, and the labels."""
+    from pyarrow import parquet
+
+    import featurestore
+
+    store = featurestore.connect(place, engine="duckdb")
+    for name, created in (("w", None), ("c", "created")):
+        rows = shape.rows if created else shape.rows.drop_columns(["created"])
+        store.create_featuregroup(
+            rows, name, primary_key=["key"], event_time="event", created_time=created,
+            statistics=False,
+        )  # fmt: skip
+    store.close()
+    parquet.write_table(shape.labels, place / "labels.parquet")
+
+
+def asked(group: str, count: int, *, lengths: tuple[str, ...] = LENGTHS) -> list[Any]:
+    """Return so many aggregates; 0 for the column itself."""
+    import featurestore
+
+    if count == 0:
+        return [f"{group}.amount"]
+    if count == 1:
+        return [featurestore.window(f"{group}.amount", "sum", over="7d")]
+    if count == 3:
+        return list(featurestore.windows(f"{group}.amount", ["sum", "mean", "max"], over="7d"))
+    return list(featurestore.windows(f"{group}.amount", FUNCTIONS, over=lengths))
+
+
+def ours(place: Path, labels: pa.Table, group: str, count: int) -> Callable[[], pa.Table]:
+    import featurestore
+
+    store = featurestore.connect(place, engine="duckdb")
+    features = asked(group, count)
+    return lambda: store.get_features(
+        features, labels=labels, label_time="at", dataframe_type="arrow"
+    )
+
+
+def by_duckdb(place: Path, labels: pa.Table) -> Callable[[], pa.Table]:
+    """Return the query that one would write with DuckDB's windows, over the same files."""
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.register("labels", labels)
+    files = files_of(place, Stored("w", pa.table({})))
+    named = {"sum": "sum", "mean": "avg", "std": "stddev_samp", "max": "max"}
+    columns, frames = [], []
+    for function in FUNCTIONS:
+        columns += [
+            f"{named[function]}(amount) OVER w{length} AS {function}_{length}" for length in LENGTHS
+        ]
+    for length in LENGTHS:
+        micros = int(length[:-1]) * 86_400_000_000 - 1
+        frames.append(
+            f"w{length} AS (PARTITION BY key ORDER BY t RANGE BETWEEN {micros} PRECEDING "
+            "AND CURRENT ROW)"
+        )
+    query = (
+        f"WITH u AS (SELECT key, epoch_us(event) AS t, amount, NULL AS id FROM read_parquet({files!r}) "
+        "UNION ALL SELECT key, epoch_us(labels.at), NULL, id FROM labels), "
+        f"f AS (SELECT id, {', '.join(columns)} FROM u WINDOW {', '.join(frames)}) "
+        "SELECT * EXCLUDE (id) FROM f WHERE id IS NOT NULL ORDER BY id"
+    )
+    return lambda: connection.sql(query).to_arrow_table()
+
+
+def same(mine: pa.Table, theirs: pa.Table) -> bool:
+    """Tell whether two results agree; theirs are rounded at every step, so nearly."""
+    for one, other in zip(mine.columns[-theirs.num_columns :], theirs.columns, strict=True):
+        left, right = one.to_numpy(), other.to_numpy()
+        # A deviation of nearly equal numbers loses half of its digits there.
+        if not np.allclose(left, right, rtol=1e-6, atol=1e-4, equal_nan=True):
+            return False
+    return True
+
+
+def verdict(ratio: float, work: float, limit: float) -> str:
+    missed = "" if ratio <= limit else "  MISSED"
+    return f"{ratio:5.2f} (<= {limit}), of processor time {work:5.2f}{missed}"
+
+
+def speed(shape: Shape, place: Path, *, peers: bool) -> None:
+    """Print what aggregates cost, in units of the as-of retrieval of one column."""
+    calls = {str(count): ours(place, shape.labels, "w", count) for count in (0, *LIMITS)}
+    calls["known later"] = ours(place, shape.labels, "c", 12)
+    taken = in_turns(calls, trials=TRIALS)
+    unit, unit_cpu = taken["0"], taken["0 cpu"]
+    print(f"{shape.name:6} as-of, one column {unit:6.2f} s, {unit_cpu:6.2f} s of processor time")
+    for count, limit in LIMITS.items():
+        ratio, work = taken[str(count)] / unit, taken[f"{count} cpu"] / unit_cpu
+        print(f"{shape.name:6} {count:2} aggregates {verdict(ratio, work, limit)}", flush=True)
+    ratio = taken["known later"] / taken["12"]
+    work = taken["known later cpu"] / taken["12 cpu"]
+    print(f"{shape.name:6} with created time {verdict(ratio, work, CREATED_LIMIT)}", flush=True)
+    if not peers:
+        return
+    started, worked = time.perf_counter(), time.process_time()
+    theirs = by_duckdb(place, shape.labels)()
+    seconds, work = time.perf_counter() - started, time.process_time() - worked
+    assert same(calls["12"](), theirs), f"{shape.name}: DuckDB's windows give other values"
+    wanted = 10 if shape.name == "dense" else 1
+    print(
+        f"{shape.name:6} DuckDB's windows take {seconds / taken['12']:.1f} times ours (>= {wanted}), "
+        f"of processor time {work / taken['12 cpu']:.1f} (one run)",
+        flush=True,
+    )
+
+
+def cores(shape: Shape, place: Path) -> None:
+    """Print how much faster two cores are than one."""
+    calls = {}
+    for threads in ("1", "2"):
+        os.environ["FEATURESTORE_DUCKDB_THREADS"] = threads
+        calls[threads] = ours(place, shape.labels, "w", 12)
+        calls[threads]()
+    del os.environ["FEATURESTORE_DUCKDB_THREADS"]
+    taken = in_turns(calls, trials=TRIALS)
+    gain = taken["1"] / taken["2"]
+    print(f"{shape.name:6} two cores are {gain:.2f} times as fast as one (>= {CORES_LIMIT})")
+
+
+def memory(shape: Shape, place: Path) -> None:
+    """Print peak memory beyond what a process holds before, each in a process of its own."""
+    peaks = {}
+    for what in ("as-of", "1d", "30d"):
+        command = [sys.executable, __file__, "--child", what, "--place", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[what] = int(done.stdout.split()[-1])
+    print(
+        f"{shape.name:6} peak memory: 12 aggregates {peaks['30d']:,} MiB, as-of {peaks['as-of']:,} "
+        f"MiB, ratio {peaks['30d'] / peaks['as-of']:.2f} (<= {MEMORY_LIMIT}); 12 over at most a "
+        f"day {peaks['1d']:,} MiB",
+        flush=True,
+    )
+
+
+def child(what: str, place: Path) -> None:
+    """Print by how many MiB one retrieval lets the process grow."""
+    from pyarrow import parquet
+
+    import featurestore
+
+    labels = parquet.read_table(place / "labels.parquet")
+    store = featurestore.connect(place, engine="duckdb")
+    features = {
+        "as-of": asked("w", 0),
+        "1d": asked("w", 12, lengths=("1h", "6h", "1d")),
+        "30d": asked("w", 12),
+    }[what]
+
+    def run(given: pa.Table) -> None:
+        store.get_features(features, labels=given, label_time="at", dataframe_type="arrow")
+
+    run(labels.slice(0, 0))
+    before = _status("VmRSS")
+    run(labels)
+    print((_status("VmHWM") - before) // 1024)
+
+
+def spark(shape: Shape, place: Path, *, peers: bool) -> None:
+    """Print 12 aggregates on Spark beside the as-of plan and a hand-written rangeBetween."""
+    import featurestore
+
+    store = featurestore.connect(place, engine="spark")
+    session = store.session.engine.session  # type: ignore[attr-defined]
+    labels = session.read.parquet(str(place / "labels.parquet"))
+
+    def plan(count: int) -> Callable[[], None]:
+        def run() -> None:
+            found = store.get_features(asked("w", count), labels=labels, label_time="at")
+            found.native().write.format("noop").mode("overwrite").save()
+
+        return run
+
+    found = store.get_features(asked("w", 12), labels=labels, label_time="at").to_arrow()
+    mine = ours(place, shape.labels, "w", 12)()
+    assert found.sort_by("id").equals(mine.cast(found.schema)), "the engines differ"
+    taken = in_turns({"0": plan(0), "12": plan(12)}, trials=TRIALS, processor=_processor_of_all)
+    ratio, work = taken["12"] / taken["0"], taken["12 cpu"] / taken["0 cpu"]
+    print(f"{shape.name:6} spark: 12 aggregates {verdict(ratio, work, SPARK_LIMIT)}", flush=True)
+    if not peers:
+        return
+    frame = _range_between(session, place, labels)
+    started = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    times = (time.perf_counter() - started) / taken["12"]
+    print(f"{shape.name:6} spark: rangeBetween takes {times:.1f} times ours (>= 1)", flush=True)
+
+
+def _range_between(session: Any, place: Path, labels: Any) -> Any:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    rows = session.read.format("delta").load(str(place / "featuregroups" / "w" / "v1"))
+    rows = rows.select(
+        "key", F.unix_micros("event").alias("t"), "amount", F.lit(None).cast("bigint").alias("id")
+    )
+    given = labels.select(
+        "key", F.unix_micros("at").alias("t"), F.lit(None).cast("double").alias("amount"), "id"
+    )
+    named = {"sum": F.sum, "mean": F.avg, "std": F.stddev_samp, "max": F.max}
+    columns = []
+    for length in LENGTHS:
+        micros = int(length[:-1]) * 86_400_000_000 - 1
+        over = Window.partitionBy("key").orderBy("t").rangeBetween(-micros, 0)
+        for function in FUNCTIONS:
+            columns.append(named[function]("amount").over(over).alias(f"{function}_{length}"))
+    return rows.union(given).select("id", *columns).where("id IS NOT NULL")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", "--shape", nargs="*", choices=[*SHAPES], default=[*SHAPES])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--no-peers", action="store_true", help="ours alone")
+    for flag in ("--memory", "--cores", "--spark"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--place", help="keep the stores here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, Path(arguments.place))
+        return
+    scale = 0.1 if arguments.quick else arguments.scale
+    with Place(arguments.place) as place:
+        for name in arguments.only:
+            shape, own = shape_of(name, scale), place / f"{name}-{scale}"
+            if not own.exists():
+                write(shape, own)
+            if arguments.spark:
+                spark(shape, own, peers=not arguments.no_peers)
+                continue
+            speed(shape, own, peers=not arguments.no_peers)
+            if arguments.cores:
+                cores(shape, own)
+            if arguments.memory:
+                memory(shape, own)
+
+
+if __name__ == "__main__":
+    main()

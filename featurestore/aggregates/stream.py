@@ -24,7 +24,7 @@ from featurestore.errors import InvalidArgument
 # Columns of the stream. Of a row ``MOMENT`` is twice its time in microseconds, of a label one more,
 # so that labels come after the rows of their moment; that of a label without a time is null.
 GROUP, MOMENT, KNOWN, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
-_CHUNK_ROWS = 500_000
+_CHUNK_ROWS = 250_000
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class WindowFeatures:
         waiting: deque[Future[pa.Table]] = deque()
         with ThreadPoolExecutor(threads) as pool:
             for chunk in _whole_groups(batches):
-                waiting.append(pool.submit(self._answered, chunk))
-                if len(waiting) > threads:
+                if len(waiting) == threads:
                     yield from waiting.popleft().result().to_batches()
+                waiting.append(pool.submit(self._answered, chunk))
             while waiting:
                 yield from waiting.popleft().result().to_batches()
 

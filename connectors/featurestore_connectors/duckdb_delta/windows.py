@@ -118,8 +118,12 @@ class _InLabelOrder(streams.MappedStream):
         table = pa.Table.from_batches(answers, features.schema)
         places = np.empty(left.num_rows, np.int64)
         places[table.column(ROW).to_numpy()] = np.arange(left.num_rows)
-        ordered = table.take(pa.array(places))
-        return {output.name: ordered.column(output.name) for output in side.join.outputs}
+        found = {}
+        for output in side.join.outputs:
+            # One after another, so that none is held in both orders for longer than it takes.
+            found[output.name] = table.column(output.name).take(pa.array(places))
+            table = table.drop_columns([output.name])
+        return found
 
 
 def _with_aggregates(engine: DuckDBEngine, side: WindowSide, left: Relation) -> Relation:

@@ -29,6 +29,11 @@ import featurestore
 def hourly(window, g):
     return g.aggregate("id, max(t) as t, sum(x) as x", "id")
 """
+MONITOR_FILE = """
+import featurestore
+
+featurestore.monitor_job("g_watch", featuregroup="g", schedule="0 * * * *", start="2023-11-14T22:00:00Z")
+"""
 # Calls of the module that change nothing in a store.
 READS = frozenset(
     [
@@ -43,6 +48,13 @@ READS = frozenset(
         "job",
         "sql_job",
         "training_job",
+        "window_job",
+        "baseline",
+        "monitor_job",
+        "get_monitors",
+        "get_monitor_history",
+        "get_alerts",
+        "get_alert_channels",
         "compare_statistics",
         "featuregroup",
         "get_featuregroup",
@@ -98,8 +110,10 @@ def rows(first: int, count: int, *, value: int) -> pa.Table:
 def prepare(location: Path) -> None:
     """Make the store that the writes change, with one thing of each kind."""
     import featurestore
+    from featurestore.registry import alerts
 
     job_file(location).write_text(JOB_FILE)
+    job_file(location, "g_watch").write_text(MONITOR_FILE)
     with featurestore.connect(location) as store:
         store.create_featuregroup(rows(0, ROWS, value=1), "g", primary_key="id", event_time="t")
         store.add_featuregroup_tag("g", "owner", "ada")
@@ -110,11 +124,15 @@ def prepare(location: Path) -> None:
         )
         store.create_feature_view("spare_v", features=["g.x as again"], labels="g", label="late")
         store.register_jobs(job_file(location))
+        store.register_jobs(job_file(location, "g_watch"))
+        store.add_alert_channel("ops", "log")
+        with store.session.registry.transaction() as connection:
+            alerts.send(connection, "begin", "g_watch", {"rows": ["there are none"]}, ["ops"])
 
 
-def job_file(location: Path) -> Path:
-    """Return where the file of the store's job lies: beside the store."""
-    return location.parent / "hourly_job.py"
+def job_file(location: Path, name: str = "hourly") -> Path:
+    """Return where the file of a job of the store lies: beside the store."""
+    return location.parent / f"{name}_job.py"
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,10 @@ def _register(store: FeatureStore) -> Any:
 
 def _registered(store: FeatureStore) -> Any:
     return store.register_jobs(job_file(Path(store.location)))
+
+
+def _watched(store: FeatureStore) -> Any:
+    return store.register_jobs(job_file(Path(store.location), "g_watch"))
 
 
 TWO_HOURS = ("2023-11-14T22:00:00Z", "2023-11-15T00:00:00Z")
@@ -278,6 +300,22 @@ WRITES = {
         lambda store: store.unpause_job("hourly"),
         lambda store: store.pause_job("hourly"),
     ),
+    "check a monitor": Write(
+        "check_monitor",
+        lambda store: store.check_monitor("g_watch", window="2023-11-14T22:00:00Z"),
+        _watched,
+    ),
+    "add an alert channel": Write(
+        "add_alert_channel", lambda store: store.add_alert_channel("night", "log")
+    ),
+    "remove an alert channel": Write(
+        "remove_alert_channel", lambda store: store.remove_alert_channel("ops")
+    ),
+    "send alerts": Write(
+        "send_alerts",
+        lambda store: store.send_alerts(),
+        lambda store: store.add_alert_channel("ops", "log"),
+    ),
 }
 
 
@@ -324,6 +362,10 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             seen[f"view {view.name} v{view.version}"] = (view.features, view.get_features().count())
         for job in store.get_jobs():
             seen[f"job {job.name}"] = bool(getattr(job, "paused", False))
+        for monitor in store.get_monitors():
+            reports = store.get_monitor_history(monitor.name)
+            seen[f"monitor {monitor.name}"] = [(each.window.start, each.rows) for each in reports]
+        seen["channels"] = [channel.name for channel in store.get_alert_channels()]
         left = [] if at_work else _leftovers(location)
         assert not left, left
     return seen

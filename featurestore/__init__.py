@@ -100,6 +100,8 @@ _FUNCTIONS = (
     "check_monitor",
     "get_monitors",
     "get_monitor_history",
+    "visualize_monitor",
+    "get_metrics",
     "add_alert_channel",
     "get_alert_channels",
     "remove_alert_channel",

@@ -47,6 +47,15 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command(epilog="Example: featurestore monitor report weather_watch weather.html")
+def report(
+    context: typer.Context, name: Name, file: Annotated[str, typer.Argument(help="A .html file.")]
+) -> None:
+    """Write what a monitor found last as a page: distributions and timelines, the worst first."""
+    written = store(context).visualize_monitor(name).save(file)
+    show_text(context, f"written to {written}", data={"name": name, "file": written})
+
+
 @app.command(epilog="Example: featurestore monitor history weather_watch --limit 10")
 def history(context: typer.Context, name: Name, limit: Limit = None, page: PageNumber = 1) -> None:
     """List what a monitor found, newest window first."""

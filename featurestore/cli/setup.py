@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 
 from featurestore import config as configuration
-from featurestore.cli.output import show_record, show_rows
-from featurestore.cli.state import Settings, settings
+from featurestore.cli.output import show_record, show_rows, show_text
+from featurestore.cli.state import Settings, settings, store
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.lookup import plugin_names
 from featurestore.storage import files
@@ -53,6 +53,13 @@ class Check:
     state: str
     detail: str
     hint: str | None = None
+
+
+@app.command(epilog="Example: featurestore metrics > /var/lib/node_exporter/featurestore.prom")
+def metrics(context: typer.Context) -> None:
+    """Print rows, commits, runs, monitors and alerts in Prometheus' text format."""
+    text = store(context).get_metrics()
+    show_text(context, text, data={"text": text})
 
 
 @app.command(epilog="Example: featurestore init my-store")

@@ -17,6 +17,7 @@ from featurestore.model import html, times
 from featurestore.model.html import Listing
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.window import Window
+from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import jobs, monitors, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
@@ -109,6 +110,16 @@ def report_of(session: Session, name: str, window: Window) -> MonitorReport:
     (given,) = pin(session, job.spec)
     (seen,) = observe(session, job.spec, [window], given)
     return replace(found, shares=seen.shares)
+
+
+def page_of(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
+    """Return the page of a monitor's newest window, with the windows before it as timelines."""
+    found = history(session, name, limit=windows)
+    if not found:
+        raise InvalidArgument(
+            f"Monitor {name!r} has not looked yet.", hint=f"check_monitor({name!r})"
+        )
+    return MonitorPage(report_of(session, name, found[0].window), tuple(found))
 
 
 def history(

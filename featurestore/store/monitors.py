@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from featurestore.jobs.monitor_service import MonitorStatus
     from featurestore.model.monitor_report import MonitorReport
     from featurestore.model.window import Window
+    from featurestore.monitoring.page import MonitorPage
 
 __all__ = ["MonitorCalls"]
 
@@ -74,3 +75,33 @@ class MonitorCalls(JobCalls):
         from featurestore.jobs import monitor_service
 
         return monitor_service.history(self._session, name, limit=limit, offset=offset)
+
+    def visualize_monitor(self, name: str, *, windows: int = 60) -> MonitorPage:
+        """Return the page of a monitor: distributions and timelines, the worst first.
+
+        Notebooks show it; ``save(path)`` writes it, ``to_html()`` returns it.
+
+        Args:
+            name: Name of the monitor.
+            windows: How many windows the timelines reach back.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
+        >>> print(store.visualize_monitor("weather_watch"))
+        weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
+          there is too little before this window to compare all of it with
+        """
+        from featurestore.jobs import monitor_service
+
+        return monitor_service.page_of(self._session, name, windows=windows)
+
+    def get_metrics(self) -> str:
+        """Return rows, commits, runs, monitors and alerts in Prometheus' text format.
+
+        >>> text = store.get_metrics()
+        >>> 'featurestore_featuregroup_rows{featuregroup="weather"} 4.0' in text
+        True
+        """
+        from featurestore.jobs.metrics import metrics_text
+
+        return metrics_text(self._session)

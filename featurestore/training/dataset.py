@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.statistics import Statistics
+    from featurestore.training.drift import DatasetDrift
     from featurestore.training.tabular import ClassWeights, Matrix
     from featurestore.training.verification.diff import DatasetDiff
     from featurestore.training.verification.problems import VerifyReport
@@ -235,6 +236,37 @@ class TrainingDataset(ModelInputs):
         from featurestore.training.verification.verify import verify
 
         return verify(self.path, self.manifest, session=self.session, recompute=recompute)
+
+    def drift(self) -> DatasetDrift:
+        """Return what changed in the feature groups that the dataset was made from.
+
+        Their statistics at the Delta versions that it pins are compared with those of today.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> dataset.drift().stale
+        False
+        >>> commit = store.insert_into_featuregroup([{"tailnum": "N30", "seats": 4}], "planes")
+        >>> [each.featuregroup for each in dataset.drift().sources if each.stale]
+        ['planes']
+
+        Raises:
+            InvalidArgument: The dataset was opened without a store.
+        """
+        from featurestore.training.drift import drift_of
+
+        if self.session is None:
+            raise InvalidArgument(
+                "drift() needs the store; this dataset was opened by its path alone.",
+                hint="featurestore.connect(...).get_training_dataset(name).drift()",
+            )
+        return drift_of(self.session, self.manifest)
+
+    @property
+    def stale(self) -> bool | None:
+        """Whether a source changed since, by the logs alone; None where it is opened by path."""
+        from featurestore.training.drift import is_stale
+
+        return None if self.session is None else is_stale(self.session, self.manifest)
 
     def diff(self, other: TrainingDataset) -> DatasetDiff:
         """Return what changed from this dataset to another.

@@ -1,0 +1,137 @@
+"""The numbers of a store in Prometheus' text format: rows, commits, runs, monitors, alerts.
+
+Labels are names of groups, jobs, monitors and channels, and no more of each than ``MOST_LABELS``:
+what a database of time series holds is bounded by what people named, never by data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from featurestore.delta.log import is_delta_table
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import FeatureStoreError, missing_extra
+from featurestore.model import times
+from featurestore.registry import alerts, featuregroups, jobs, monitors, runs
+from featurestore.session import Session
+
+MOST_LABELS = 1000
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_STATES = ("ok", "suspect", "alarm", "learning")
+
+
+def metrics_text(session: Session) -> str:
+    """Return the numbers of a store as Prometheus reads them.
+
+    Raises:
+        MissingExtra: prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError as error:
+        raise missing_extra("prometheus_client", "metrics") from error
+    registry = CollectorRegistry()
+    _Numbers(session, registry).collect()
+    return bytes(generate_latest(registry)).decode()
+
+
+class _Numbers:
+    """Reads a store's numbers into gauges of one registry."""
+
+    def __init__(self, session: Session, registry: Any) -> None:
+        self._session = session
+        self._registry = registry
+
+    def collect(self) -> None:
+        """Read everything."""
+        self._groups()
+        self._jobs()
+        self._monitors()
+        self._alerts()
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Any:
+        from prometheus_client import Gauge
+
+        return Gauge(f"featurestore_{name}", text, labels, registry=self._registry)
+
+    def _groups(self) -> None:
+        rows = self._gauge("featuregroup_rows", "Rows of the latest version", "featuregroup")
+        commits = self._gauge(
+            "featuregroup_delta_version", "Delta version of the latest version", "featuregroup"
+        )
+        with self._session.registry.reading() as connection:
+            found = featuregroups.latest_names(connection, containing="", limit=MOST_LABELS)
+        for name, version in found:
+            path = self._session.featuregroup_path(name, version)
+            if not is_delta_table(path):
+                continue
+            try:
+                state = read_snapshot(path)
+            except FeatureStoreError:  # a damaged table is told by doctor, not here
+                continue
+            rows.labels(name).set(state.rows)
+            commits.labels(name).set(state.version)
+
+    def _jobs(self) -> None:
+        success = self._gauge(
+            "job_last_success_timestamp_seconds", "When a run of the job was last done", "job"
+        )
+        duration = self._gauge("job_last_run_seconds", "How long the last run took", "job")
+        watermark = self._gauge(
+            "job_watermark_lag_seconds", "How far the computed windows are behind the clock", "job"
+        )
+        failed = self._gauge("job_failed_windows", "Windows that failed and are due", "job")
+        now = times.utc_now()
+        with self._session.registry.reading() as connection:
+            for job in jobs.every(connection, limit=MOST_LABELS):
+                name = job.spec.name
+                last = runs.last(connection, name)
+                done = runs.of_job(connection, name, state=runs.DONE, last=1)
+                if done and done[-1].ended is not None:
+                    success.labels(name).set(done[-1].ended.timestamp())
+                if last is not None and last.seconds is not None:
+                    duration.labels(name).set(last.seconds)
+                if job.watermark is not None:
+                    watermark.labels(name).set((now - job.watermark).total_seconds())
+                states = runs.windows_of(connection, name, states=[runs.FAILED])
+                failed.labels(name).set(len(states))
+
+    def _monitors(self) -> None:
+        state = self._gauge("monitor_state", "1 for what it found last", "monitor", "state")
+        rows = self._gauge("monitor_window_rows", "Rows of the newest window", "monitor")
+        alarms = self._gauge(
+            "monitor_alarms", "Findings that are alarms, by kind", "monitor", "kind"
+        )
+        excess = self._gauge(
+            "monitor_worst_excess",
+            "The value that is farthest from its bound, 1 on it, by kind",
+            "monitor",
+            "kind",
+        )
+        with self._session.registry.reading() as connection:
+            for job in jobs.every(connection, limit=MOST_LABELS):
+                if job.spec.watched is None:
+                    continue
+                report = monitors.newest(connection, job.spec.name)
+                if report is None:
+                    continue
+                name = job.spec.name
+                for each in _STATES:
+                    state.labels(name, each).set(float(report.state == each))
+                rows.labels(name).set(report.rows)
+                counted = Counter(finding.kind for finding in report.alarms)
+                for kind in sorted({finding.kind for finding in report.findings}):
+                    alarms.labels(name, kind).set(counted[kind])
+                    found = [each.excess for each in report.findings if each.kind == kind]
+                    excess.labels(name, kind).set(max(found))
+
+    def _alerts(self) -> None:
+        messages = self._gauge(
+            "alert_messages", "Messages of the outbox, by state", "channel", "state"
+        )
+        with self._session.registry.reading() as connection:
+            found = alerts.counts(connection)
+        for channel in sorted(found)[:MOST_LABELS]:
+            for state, count in found[channel].items():
+                messages.labels(channel, state).set(count)

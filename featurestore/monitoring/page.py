@@ -1,0 +1,171 @@
+"""A monitor's findings as a page: small multiples of distributions and timelines, the worst first.
+
+Plain HTML and SVG without a script, readable in light and in dark, alone or in a notebook. Every
+text is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from featurestore.model.monitor_report import Finding, MonitorReport
+from featurestore.model.printable import printable_line
+from featurestore.monitoring.page_drawing import draw_shares, draw_timeline
+from featurestore.storage import files
+
+_STYLE = """
+.fsm{--ink:#1f2328;--dim:#656d76;--line:#d0d7de;--before:#b1b8c0;--now:#0969da;--bad:#cf222e;
+--maybe:#9a6700;--back:#ffffff;--card:#f6f8fa;color:var(--ink);background:var(--back);
+font:13px/1.4 system-ui,sans-serif;padding:16px}
+@media(prefers-color-scheme:dark){.fsm{--ink:#e6edf3;--dim:#8d96a0;--line:#30363d;--before:#59636e;
+--now:#4493f8;--bad:#f85149;--maybe:#d29922;--back:#0d1117;--card:#161b22}}
+.fsm h1{font-size:18px;margin:0 0 4px}.fsm h2{font-size:14px;margin:18px 0 8px}
+.fsm p{margin:2px 0;color:var(--dim)}.fsm ul{margin:4px 0;padding-left:18px}
+.fsm .alarm{color:var(--bad)}.fsm .suspect{color:var(--maybe)}
+.fsm .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(190px,1fr));gap:10px}
+.fsm .card{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:8px}
+.fsm .card b{display:block;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.fsm .card small{color:var(--dim)}.fsm svg{display:block;width:100%;height:auto}
+.fsm .before{fill:var(--before)}.fsm .now{fill:none;stroke:var(--now);stroke-width:1.6}
+.fsm .value{fill:none;stroke:var(--now);stroke-width:1.4}
+.fsm .bound{fill:none;stroke:var(--dim);stroke-width:1;stroke-dasharray:3 2}
+.fsm .point{fill:var(--bad)}.fsm .key{display:inline-block;width:10px;height:10px}
+"""
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_OF_FEATURES = ("drift", "nulls", "values")
+
+
+@dataclass(frozen=True)
+class MonitorPage:
+    """The page of one report and of the windows before it; notebooks show it.
+
+    ``history`` is newest first and begins with the report's own window.
+    """
+
+    report: MonitorReport
+    history: tuple[MonitorReport, ...]
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+    def _repr_html_(self) -> str:
+        return f'<style>{_STYLE}</style><div class="fsm">{_body(self.report, self.history)}</div>'
+
+    def to_html(self) -> str:
+        """Return the whole page.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
+        >>> page = store.visualize_monitor("weather_watch")
+        >>> page.to_html().startswith("<!doctype html>")
+        True
+        """
+        title = _text(f"{self.report.monitor}: {self.report.state}")
+        head = (
+            f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+            f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
+        )
+        return f"<!doctype html><html><head>{head}</head><body>{self._repr_html_()}</body></html>"
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Write the page into a file and return its path.
+
+        >>> registered = store.register_jobs("monitors.py")
+        >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
+        >>> store.visualize_monitor("weather_watch").save("weather.html")
+        'weather.html'
+        """
+        target = os.fspath(path)
+        files.write_atomically(os.path.abspath(target), self.to_html().encode())
+        return target
+
+
+def _body(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+    window = report.window
+    parts = [
+        f"<h1>{_text(report.monitor)}: <span class='{report.state}'>{report.state}</span></h1>",
+        f"<p>{_text(report.featuregroup)} version {report.version}, "
+        f"{window.start.isoformat()} to {window.end.isoformat()}, {report.rows:,} rows</p>",
+        _listed(report),
+        _whole_windows(report, history),
+        _features(report, history),
+    ]
+    return "".join(parts)
+
+
+def _listed(report: MonitorReport) -> str:
+    lines = []
+    for each in report.alarms:
+        lines.append(f"<li class='alarm'>{_text(str(each))}</li>")
+    for each in report.suspects:
+        lines.append(f"<li class='suspect'>{_text(str(each))} (not yet confirmed)</li>")
+    for note in report.notes:
+        lines.append(f"<li>{_text(note)}</li>")
+    if not lines:
+        return "<p>nothing is out of bounds</p>"
+    return f"<ul>{''.join(lines)}</ul>"
+
+
+def _whole_windows(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+    """Return the timelines of rows, ages and metrics."""
+    cards = []
+    for finding in report.findings:
+        if finding.kind in ("volume", "freshness", "metric"):
+            title = finding.subject or "rows"
+            cards.append(_card(title, finding, draw_timeline(_line_of(finding, history))))
+    if not cards:
+        return ""
+    return f"<h2>Windows</h2><div class='grid'>{''.join(cards)}</div>"
+
+
+def _features(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+    """Return a card for each feature, the worst first."""
+    worst: dict[str, Finding] = {}
+    for finding in report.findings:  # the worst first
+        if finding.kind in _OF_FEATURES:
+            worst.setdefault(finding.subject, finding)
+    shares = {each.feature: each for each in report.shares}
+    cards = []
+    for name, finding in worst.items():
+        drawn = ""
+        if name in shares:
+            drawn = draw_shares(shares[name])
+        drawn += draw_timeline(_line_of(finding, history))
+        cards.append(_card(name, finding, drawn))
+    if not cards:
+        return ""
+    keys = "<span class='key' style='background:var(--before)'></span> baseline, "
+    keys += "<span class='key' style='border:1.6px solid var(--now)'></span> window; "
+    keys += "below: the measure over time, its bound dashed"
+    return f"<h2>Features</h2><p>{keys}</p><div class='grid'>{''.join(cards)}</div>"
+
+
+def _card(title: str, finding: Finding, drawn: str) -> str:
+    state = ""
+    if finding.out:
+        state = "alarm" if finding.alarm else "suspect"
+    value = "" if finding.value is None else f"{finding.value:.3g}"
+    bound = ""
+    if finding.high is not None:
+        bound = f" of {finding.high:.3g}"
+    name = _text(title)
+    return (
+        f"<div class='card'><b class='{state}' title='{name}'>{name}</b>"
+        f"<small>{_text(finding.measure)} {value}{bound}</small>{drawn}</div>"
+    )
+
+
+def _line_of(finding: Finding, history: Sequence[MonitorReport]) -> list[Finding | None]:
+    """Return the same finding in each window, oldest first; None where it was not judged."""
+    line: list[Finding | None] = []
+    for report in reversed(history):
+        found = [each for each in report.findings if each.key == finding.key]
+        line.append(found[0] if found else None)
+    return line
+
+
+def _text(text: str) -> str:
+    return html.escape(printable_line(text), quote=True)

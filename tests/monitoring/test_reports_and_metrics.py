@@ -1,0 +1,138 @@
+"""The page of a monitor, the numbers of a store, and datasets that have gone stale."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+import featurestore
+from featurestore.cli import app
+from featurestore.errors import InvalidArgument
+from featurestore.model.monitor_report import Finding, MonitorReport, Shares
+from featurestore.model.window import Window
+from featurestore.monitoring.page import MonitorPage
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import DAY, DAYS, NOW, START, Clock, sales
+
+Define = Callable[..., str]
+
+
+class Page(HTMLParser):
+    """Counts the tags of a page, and fails on one that is closed without being open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_shows_the_worst_feature_first_beside_its_baseline(
+    shop: FeatureStore, define: Define, clock: Clock, tmp_path: Path
+) -> None:
+    define('metrics={"late_share": "avg(late)"}')
+    shop.insert_into_featuregroup(sales(DAYS, 2, shift=1.0), "sales")
+    clock.now = NOW + 2 * DAY
+    shop.backfill_job("watch", NOW - 10 * DAY, NOW + 2 * DAY)
+    page = shop.visualize_monitor("watch")
+    text = page.to_html()
+    found = Page(text)
+    assert found.open == []
+    assert "script" not in found.tags
+    cards = text.split("<h2>Features</h2>")[1]
+    assert cards.index(">amount<") < cards.index(">shop<")
+    assert found.tags.count("svg") >= 6
+    assert "prefers-color-scheme:dark" in text
+    written = page.save(tmp_path / "watch.html")
+    assert Path(written).read_text() == text
+    result = CliRunner().invoke(
+        app, ["monitor", "report", "watch", str(tmp_path / "b.html"), "--location", shop.location]
+    )
+    assert result.exit_code == 0
+    assert (tmp_path / "b.html").read_text() == text
+
+
+def test_texts_of_a_page_are_no_html() -> None:
+    evil = "<script>alert(1)</script>"
+    window = Window(START, START + DAY)
+    report = MonitorReport(
+        "watch",
+        "sales",
+        1,
+        1,
+        window,
+        5,
+        findings=(Finding("drift", evil, "psi", 1.0, None, 0.2, True, True, text=evil),),
+        notes=(evil,),
+        shares=(Shares(evil, (evil, "b"), (0.5, 0.5), (0.1, 0.9)),),
+    )
+    assert evil not in MonitorPage(report, (report,)).to_html()
+
+
+def test_a_monitor_that_has_not_looked_has_no_page(shop: FeatureStore, define: Define) -> None:
+    define()
+    with pytest.raises(InvalidArgument, match="check_monitor"):
+        shop.visualize_monitor("watch")
+
+
+def test_prometheus_reads_the_numbers_of_a_store(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define()
+    clock.now = NOW + DAY
+    shop.check_monitor("watch")
+    found = {}
+    for family in text_string_to_metric_families(shop.get_metrics()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
+    assert found["featurestore_featuregroup_rows", ("sales",)] == DAYS * 144
+    assert found["featurestore_monitor_state", ("alarm", "watch")] == 1.0
+    assert found["featurestore_monitor_state", ("ok", "watch")] == 0.0
+    assert found["featurestore_monitor_alarms", ("volume", "watch")] == 1.0
+    assert found["featurestore_job_last_success_timestamp_seconds", ("watch",)] > 0
+    result = CliRunner().invoke(app, ["metrics", "--location", shop.location])
+    assert 'featurestore_featuregroup_rows{featuregroup="sales"}' in result.output
+
+
+def test_a_dataset_says_which_of_its_sources_changed_and_how(tmp_path: Path) -> None:
+    store = featurestore.connect(tmp_path / "store", engine="duckdb")
+    rows = sales(0, 10)
+    store.create_featuregroup(rows, "sales", primary_key="id", event_time="at")
+    shops = pa.table({"shop": ["north", "south"], "size": [3, 4]})
+    store.create_featuregroup(shops, "shops", primary_key="shop")
+    frame = store.get_features(["sales.amount", "shops.size", "sales.late"])
+    dataset = store.create_training_dataset(
+        frame, "late_sales", label="late", shards=1, progress=False
+    )
+    assert (dataset.stale, dataset.drift().stale, dataset.drift().ok) == (False, False, True)
+    store.compact_featuregroup("sales")
+    assert dataset.stale is False
+    store.insert_into_featuregroup(sales(10, 10, shift=2.0), "sales")
+    drift = dataset.drift()
+    assert (dataset.stale, drift.stale, drift.ok) == (True, True, False)
+    changed = {each.featuregroup: (each.commits, each.drifted) for each in drift.sources}
+    assert changed == {"sales": (1, ("amount",)), "shops": (0, ())}
+    assert "sales@v1: 1 commits since Delta version 1; drifted: amount" in str(drift)
+    result = CliRunner().invoke(app, ["td", "list", "--location", store.location, "--output=json"])
+    assert '"stale": true' in result.output
+    alone = featurestore.TrainingDataset.open(dataset.path)
+    assert alone.stale is None
+    with pytest.raises(InvalidArgument, match="needs the store"):
+        alone.drift()

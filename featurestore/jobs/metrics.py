@@ -17,7 +17,6 @@ from featurestore.registry import alerts, featuregroups, jobs, monitors, runs
 from featurestore.session import Session
 
 MOST_LABELS = 1000
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("ok", "suspect", "alarm", "learning")
 
 

@@ -54,9 +54,9 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
         parts.append(_line("bound", bounds, step, highest))
     values = [None if each is None else each.value for each in findings]
     parts.append(_line("value", values, step, highest))
-    for index, each in enumerate(findings):
-        if each is not None and each.out and each.value is not None:
-            y = _level(each.value, highest)
+    for index, finding in enumerate(findings):
+        if finding is not None and finding.out and finding.value is not None:
+            y = _level(finding.value, highest)
             parts.append(f'<circle class="point" cx="{index * step:.1f}" cy="{y:.1f}" r="2.2"/>')
     return _svg(_LOW, parts)
 

@@ -70,6 +70,25 @@ def chance_share(share: float, other: float, before: float, now: float, alpha: f
     return quantile(alpha / 2) * deviation + 1.5 / max(now, 1.0)
 
 
+def chance_unseen(counts: Sequence[int], now: float) -> float:
+    """Return the share of new values that is exceeded by chance where nothing changed.
+
+    The probability of what was never seen is about the share of rows whose value was seen once
+    (Good and Turing, 1953); three deviations of it in so many rows are added.
+
+    Args:
+        counts: How often each value of the baseline was seen.
+        now: Rows of the window.
+
+    >>> chance_unseen([50, 50], 100) < 0.1 < chance_unseen([1] * 10 + [90], 100)
+    True
+    """
+    rows = max(sum(counts), 1)
+    once = sum(count == 1 for count in counts)
+    unseen = (once + 3 * math.sqrt(once + 1)) / rows
+    return unseen + 3 * math.sqrt(unseen / max(now, 1.0)) + 1.5 / max(now, 1.0)
+
+
 def quantile(alpha: float) -> float:
     """Return what a standard normal variable exceeds with this chance.
 

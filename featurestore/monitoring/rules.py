@@ -219,8 +219,7 @@ def _new_values(asked: float, sides: Sides) -> list[Finding]:
             rows += count
             appeared.append(str(value))
     share = rows / max(sides.now.sampled, 1)
-    # What never came in n rows comes in fewer than 4 of n (98 %), and by ones and twos.
-    high = max(asked, 4 / max(sides.rows, 1) + 3 / max(sides.now.sampled, 1))
+    high = max(asked, bounds.chance_unseen(list(known.values()), float(sides.now.sampled)))
     text = ""
     if share > high:
         text = f"{sides.now.name}: new values in {share:.1%} of rows: {', '.join(appeared[:5])}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from featurestore.model.monitor import Watched
+from featurestore.monitoring.bounds import chance_unseen
 from tests.monitoring.series import FAULTS, alarms, day, is_found, plain, series
 
 WATCHED = plain(Watched("series"))
@@ -27,3 +29,16 @@ def test_at_most_one_window_in_a_hundred_alarms_where_nothing_changed() -> None:
 def test_nineteen_faults_in_twenty_are_found_within_two_windows(fault: str) -> None:
     found = [is_found(WATCHED, series(seed), 61 + seed, fault) for seed in range(20)]
     assert sum(found) >= 19
+
+
+def test_values_that_come_once_in_a_while_are_no_news() -> None:
+    rng = np.random.default_rng(0)
+    weights = 1 / np.arange(1, 201)
+    out = 0
+    for _ in range(200):
+        before = rng.multinomial(1400, weights / weights.sum())
+        now = rng.multinomial(200, weights / weights.sum())
+        share = now[before == 0].sum() / 200
+        out += share > chance_unseen(before[before > 0].tolist(), 200)
+    assert out == 0
+    assert chance_unseen([500, 300, 200], 200) < 0.1

@@ -40,8 +40,14 @@ OPTIONAL = (
     "pyspark",
     "tensorflow",
     "tf_keras",
+    "torch",
 )
 SKIPPED_SPARK = "Spark suite skipped"
+# PyTorch brings gigabytes of libraries: it has an environment of its own, and these tests with it.
+TORCH_TESTS = "tests/torch"
+WITHOUT_TORCH = (
+    f"PyTorch suite left out: torch is not installed (.ci/run runs {TORCH_TESTS} in .venv-torch)"
+)
 # `make check` leaves out what kills processes, runs whole programs, fills memory, tries many random
 # cases, or computes windows by the hundred.
 NOT_INNER_LOOP = (
@@ -141,6 +147,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     name = collection_path.relative_to(config.rootpath).as_posix()
     if config.getoption("--inner-loop") and name in NOT_INNER_LOOP:
         return True
+    if name == TORCH_TESTS and "torch" in absent():
+        return True
     if not config.getoption("--core-only") or collection_path.suffix != ".py":
         return None
     imported = set()
@@ -192,7 +200,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """Say in the last lines how many Spark tests did not run, and how many random cases agreed with the oracle."""
+    """Say in the last lines what did not run, and how many random cases agreed with the oracle."""
     yield
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
@@ -200,6 +208,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
             reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, count in reasons.items():
         terminalreporter.write_line(f"{reason} ({count} tests)", yellow=True)
+    if "torch" in absent():
+        terminalreporter.write_line(WITHOUT_TORCH, yellow=True)
     cases: Counter[str] = Counter()
     for report in terminalreporter.stats.get("passed", ()):
         noted = dict(getattr(report, "user_properties", ()))

@@ -54,7 +54,9 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "constraints-newest.txt"])
+@pytest.mark.parametrize(
+    "name", ["constraints.txt", "constraints-newest.txt", "constraints-torch.txt"]
+)
 def test_constraints_are_names_and_versions_only(name: str) -> None:
     lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
     assert lines

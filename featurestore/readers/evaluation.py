@@ -25,6 +25,8 @@ def reading_order(reader: Reader, epoch: int) -> Rows:
 
 def unpad(reader: Reader, predictions: Any, *, epoch: int) -> npt.NDArray[Any]:
     """Return the predictions of rows: those of padding are taken out."""
+    if hasattr(predictions, "detach"):  # a tensor of PyTorch, with its gradient or on a device
+        predictions = predictions.detach().cpu()
     array = np.asarray(predictions)
     rows = reading_order(reader, epoch)
     real = rows != PADDING
@@ -54,6 +56,12 @@ def keys(reader: Reader, *, epoch: int) -> pa.Table:
 
 def evaluate(reader: Reader, model: Any, **options: Any) -> dict[str, float]:
     """Return the metrics of a compiled Keras model over every row once."""
+    if not hasattr(model, "evaluate"):
+        raise InvalidArgument(
+            f"evaluate() takes a compiled Keras model; {type(model).__name__} has no evaluate().",
+            hint='reader(..., remainder="keep") reads every row once: '
+            "for features, label in reader.torch_loader(): ...",
+        )
     whole = replace(
         reader,
         order=replace(reader.order, remainder="keep"),

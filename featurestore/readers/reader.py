@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.readers.checkpoint import ReaderCheckpoint
+    from featurestore.readers.torch import ReaderDataset
+    from featurestore.readers.torch_loader import ReaderLoader
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -66,8 +68,8 @@ _THREADS = 2
 
 
 _IN_LIBRARIES = (
-    "model.fit(reader.tf_dataset(epochs)) with Keras; with PyTorch torch.from_numpy(batch[name]) "
-    "of each batch of reader.batches(epoch)"
+    "model.fit(reader.tf_dataset(epochs)) with Keras; with PyTorch "
+    "for features, label in reader.torch_loader()"
 )
 
 
@@ -333,6 +335,104 @@ class Reader:
         from featurestore.readers.tensorflow import distribute
 
         return distribute(self, strategy, epochs, start_epoch=start_epoch, start_step=start_step)
+
+    def torch_dataset(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int = 1,
+        start_epoch: int = 0,
+        start_step: int = 0,
+    ) -> ReaderDataset:
+        """Return a PyTorch ``IterableDataset`` of one rank's ready batches of tensors.
+
+        For ``DataLoader(dataset, batch_size=None, num_workers=n)``: the workers share the rank's
+        steps, and the loader yields them in order. Elements are ``(features, label)`` as those of
+        ``tf_dataset``, features as a dict; iterating again reads the next epochs. Tensors are views
+        of the memory that was read, without a copy. Texts are refused unless ``columns=`` names
+        them; then they come as lists of bytes.
+
+        Args:
+            rank: Number of this process, from 0.
+            world_size: Number of processes; divides the lanes.
+            epochs: Number of epochs that an iteration reads.
+            start_epoch: The first epoch.
+            start_step: The first step of the first epoch; the first iteration then has as many
+                steps fewer.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> for features, late in reader.torch_dataset():
+        ...     print(features["seats"].tolist(), late.tolist())
+        [100, 200] [False, True]
+        [200, 100] [True, False]
+        """
+        from featurestore.readers.torch import ReaderDataset
+
+        return ReaderDataset(
+            self,
+            epochs,
+            rank=rank,
+            world_size=world_size,
+            start_epoch=start_epoch,
+            start_step=start_step,
+        )
+
+    def torch_loader(
+        self,
+        epochs: int = 1,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        start_epoch: int = 0,
+        start_step: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: Any = None,
+    ) -> ReaderLoader:
+        """Return a PyTorch ``DataLoader`` of one rank's batches that can be resumed at any step.
+
+        ``loader.state_dict()`` between two batches is the reader's state at the next step, and
+        ``loader.load_state_dict(state)`` lets the next iteration begin there, with any number of
+        workers. The reader reads ahead in threads of its own, so ``num_workers=0`` is the fastest
+        unless what follows is slow Python.
+
+        Args:
+            epochs: Number of epochs that an iteration reads.
+            rank: Number of this process; None asks ``torch.distributed`` when an iteration begins.
+            world_size: Number of processes, as ``rank``.
+            start_epoch: The first epoch.
+            start_step: The first step of the first epoch.
+            num_workers: Processes that read, as of ``DataLoader``, and so are the others.
+            pin_memory: Whether batches are copied into page-locked memory.
+            prefetch_factor: Batches that each worker reads ahead.
+            persistent_workers: Whether workers stay from one iteration to the next.
+            multiprocessing_context: How workers are started.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> loader = reader.torch_loader()
+        >>> for features, late in loader:
+        ...     state = loader.state_dict()
+        >>> loader.load_state_dict(state)  # the first epoch is over: go on with the second
+        >>> [features["seats"].tolist() for features, late in loader]
+        [[200, 100], [100, 200]]
+        """
+        from featurestore.readers.torch_loader import LoaderOptions, ReaderLoader
+
+        options = LoaderOptions(
+            num_workers, pin_memory, prefetch_factor, persistent_workers, multiprocessing_context
+        )
+        return ReaderLoader(
+            self,
+            epochs,
+            rank=rank,
+            world_size=world_size,
+            start_epoch=start_epoch,
+            start_step=start_step,
+            options=options,
+        )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """Return what rebuilds this reader and the position where it stands: a small JSON object.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from featurestore.errors import MissingExtra
+from featurestore.errors import missing_extra
 from featurestore.readers.selection import PRESENT
 from featurestore.transform.apply import apply_chain
 from featurestore.transform.batches import decoded
@@ -22,9 +22,7 @@ def import_torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise MissingExtra(
-            "This needs PyTorch, which is not installed.", hint="pip install torch"
-        ) from error
+        raise missing_extra("torch", "torch") from error
 
 
 class TorchOps:

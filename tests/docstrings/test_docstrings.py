@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
+# By words of their examples.
+HEAVY = {"tensorflow": ("tf_", "petastorm_reader"), "torch": ("torch_",)}
+
+
 def modules_with_examples() -> list[str]:
     """Return the names of the modules that have examples."""
     found = []
@@ -32,15 +36,18 @@ def modules_with_examples() -> list[str]:
     return found
 
 
-def examples_of(name: str, *, heavy: bool = False) -> list[doctest.DocTest]:
-    """Return the examples of a module: those that start TensorFlow or petastorm, or all others."""
+def examples_of(name: str, library: str | None = None) -> list[doctest.DocTest]:
+    """Return the examples of a module: those that start a library, or those that start none."""
     found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
-    chosen = []
-    for each in found:
-        is_heavy = mentions(each, "tf_") or mentions(each, "petastorm_reader")
-        if each.examples and is_heavy == heavy:
-            chosen.append(each)
-    return chosen
+    return [each for each in found if each.examples and library_of(each) == library]
+
+
+def library_of(example: doctest.DocTest) -> str | None:
+    """Return the heavy library that an example starts."""
+    for library, words in HEAVY.items():
+        if any(mentions(example, word) for word in words):
+            return library
+    return None
 
 
 def mentions(example: doctest.DocTest, text: str) -> bool:
@@ -92,7 +99,12 @@ def test_the_examples_that_start_tensorflow_or_petastorm_are_true(
     filled_store: Path, tmp_path: Path
 ) -> None:
     for name in modules_with_examples():
-        run(examples_of(name, heavy=True), filled_store, tmp_path / name)
+        run(examples_of(name, "tensorflow"), filled_store, tmp_path / name)
+
+
+def test_the_examples_of_pytorch_are_true(filled_store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run(examples_of("featurestore.readers.reader", "torch"), filled_store, tmp_path)
 
 
 @pytest.mark.parametrize("public", [featurestore.FeatureStore, featurestore.TrainingDataset])

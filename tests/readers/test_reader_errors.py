@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from featurestore.errors import (
     DatasetDamaged,
     InvalidArgument,
     InvalidSplit,
+    MissingExtra,
     ReaderConfigError,
     UnsupportedType,
 )
@@ -174,3 +176,15 @@ def test_settings_are_checked_when_the_reader_is_opened(
 ) -> None:
     with pytest.raises(error, match=message):
         open_example(tfrecord, **changes)
+
+
+def test_pytorch_is_asked_for_where_it_is_missing(
+    tfrecord: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in sys.modules if each.startswith("featurestore.readers.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    reader = open_example(tfrecord)
+    for make in (reader.torch_dataset, reader.torch_loader):
+        with pytest.raises(MissingExtra, match=r"pip install 'featurestore\[torch\]'"):
+            make()

@@ -262,8 +262,8 @@ DATASETS: list[Row] = [
      ("did you mean 'train'",)),
     ("iterated", lambda w: list(w.reader), NotIterable, ("for batch in reader.batches(epoch)", "reader.tf_dataset(")),
     ("next", lambda w: next(w.reader), NotIterable, ("model.fit(reader.tf_dataset(epochs))",)),
-    ("as a list", lambda w: w.reader[0], NotIterable, ("PyTorch", "reader.batches(epoch)")),
-    ("length", lambda w: len(w.reader), NotIterable, ("reader.batches",)),
+    ("as a list", lambda w: w.reader[0], NotIterable, ("PyTorch", "reader.torch_loader()")),
+    ("length, as a DataLoader asks", lambda w: len(w.reader), NotIterable, ("reader.torch_loader()",)),
     ("batch too large", lambda w: w.store.get_training_dataset("made_before").reader(
         "train", global_batch_size=400, columns=["x"]), ReaderConfigError, ("20 rows", "smaller")),
     ("workers", lambda w: w.reader.batches(workers=3), ReaderConfigError, ("1, 2, 4 workers",)),

@@ -1,0 +1,218 @@
+"""Speed of the PyTorch loader beside its peers.
+
+Medians of 5 interleaved rounds, rows a second as batches of 1,024 rows, shuffled.
+
+    python benchmarks/torch.py [--quick] [--rows 200000]
+
+Needs an environment with torch and mosaicml-streaming; without them it says so and ends. Peers
+read the same rows: a map-style dataset over a Parquet file, row by row as its documentation has it
+and by whole batches (``__getitems__``), and MosaicML Streaming over MDS shards. Sums over an epoch
+are compared. Beside the rows a second stands the processor time of a row over all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# This file has the name of a library.
+sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).parent]
+
+BATCH = 1024
+ROUNDS = 5
+
+# An epoch: batches of (features, label), features a dict of tensors.
+Epoch = Callable[[], Iterable[tuple[Mapping[str, Any], Any]]]
+
+
+def table(rows: int) -> pa.Table:
+    """Return 10 columns of int64, 12 of float32 and 2 of float64, with an id."""
+    random = np.random.default_rng(0)
+    arrays: dict[str, pa.Array] = {"id": pa.array(np.arange(rows))}
+    for index in range(10):
+        arrays[f"i{index}"] = pa.array(random.integers(0, 10 ** (2 + index % 9), rows))
+    for index in range(12):
+        arrays[f"f{index}"] = pa.array(random.random(rows, np.float32))
+    for index in range(2):
+        arrays[f"d{index}"] = pa.array(random.random(rows))
+    return pa.table(arrays)
+
+
+# -- contestants -----------------------------------------------------------------------------------------------------
+
+
+def ours(rows: pa.Table, folder: Path, *, data_format: str, workers: int = 0) -> Epoch:
+    import featurestore
+
+    store = featurestore.connect(folder / "store")
+    name = f"torch_{data_format}_{workers}"
+    dataset = store.create_training_dataset(
+        rows, name, label="i0", key="id", data_format=data_format, statistics=False, progress=False
+    )
+    reader = dataset.reader("train", global_batch_size=BATCH)
+    return lambda: reader.torch_loader(num_workers=workers)
+
+
+def map_style(rows: pa.Table, folder: Path, *, by_batch: bool) -> Epoch:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    path = folder / "rows.parquet"
+    pq.write_table(rows.drop_columns(["id"]), path)
+
+    class Rows(Dataset):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.table = pq.read_table(path).combine_chunks()
+
+        def __len__(self) -> int:
+            return self.table.num_rows
+
+        def __getitem__(self, row: int) -> tuple[dict[str, Any], Any]:
+            features = {}
+            for name in self.table.column_names:
+                features[name] = self.table[name][row].as_py()
+            label = features.pop("i0")
+            return features, label
+
+    class Batches(Rows):
+        def __getitems__(self, rows: list[int]) -> tuple[dict[str, Any], Any]:
+            found = self.table.take(rows)
+            features = {}
+            for name in found.column_names:
+                features[name] = torch.from_numpy(found[name].to_numpy().copy())
+            label = features.pop("i0")
+            return features, label
+
+    if by_batch:
+        return lambda: DataLoader(
+            Batches(),
+            batch_size=BATCH,
+            shuffle=True,
+            drop_last=True,
+            collate_fn=lambda batch: batch,
+        )
+    return lambda: DataLoader(Rows(), batch_size=BATCH, shuffle=True, drop_last=True)
+
+
+def streaming(rows: pa.Table, folder: Path) -> Epoch:
+    from streaming import MDSWriter, StreamingDataset
+    from torch.utils.data import DataLoader
+
+    path = str(folder / "mds")
+    kinds = {"int64": "int64", "float": "float32", "double": "float64"}
+    columns = {}
+    for field in rows.schema:
+        if field.name != "id":
+            columns[field.name] = kinds[str(field.type)]
+    arrays = {name: rows[name].to_numpy() for name in columns}
+    with MDSWriter(out=path, columns=columns) as writer:
+        for row in range(rows.num_rows):
+            writer.write({name: array[row] for name, array in arrays.items()})
+    dataset = StreamingDataset(local=path, shuffle=True, batch_size=BATCH)
+
+    def epoch() -> Iterable[tuple[Mapping[str, Any], Any]]:
+        for features in DataLoader(dataset, batch_size=BATCH, drop_last=True):
+            label = features.pop("i0")
+            yield features, label
+
+    return epoch
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------
+
+
+def processor_seconds() -> float:
+    total = 0.0
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(who)
+        total += used.ru_utime + used.ru_stime
+    return total
+
+
+def read(epoch: Epoch) -> tuple[int, int, float, float]:
+    """Return the rows of an epoch, the sum of their labels, seconds and processor seconds."""
+    processor, begin = processor_seconds(), time.perf_counter()
+    rows, total = 0, 0
+    for features, label in epoch():
+        rows += len(features["f0"])
+        total += int(label.sum())
+    return rows, total, time.perf_counter() - begin, processor_seconds() - processor
+
+
+def race(contestants: Mapping[str, Epoch], *, rounds: int) -> dict[str, dict[str, float]]:
+    speeds: dict[str, list[float]] = {name: [] for name in contestants}
+    costs: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        sums = {}
+        for name, epoch in contestants.items():
+            rows, sums[name], seconds, used = read(epoch)
+            if number:  # the first round warms up
+                speeds[name].append(rows / seconds)
+                costs[name].append(used / rows * 1e9)
+        assert len(set(sums.values())) == 1, f"an epoch is not the same rows: {sums}"
+    result = {}
+    for name in contestants:
+        speed, cost = statistics.median(speeds[name]), statistics.median(costs[name])
+        result[name] = {"rows/s": speed, "ns/row": cost}
+    return result
+
+
+def show(found: Mapping[str, Mapping[str, float]], ratios: Mapping[str, tuple[str, float]]) -> None:
+    for name, each in found.items():
+        print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
+    for name, (theirs, target) in ratios.items():
+        speed = found["ours"]["rows/s"] / found[theirs]["rows/s"]
+        cost = found[theirs]["ns/row"] / found["ours"]["ns/row"]
+        verdict = "reached" if speed >= target else "missed"
+        print(f"  {name}: {speed:.1f}x rows/s, {cost:.1f}x by processor; {target}x: {verdict}")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--quick", action="store_true")
+    arguments.add_argument("--rows", type=int)
+    arguments.add_argument("--json", type=Path)
+    given = arguments.parse_args()
+    for library in ("torch", "streaming"):
+        if importlib.util.find_spec(library) is None:
+            print(f"left out: {library} is not installed (torch, mosaicml-streaming)")
+            return
+    wanted = given.rows or (20_000 if given.quick else 200_000)
+    rows = table(wanted // BATCH * BATCH)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        contestants = {
+            "ours": ours(rows, folder, data_format="tfrecord"),
+            "ours, num_workers=1": ours(rows, folder, data_format="tfrecord", workers=1),
+            "ours on Parquet": ours(rows, folder, data_format="parquet"),
+            "map-style over Parquet, by row": map_style(rows, folder, by_batch=False),
+            "map-style over Parquet, by batch": map_style(rows, folder, by_batch=True),
+            "MosaicML Streaming": streaming(rows, folder),
+        }
+        found = race(contestants, rounds=1 if given.quick else ROUNDS)
+    print(f"{rows.num_rows:,} rows of 24 columns, shuffled, batches of {BATCH:,}")
+    ratios = {
+        "to the map-style dataset": ("map-style over Parquet, by row", 5.0),
+        "to the same by batches": ("map-style over Parquet, by batch", 1.0),
+        "to MosaicML Streaming": ("MosaicML Streaming", 1.0),
+    }
+    show(found, ratios)
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Datasets for the tests of PyTorch; without it this folder is left out, and the last lines say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.readers.conftest import Example, make_example
+
+KINDS = ("tfrecord", "variable", "parquet")
+# Numbers, lists and times; texts have tests of their own.
+NUMBERS = ["row_id", "count", "small", "flag", "ratio", "vector", "moment", "label"]
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """A dataset without nulls, in each layout."""
+    return make_example(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="session")
+def tfrecord(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """A dataset of random-access TFRecord."""
+    return make_example(tmp_path_factory.mktemp("tfrecord-only"), "tfrecord")
+
+
+@pytest.fixture(scope="session")
+def with_nulls(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    """A dataset with nulls in most columns."""
+    return make_example(tmp_path_factory.mktemp("nulls"), "tfrecord", nulls=True)

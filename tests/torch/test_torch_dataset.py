@@ -1,0 +1,187 @@
+"""``torch_dataset``: what the numpy iterator gives, as tensors, with any number of workers."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from featurestore.errors import (
+    InvalidArgument,
+    NotIterable,
+    ReaderConfigError,
+    UnsupportedType,
+)
+from featurestore.readers import open_reader
+from tests.readers.conftest import ROWS, Example
+from tests.torch.elements import as_elements, open_numbers, plain, row_ids
+
+# This machine may have fewer cores than a loader has workers.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata calls it
+]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
+def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
+    example: Example, shuffle: bool, remainder: str
+) -> None:
+    reader = open_numbers(example, shuffle=shuffle, remainder=remainder, seed=2)
+    worker, workers = (0, 1) if remainder == "keep" else (1, 3)
+    dataset = reader.torch_dataset(
+        rank=worker, world_size=workers, epochs=2, start_epoch=1, start_step=4
+    )
+    batches = [
+        *reader.batches(1, worker=worker, workers=workers, start_step=4),
+        *reader.batches(2, worker=worker, workers=workers),
+    ]
+    assert list(map(plain, dataset)) == as_elements(reader, batches)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(
+    with_nulls: Example, remainder: str
+) -> None:
+    fills = {"count": -1, "flag": True, "ratio": 0.5, "vector": 9.0, "moment": 7}
+    for nulls in ("mask", fills):
+        reader = open_numbers(with_nulls, nulls=nulls, remainder=remainder)
+        assert list(map(plain, reader.torch_dataset())) == as_elements(reader, reader.batches())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
+def test_the_workers_of_a_loader_share_the_steps_in_order(
+    example: Example, num_workers: int
+) -> None:
+    reader = open_numbers(example, remainder="pad")
+    loader = DataLoader(
+        reader.torch_dataset(rank=1, world_size=2, epochs=2),
+        batch_size=None,
+        num_workers=num_workers,
+    )
+    assert len(loader) == 2 * reader.steps_per_epoch
+    batches = [*reader.batches(0, worker=1, workers=2), *reader.batches(1, worker=1, workers=2)]
+    assert list(map(plain, loader)) == as_elements(reader, batches)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 0},
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "spawn"},
+    ],
+    ids=["no workers", "new workers", "workers that stay", "spawned workers"],
+)
+def test_iterating_again_reads_the_next_epochs(tfrecord: Example, options: Any) -> None:
+    reader = open_numbers(tfrecord, remainder="pad", global_batch_size=60)
+    loader = DataLoader(reader.torch_dataset(start_step=1), batch_size=None, **options)
+    found = [row_ids(loader) for _ in range(3)]
+    expected = [
+        [batch["row_id"].tolist() for batch in reader.batches(epoch, start_step=epoch == 0)]
+        for epoch in range(3)
+    ]
+    assert found == expected
+
+
+def test_a_dataset_counts_iterations_of_loaders_with_other_workers(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord, global_batch_size=60)
+    dataset = reader.torch_dataset()
+    found = [
+        row_ids(DataLoader(dataset, batch_size=None, num_workers=number)) for number in (0, 2, 1, 0)
+    ]
+    assert found == [[b["row_id"].tolist() for b in reader.batches(epoch)] for epoch in range(4)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2, 3])
+@pytest.mark.parametrize("cut", [1, 5, 8, 16])
+def test_a_stateful_loader_goes_on_where_its_state_was_taken(
+    tfrecord: Example, num_workers: int, cut: int
+) -> None:
+    reader = open_numbers(tfrecord, seed=4)
+    assert reader.steps_per_epoch == 16
+
+    def loader() -> Any:
+        return StatefulDataLoader(reader.torch_dataset(), batch_size=None, num_workers=num_workers)
+
+    first = loader()
+    begun = iter(first)
+    seen = row_ids(next(begun) for _ in range(cut))
+    if cut == 16:
+        assert list(begun) == []
+    state = pickle.loads(pickle.dumps(first.state_dict()))
+    second = loader()
+    second.load_state_dict(state)
+    rest = [rows for _ in range(2) for rows in row_ids(second)]
+    whole = [batch["row_id"].tolist() for epoch in range(3) for batch in reader.batches(epoch)]
+    assert seen + rest == whole[: len(seen + rest)]
+    assert len(rest) == 32 if cut == 16 else 16 - cut + 16
+
+
+def test_tensors_are_views_of_the_memory_that_was_read(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord)
+    steps = [features["ratio"] for features, _ in reader.torch_dataset()]
+    storages = {each.untyped_storage().data_ptr() for each in steps}
+    assert len(storages) < len(steps)
+    assert all(not each.is_shared() for each in steps)
+
+
+def test_batches_of_a_worker_bring_no_more_memory_than_their_own(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord)
+    loader = DataLoader(reader.torch_dataset(), batch_size=None, num_workers=1)
+    for features, label in loader:
+        assert label.untyped_storage().nbytes() == label.nbytes
+        # Columns of one type and shape are together.
+        assert features["vector"].untyped_storage().nbytes() == features["vector"].nbytes
+
+
+def test_texts_are_refused_unless_they_are_named(tfrecord: Example) -> None:
+    reader = open_reader(
+        tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, nulls="error"
+    )
+    for make in (reader.torch_dataset, reader.torch_loader):
+        with pytest.raises(
+            UnsupportedType, match=r"'name'.*\n.*vocabulary\(\).*columns=\["
+        ) as error:
+            make()
+        assert "'ratio'" in str(error.value)
+    named = open_numbers(tfrecord, columns=["name", "label", "ratio"])
+    for workers in (0, 1):
+        loader = named.torch_loader(num_workers=workers)
+        assert list(map(plain, loader))[:16] == as_elements(named, named.batches())
+
+
+def test_rows_of_predictions_are_those_of_the_split(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord, shuffle=False, remainder="pad")
+    predictions = torch.cat([features["row_id"] for features, *_ in reader.torch_dataset()])
+    predictions = predictions.to(torch.float32).requires_grad_()
+    assert reader.unpad(predictions).tolist() == list(range(ROWS))
+    assert reader.keys()["small"].to_pylist() == tfrecord.values["small"]
+    with pytest.raises(InvalidArgument, match="torch_loader"):
+        reader.evaluate(torch.nn.Linear(1, 1))
+
+
+def test_mistakes_are_answered(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord)
+    for options in ({}, {"batch_size": None}, {"shuffle": True}):
+        with pytest.raises(NotIterable, match=r"reader\.torch_loader\(\)"):
+            next(iter(DataLoader(reader, **options)))
+    with pytest.raises(ReaderConfigError, match="workers"):
+        reader.torch_dataset(rank=0, world_size=5)
+    with pytest.raises(ReaderConfigError, match="start_step"):
+        reader.torch_dataset(start_step=99)
+    with pytest.raises(ReaderConfigError, match="alone"):
+        reader.torch_loader(rank=0)
+
+
+def test_an_epoch_without_steps_gives_nothing(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord)
+    assert list(reader.torch_dataset(epochs=0)) == []
+    assert np.asarray(len(reader.torch_loader(epochs=0))) == 0

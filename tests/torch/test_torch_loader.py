@@ -1,0 +1,97 @@
+"""``torch_loader``: a loader whose state says at which step a run goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from featurestore.errors import ManifestMismatch, ReaderConfigError
+from featurestore.readers import resume
+from tests.readers.conftest import Example
+from tests.torch.elements import as_elements, open_numbers, plain, row_ids
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def rows_of_epochs(reader: Any, epochs: int) -> list[list[int]]:
+    return [batch["row_id"].tolist() for epoch in range(epochs) for batch in reader.batches(epoch)]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.parametrize("cut", [1, 7, 16, 17])
+def test_a_state_goes_on_at_the_next_step_with_any_workers(
+    tfrecord: Example, before: int, after: int, cut: int
+) -> None:
+    reader = open_numbers(tfrecord, seed=1)
+    whole = rows_of_epochs(reader, 3)
+    loader = reader.torch_loader(num_workers=before)
+    seen: list[list[int]] = []
+    for _ in range(2):
+        for features, _label in loader:
+            seen.append(features["row_id"].tolist())
+            if len(seen) == cut:
+                break
+        if len(seen) == cut:
+            break
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = reader.torch_loader(num_workers=after)
+    again.load_state_dict(state)
+    rest = [rows for _ in range(2) for rows in row_ids(again)]
+    assert seen + rest == whole[: len(seen + rest)]
+    assert len(seen + rest) % reader.steps_per_epoch == 0
+    # The same state rebuilds the reader.
+    _, epoch, step = resume(tfrecord.path, tfrecord.manifest, state)
+    assert (epoch, step) == divmod(cut, reader.steps_per_epoch)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+)
+def test_iterating_again_reads_the_next_epochs_and_a_broken_one_is_over(
+    example: Example, options: Any
+) -> None:
+    reader = open_numbers(example, remainder="pad")
+    loader = reader.torch_loader(start_epoch=1, **options)
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+    found = [list(map(plain, loader)) for _ in range(2)]
+    assert found == [as_elements(reader, reader.batches(epoch)) for epoch in (2, 3)]
+    loader.load_state_dict(reader.state(5, 2))
+    assert list(map(plain, loader)) == as_elements(reader, reader.batches(5, start_step=2))
+
+
+def test_the_processes_of_torchrun_are_ranks(
+    tfrecord: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = open_numbers(tfrecord)
+    loader = reader.torch_loader()
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    expected = [batch["row_id"].tolist() for batch in reader.batches(0, worker=2, workers=3)]
+    assert row_ids(loader) == expected
+
+
+def test_a_state_of_another_reader_is_refused(tfrecord: Example, example: Example) -> None:
+    reader = open_numbers(tfrecord)
+    state = reader.torch_loader().state_dict()
+    with pytest.raises(ReaderConfigError, match=r"seed=0 and not 9"):
+        open_numbers(tfrecord, seed=9).torch_loader().load_state_dict(state)
+    with pytest.raises(ManifestMismatch):
+        reader.torch_loader().load_state_dict({**state, "manifest": "other"})
+    with pytest.raises(ReaderConfigError, match="order version 99"):
+        reader.torch_loader().load_state_dict({**state, "order_version": 99})
+    with pytest.raises(ReaderConfigError, match="not the state"):
+        reader.torch_loader().load_state_dict({})
+    with pytest.raises(ReaderConfigError, match="num_workers=2"):
+        reader.torch_dataset().load_state_dict({**state, "workers": 2, "yielded": 3})
+    assert open_numbers(example).torch_loader().state_dict()["step"] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_memory_may_be_pinned(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord)
+    assert row_ids(reader.torch_loader(pin_memory=True)) == rows_of_epochs(reader, 1)

@@ -1,0 +1,130 @@
+"""Training: two processes with DistributedDataParallel, and Lightning's Trainer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from featurestore.readers import resume
+from featurestore.readers.order import PADDING
+from tests.readers.conftest import ROWS, Example
+from tests.torch.elements import open_numbers
+
+PROGRAM = Path(__file__).with_name("ddp_program.py")
+
+
+def train(dataset: str, out: Path, *, world: int, stop: int = 0) -> None:
+    """Run the ranks of a training run to their end."""
+    out.mkdir(exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(world):
+        words = [sys.executable, str(PROGRAM), dataset, str(out)]
+        words += map(str, (rank, world, port, stop))
+        processes.append(
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+    try:
+        told = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(told)
+
+
+def journal(out: Path, rank: int) -> list[Any]:
+    return [json.loads(line) for line in (out / f"rank-{rank}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_two_ranks_take_equal_steps_and_a_run_goes_on_with_equal_losses(
+    tfrecord: Example, tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(tfrecord.path, whole, world=2)
+    train(tfrecord.path, cut, world=2, stop=23)  # in the middle of the second epoch
+    assert not (cut / "weights-0.json").exists()
+    train(tfrecord.path, cut, world=2)
+    journals = [journal(whole, rank) for rank in range(2)]
+    assert len(journals[0]) == len(journals[1]) == 2 * 17
+    for epoch in range(2):
+        seen = [
+            row for rank in journals for step in rank[17 * epoch :][:17] for row in step["rows"]
+        ]
+        assert sorted(row for row in seen if row != PADDING) == list(range(ROWS))
+    for rank in range(2):
+        assert journal(cut, rank) == journals[rank]
+        name = f"weights-{rank}.json"
+        assert (cut / name).read_text() == (whole / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Lightning warns about few workers, loggers and more
+def test_lightning_trains_and_resumes_in_the_middle_of_an_epoch(
+    tfrecord: Example, tmp_path: Path
+) -> None:
+    lightning = pytest.importorskip("lightning")
+    reader = open_numbers(tfrecord, seed=5)
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.layer = torch.nn.Linear(4, 1)
+            self.rows: list[list[int]] = []
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, _number: int) -> Any:
+            features, label = batch
+            loss = ((self.layer(features["vector"])[:, 0] - label) ** 2).mean()
+            self.rows.append(features["row_id"].tolist())
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def run(steps: int, resumed: Path | None = None) -> Module:
+        module = Module()
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(
+            tmp_path, filename="{step}", every_n_train_steps=22, save_top_k=-1
+        )
+        trainer = lightning.Trainer(
+            max_epochs=3,
+            max_steps=steps,
+            accelerator="cpu",
+            logger=False,
+            callbacks=[saving],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, reader.torch_loader(), ckpt_path=resumed)
+        return module
+
+    whole = run(-1)
+    expected = []
+    for epoch in range(3):
+        expected += [batch["row_id"].tolist() for batch in reader.batches(epoch)]
+    assert whole.rows == expected
+    first = run(22)
+    second = run(-1, tmp_path / "step=22.ckpt")
+    assert first.rows + second.rows == expected
+    assert first.losses + second.losses == whole.losses
+
+
+def test_a_state_of_the_loader_is_a_state_of_the_reader(tfrecord: Example) -> None:
+    reader = open_numbers(tfrecord)
+    loader = reader.torch_loader(start_epoch=2)
+    next(iter(loader))
+    again, epoch, step = resume(tfrecord.path, tfrecord.manifest, loader.state_dict())
+    assert (again.settings, epoch, step) == (reader.settings, 2, 1)

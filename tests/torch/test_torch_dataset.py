@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+import featurestore
+from featurestore import transform as t
 from featurestore.errors import (
     InvalidArgument,
     NotIterable,
@@ -185,3 +189,17 @@ def test_an_epoch_without_steps_gives_nothing(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     assert list(reader.torch_dataset(epochs=0)) == []
     assert np.asarray(len(reader.torch_loader(epochs=0))) == 0
+
+
+def test_texts_with_a_transformation_come_as_codes(tmp_path: Path) -> None:
+    store = featurestore.connect(tmp_path)
+    rows = pa.table({"carrier": ["UA", "AA", "UA", "DL"] * 30, "y": [0, 1] * 60})
+    dataset = store.create_training_dataset(
+        rows, "codes", label="y", progress=False, transformations={"carrier": t.vocabulary()}
+    )
+    reader = dataset.reader("train", global_batch_size=10)
+    expected = [(batch["carrier"].tolist(), batch["y"].tolist()) for batch in reader.batches()]
+    for workers in (0, 2):
+        loader = reader.torch_loader(num_workers=workers, start_epoch=0)
+        found = [(features["carrier"].tolist(), y.tolist()) for features, y in loader]
+        assert found == expected

@@ -14,6 +14,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.transform.fitted import Transformations
+from featurestore.transform.rules import RULES
 from featurestore.transform.tensorflow import transform_tensors
 
 _EXTRAS = {"keras": "tensorflow", "tf_keras": "keras2"}
@@ -23,15 +24,16 @@ def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
     """Return a layer that transforms a dict of tensors.
 
     Raises:
-        InvalidArgument: A chain has a Python function, which a graph cannot hold.
+        InvalidArgument: A chain has a Python function or decodes images, which no graph can hold.
     """
-    functions = []
+    outside = []
     for column in fitted.columns:
-        if any(step.rule == "function" for step in column.chain.steps):
-            functions.append(column.name)
-    if functions:
+        if not all(RULES[step.rule].in_graphs for step in column.chain.steps):
+            outside.append(column.name)
+    if outside:
         raise InvalidArgument(
-            f"The chains of {functions} have Python functions, which a Keras layer cannot hold.",
+            f"The chains of {outside} have Python functions or decode images, which a Keras layer "
+            "cannot hold.",
             hint='dataset.preprocessor("numpy")',
         )
     return _layer_class(framework)(fitted.to_json(), name="preprocessor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from featurestore.transform.rules.codes import Bins, HashBucket, OneHot, QuantileBins, Vocabulary
 from featurestore.transform.rules.functions import Function
+from featurestore.transform.rules.images import DecodeImage
 from featurestore.transform.rules.impute import Impute
 from featurestore.transform.rules.numbers import (
     Cast,
@@ -34,6 +35,7 @@ _ALL: tuple[Rule, ...] = (
     HashBucket(),
     OneHot(),
     TextTokens(),
+    DecodeImage(),
     Function(),
 )
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}

@@ -33,6 +33,7 @@ class Function(Rule):
     """A function over a batch: numbers come as float64 with NaN, texts as str with None."""
 
     name = "function"
+    in_graphs = False
     settles_missing = True
     fits = True
 

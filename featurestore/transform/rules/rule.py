@@ -26,6 +26,8 @@ class Rule:
     # Whether a missing value leaves the step as a value that means something.
     settles_missing = False
     fits = False
+    # Whether a graph of TensorFlow can hold it.
+    in_graphs = True
 
     def output(self, step: Step, given: Form) -> Form:
         """Return the form of the result; InvalidArgument where the input cannot be taken."""

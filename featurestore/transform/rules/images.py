@@ -1,0 +1,54 @@
+"""The rule that decodes images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.transform.forms import Form
+from featurestore.transform.images import ENCODINGS, MODES, decode_images, raw_images
+from featurestore.transform.ops import Ops, Value
+from featurestore.transform.rules.rule import Rule
+from featurestore.transform.steps import Step
+
+
+class DecodeImage(Rule):
+    """The pixels of an encoded image, uint8 of shape (height, width, channels)."""
+
+    name = "decode_image"
+    in_graphs = False
+
+    def output(self, step: Step, given: Form) -> Form:
+        self.takes(given, "binary")
+        if given.shape:
+            raise InvalidArgument("decode_image() takes one image a row.")
+        options = step.options
+        shape = (options["height"], options["width"], options["channels"])
+        return Form("vector", shape, "uint8")
+
+    def apply(self, ops: Ops, step: Step, value: Value) -> Value:
+        if not isinstance(value.data, np.ndarray):
+            raise InvalidArgument(
+                "decode_image() is done where rows are read, which a graph cannot hold.",
+                hint="reader.tf_dataset() and reader.torch_loader() give decoded images",
+            )
+        present = value.present
+        if present is not None:
+            present = np.asarray(present)
+        height, width, channels = (step.options[name] for name in ("height", "width", "channels"))
+        if step.options["encoding"] == "raw":
+            pixels = raw_images(value.data, present, shape=(height, width, channels))
+        else:
+            pixels = decode_images(
+                value.data, present, height=height, width=width, channels=channels
+            )
+        return Value("vector", pixels)
+
+    def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
+        options.number("height", least=1)
+        options.number("width", least=1)
+        if options.number("channels", least=1) not in MODES:
+            raise MalformedJson(f"channels is none of {list(MODES)}")
+        if options.text("encoding") not in ENCODINGS:
+            raise MalformedJson(f"encoding is none of {list(ENCODINGS)}")

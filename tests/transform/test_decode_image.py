@@ -1,0 +1,120 @@
+"""Images are decoded where rows are read: the same pixels from every file format and reader."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore import transform as t
+from featurestore.errors import InvalidArgument
+from featurestore.transform.images import decode_images, raw_images
+
+Image = pytest.importorskip("PIL.Image")
+
+ROWS = 150
+
+
+def encoded(pixels: Any, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pixels() -> Any:
+    return np.random.default_rng(0).integers(0, 256, (ROWS, 8, 6, 3), dtype=np.uint8)
+
+
+def make(place: Path, cells: list[bytes | None], data_format: str, **options: Any) -> Any:
+    store = featurestore.connect(place)
+    rows = pa.table({"id": range(len(cells)), "image": pa.array(cells, pa.binary())})
+    return store.create_training_dataset(
+        rows,
+        "images",
+        features=["image"],
+        label="id",
+        key="id",
+        data_format=data_format,
+        progress=False,
+        transformations={"image": t.decode_image((8, 6), **options)},
+    )
+
+
+@pytest.mark.parametrize("encoding", ["file", "raw"])
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
+def test_readers_give_the_pixels_that_were_encoded(
+    tmp_path: Path, pixels: Any, data_format: str, encoding: str
+) -> None:
+    encode = encoded if encoding == "file" else np.ndarray.tobytes
+    dataset = make(tmp_path, [encode(each) for each in pixels], data_format, encoding=encoding)
+    reader = dataset.reader("train", global_batch_size=70, remainder="pad", seed=1)
+    seen = []
+    for batch in reader.batches():
+        assert batch["image"].dtype == np.uint8
+        assert batch["image"].shape == (70, 8, 6, 3)
+        real = batch["sample_weight"] > 0
+        assert (batch["image"][real] == pixels[batch["id"][real]]).all()
+        assert not batch["image"][~real].any()
+        seen += batch["id"][real].tolist()
+    assert sorted(seen) == list(range(ROWS))
+    raw = dataset.reader("train", global_batch_size=70, transformed=False)
+    assert next(raw.batches())["image"].dtype == object
+
+
+@pytest.mark.tensorflow
+def test_tensorflow_gets_the_same_pixels(tmp_path: Path, pixels: Any) -> None:
+    pytest.importorskip("tensorflow")
+    dataset = make(tmp_path, [encoded(each) for each in pixels], "tfrecord")
+    reader = dataset.reader("train", global_batch_size=50)
+    batches = zip(reader.tf_dataset(), reader.batches(), strict=True)
+    for (features, _), batch in batches:
+        assert features["image"].shape == (50, 8, 6, 3)
+        assert (features["image"].numpy() == batch["image"]).all()
+    with pytest.raises(InvalidArgument, match="decode images"):
+        dataset.preprocessor("keras")
+
+
+def test_images_are_resized_and_missing_ones_are_zeros(pixels: Any) -> None:
+    large = np.full((32, 24, 3), 200, np.uint8)
+    cells = np.array([encoded(large), encoded(pixels[0]), b"", encoded(large, "JPEG")], object)
+    present = np.array([True, False, True, True])
+    found = decode_images(cells, present, height=8, width=6, channels=1)
+    assert found.shape == (4, 8, 6, 1)
+    assert (found[0] == 200).all()
+    assert not found[1:3].any()
+    assert abs(found[3].astype(int) - 200).max() <= 2
+
+
+def test_bytes_that_are_no_image_are_named(pixels: Any) -> None:
+    damaged = encoded(pixels[1])[:60]
+    for wrong in (b"no image", damaged):
+        cells = np.array([encoded(pixels[0]), wrong], object)
+        with pytest.raises(InvalidArgument, match=r"Row 1 of the batch is no image"):
+            decode_images(cells, None, height=8, width=6, channels=3)
+
+
+def test_raw_pixels_of_another_size_are_named() -> None:
+    cells = np.array([b"abcd", b"abc"], object)
+    with pytest.raises(InvalidArgument, match=r"Row 1 .* has 3 bytes.* \(2, 2, 1\) are 4"):
+        raw_images(cells, None, shape=(2, 2, 1))
+    found = raw_images(cells, np.array([True, False]), shape=(2, 2, 1))
+    assert found.reshape(2, 4).tolist() == [list(b"abcd"), [0] * 4]
+    with pytest.raises(InvalidArgument, match="encoding='png'"):
+        t.decode_image(8, encoding="png")
+
+
+def test_what_is_no_image_column_is_refused(tmp_path: Path) -> None:
+    store = featurestore.connect(tmp_path)
+    rows = pa.table({"text": ["a", "b"], "y": [0, 1]})
+    with pytest.raises(InvalidArgument, match=r"decode_image\(\) takes bytes, not texts"):
+        store.create_training_dataset(
+            rows, "texts", label="y", transformations={"text": t.decode_image(8)}
+        )
+    with pytest.raises(InvalidArgument, match="channels=2"):
+        t.decode_image(8, channels=2)

@@ -17,7 +17,12 @@ from featurestore.errors import ReaderConfigError, UnsupportedType, listing
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import StepRange
 from featurestore.readers.torch_crossing import crossing
-from featurestore.readers.torch_library import IterableDataset, get_worker_info, torch
+from featurestore.readers.torch_library import (
+    IterableDataset,
+    get_worker_info,
+    require_torch,
+    torch,
+)
 from featurestore.readers.torch_position import Iteration, Position, step_of_state
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         start_epoch: int,
         start_step: int,
     ) -> None:
+        require_torch()
         refuse_texts(reader)
         reader.check_step(start_step)
         reader.order.check_workers(rank, world_size)

@@ -1,4 +1,7 @@
-"""What readers use of PyTorch: the one place that imports it, and says so where it is missing."""
+"""What readers use of PyTorch: the one place that imports it.
+
+The modules of readers that build on it can be imported without it; what they make asks for it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,14 @@ try:
     import torch
     from torch import distributed
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-except ImportError as error:
-    raise missing_extra("torch", "torch") from error
+except ImportError:
+    torch = distributed = get_worker_info = None
+    DataLoader = IterableDataset = object
 
 __all__ = ["DataLoader", "IterableDataset", "distributed", "get_worker_info", "torch"]
+
+
+def require_torch() -> None:
+    """Raise MissingExtra unless PyTorch is installed."""
+    if torch is None:
+        raise missing_extra("torch", "torch")

@@ -120,7 +120,7 @@ def output_of(each: Aggregate) -> WindowOutput:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=2_000, deadline=None)
 @given(case=cases())
 def test_every_function_answers_what_looking_at_every_row_answers(case: dict[str, Any]) -> None:
     check_case(case)
@@ -128,7 +128,7 @@ def test_every_function_answers_what_looking_at_every_row_answers(case: dict[str
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=100_000, deadline=None)
 @given(case=cases())
 def test_every_function_answers_so_in_very_many_cases(case: dict[str, Any]) -> None:
     check_case(case)

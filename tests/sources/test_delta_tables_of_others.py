@@ -1,0 +1,104 @@
+"""Delta tables that Spark wrote with what Databricks turns on: read right at every version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore.store import FeatureStore
+
+pytestmark = pytest.mark.spark
+
+ROWS = "select id, cast(id % 3 as int) as part, concat('n', id) as name from range(20)"
+# What each table is made with, and what is done to it; every statement is a version.
+TABLES = {
+    "deletion_vectors": (
+        "'delta.enableDeletionVectors' = 'true'",
+        ["delete from {t} where id < 5", "update {t} set name = 'new' where id = 7"],
+    ),
+    "mapped_by_name": (
+        "'delta.columnMapping.mode' = 'name'",
+        [
+            "alter table {t} rename column name to label",
+            "delete from {t} where id > 15",
+            "alter table {t} drop column part",
+            "insert into {t} values (100, 'more')",
+        ],
+    ),
+    "mapped_by_id": ("'delta.columnMapping.mode' = 'id'", ["delete from {t} where id = 3"]),
+    "widened": (
+        "'delta.enableTypeWidening' = 'true'",
+        [
+            "alter table {t} alter column part type bigint",
+            "insert into {t} values (200, 5000000000, 'wide')",
+        ],
+    ),
+    "v2_checkpoints": (
+        "'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '2'",
+        [
+            "insert into {t} values (1000, 1, 'a')",
+            "delete from {t} where id = 2",
+            "insert into {t} values (1001, 1, 'b')",
+            "delete from {t} where id = 1000",
+        ],
+    ),
+}
+
+
+def same(store: FeatureStore, spark: Any, path: Path, version: int) -> None:
+    """Compare a version read by the source with what Spark reads."""
+    frame = store.read_source("table", at=version)
+    given = spark.read.format("delta").option("versionAsOf", version).load(str(path))
+    assert frame.columns == given.columns
+    found = sorted(tuple(row.values()) for row in frame.to_arrow().to_pylist())
+    assert found == sorted(tuple(row) for row in given.collect())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_version_is_what_spark_reads(
+    name: str, spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    properties, statements = TABLES[name]
+    path = tmp_path / "table"
+    table = f"delta.`{path}`"
+    spark.sql(f"create table {table} using delta tblproperties ({properties}) as {ROWS}")
+    for statement in statements:
+        spark.sql(statement.format(t=table))
+    duckdb_store.add_source("table", f"delta+{path}")
+    last = spark.sql(f"describe history {table}").count() - 1
+    assert last >= len(statements)
+    for version in range(last + 1):
+        same(duckdb_store, spark, path, version)
+
+
+def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
+    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    path, clone = tmp_path / "table", tmp_path / "clone"
+    spark.sql(f"create table delta.`{path}` using delta as {ROWS}")
+    spark.sql(f"create table delta.`{clone}` shallow clone delta.`{path}`")
+    spark.sql(f"insert into delta.`{clone}` values (50, 2, 'of the clone')")
+    duckdb_store.add_source("table", f"delta+{clone}")
+    same(duckdb_store, spark, clone, 0)
+    same(duckdb_store, spark, clone, 1)
+    maps = tmp_path / "maps"
+    spark.sql(f"create table delta.`{maps}` using delta as select 1 as id, map('a', 1) as m")
+    duckdb_store.add_source("maps", f"delta+{maps}")
+    read = duckdb_store.read_source("maps")
+    assert read.to_arrow().to_pylist() == [{"id": 1, "m": [{"key": "a", "value": 1}]}]
+
+
+def test_the_spark_engine_reads_them_too(
+    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "table"
+    properties = TABLES["deletion_vectors"][0]
+    spark.sql(f"create table delta.`{path}` using delta tblproperties ({properties}) as {ROWS}")
+    spark.sql(f"delete from delta.`{path}` where id < 5")
+    duckdb_store.add_source("table", f"delta+{path}")
+    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        assert store.read_source("table").count() == 15
+        assert store.read_source("table", at=0).count() == 20

@@ -10,6 +10,13 @@ from featurestore.model.printable import printable_line
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0
 _MOST_BARS = 20
+# Where styles are taken away (mails, some notebooks) these stay; the page's style goes above them.
+_GRAY = 'fill="#b1b8c0"'
+_LINES = {
+    "now": 'fill="none" stroke="#0969da"',
+    "value": 'fill="none" stroke="#0969da"',
+    "bound": 'fill="none" stroke="#8c959f" stroke-dasharray="3 2"',
+}
 
 
 def draw_shares(shares: Shares) -> str:
@@ -29,13 +36,13 @@ def draw_shares(shares: Shares) -> str:
         height = old / highest * (_HEIGHT - 4)
         label = html.escape(printable_line(shares.labels[index]), quote=True)
         parts.append(
-            f'<rect class="before" x="{left + 1:.1f}" y="{_HEIGHT - height:.1f}" '
+            f'<rect class="before" {_GRAY} x="{left + 1:.1f}" y="{_HEIGHT - height:.1f}" '
             f'width="{max(width - 2, 0.5):.1f}" height="{height:.1f}">'
             f"<title>{label}: {old:.1%}, now {new:.1%}</title></rect>"
         )
         level = _HEIGHT - new / highest * (_HEIGHT - 4)
         line += [f"{left:.1f},{level:.1f}", f"{left + width:.1f},{level:.1f}"]
-    parts.append(f'<polyline class="now" points="{" ".join(line)}"/>')
+    parts.append(f'<polyline class="now" {_LINES["now"]} points="{" ".join(line)}"/>')
     return _svg(_HEIGHT, parts)
 
 
@@ -57,7 +64,9 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
     for index, finding in enumerate(findings):
         if finding is not None and finding.out and finding.value is not None:
             y = _level(finding.value, highest)
-            parts.append(f'<circle class="point" cx="{index * step:.1f}" cy="{y:.1f}" r="2.2"/>')
+            parts.append(
+                f'<circle class="point" fill="#cf222e" cx="{index * step:.1f}" cy="{y:.1f}" r="2.2"/>'
+            )
     return _svg(_LOW, parts)
 
 
@@ -79,7 +88,7 @@ def _line(name: str, values: Sequence[float | None], step: float, highest: float
     drawn = []
     for points in lines:
         if points:
-            drawn.append(f'<polyline class="{name}" points="{" ".join(points)}"/>')
+            drawn.append(f'<polyline class="{name}" {_LINES[name]} points="{" ".join(points)}"/>')
     return "".join(drawn)
 
 

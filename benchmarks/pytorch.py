@@ -2,7 +2,7 @@
 
 Medians of 5 interleaved rounds, rows a second as batches of 1,024 rows, shuffled.
 
-    python benchmarks/torch.py [--quick] [--rows 200000]
+    python benchmarks/pytorch.py [--quick] [--rows 200000]
 
 Needs an environment with torch and mosaicml-streaming; without them it says so and ends. Peers
 read the same rows: a map-style dataset over a Parquet file, row by row as its documentation has it
@@ -17,7 +17,6 @@ import importlib.util
 import json
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,9 +26,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-# This file has the name of a library.
-sys.path[:] = [each for each in sys.path if Path(each or ".").resolve() != Path(__file__).parent]
 
 BATCH = 1024
 ROUNDS = 5

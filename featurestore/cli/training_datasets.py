@@ -36,11 +36,12 @@ def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber 
         limit=limit,
         page=page,
     )
-    rows = [{**dataset._summary(), "stale": dataset.stale} for dataset in found.items]
+    rows = [{**dataset._summary(), "stale": dataset.stale or None} for dataset in found.items]
     show_rows(
         context,
         rows,
-        columns=["name", "version", "rows", "splits", "stale"],
+        columns=["name", "version", "rows", "splits"],
+        where_given=["stale"],
         wide=["data_format", "reproducible", "created", "description"],
         empty="no training datasets yet",
         next_page=found.next,

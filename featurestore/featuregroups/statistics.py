@@ -68,11 +68,12 @@ def statistics_of(
     group = open_group(session, name, version, as_of=delta_version)
     files = _files(session, group.spec)
     counted = commits.latest_data_version(group.path, group.delta_version)
-    if not recount:
-        found = files.get(counted)
-        if found is not None and [each.name for each in found.columns] == group.spec.schema.names:
-            return found
-    return files.write_result(counted, _count(session, group, counted))
+    if recount:
+        return files.write_result(counted, _count(session, group, counted))
+    found = files.get(counted)
+    if found is not None and [each.name for each in found.columns] == group.spec.schema.names:
+        return found
+    return files.result(counted, _count(session, group, counted))
 
 
 def statistics_to_compare(

@@ -76,13 +76,21 @@ class StatisticsFiles:
         state = self.state(delta_version)
         if state is None:
             return None
-        return self.write_result(delta_version, state)
+        return self.result(delta_version, state)
 
     def write_result(self, delta_version: int, state: StatisticsState) -> Statistics:
         """Write the statistics of a whole table and return them."""
         result = finish(state, source={**self.source, "delta_version": delta_version})
         files.write_atomically(self._path(f"{delta_version}.json"), result.to_bytes())
         return result
+
+    def result(self, delta_version: int, state: StatisticsState) -> Statistics:
+        """Return the statistics of a whole table, and store them where the store can be written."""
+        try:
+            return self.write_result(delta_version, state)
+        except StorageError as error:
+            _log.info("statistics are not stored: %s", error)
+            return finish(state, source={**self.source, "delta_version": delta_version})
 
     def state(self, delta_version: int) -> StatisticsState | None:
         """Return the merged state of a Delta version, None when a link of its chain is missing."""
@@ -100,7 +108,10 @@ class StatisticsFiles:
                 return None  # the group got columns in between
             merged = merge(merged, added)
         if len(chain) > 1:
-            self._write_whole(delta_version, merged)
+            try:
+                self._write_whole(delta_version, merged)
+            except StorageError as error:
+                _log.info("merged statistics are not stored: %s", error)
         return merged
 
     def _chain(self, delta_version: int) -> list[str] | None:

@@ -103,6 +103,16 @@ PARAMETERS = {
     "get_runs": "name",
     "pause_job": "name",
     "unpause_job": "name",
+    "get_monitors": "",
+    "check_monitor": "name * window",
+    "get_monitor_history": "name * limit offset",
+    "visualize_monitor": "name * windows",
+    "get_metrics": "",
+    "add_alert_channel": "name uri * secret",
+    "get_alert_channels": "",
+    "remove_alert_channel": "name",
+    "get_alerts": "* limit",
+    "send_alerts": "",
     "add_source": "name uri * secret options description",
     "get_sources": "",
     "check_source": "name",
@@ -123,6 +133,11 @@ ELSEWHERE = [
     "source",
     "sql_job",
     "training_job",
+    "monitor_job",
+    "baseline",
+    "window",
+    "windows",
+    "window_job",
 ]
 
 

@@ -55,6 +55,12 @@ READS = frozenset(
         "get_monitor_history",
         "get_alerts",
         "get_alert_channels",
+        "get_metrics",
+        "visualize_monitor",
+        "source",
+        "get_sources",
+        "check_source",
+        "read_source",
         "compare_statistics",
         "featuregroup",
         "get_featuregroup",
@@ -126,6 +132,7 @@ def prepare(location: Path) -> None:
         store.register_jobs(job_file(location))
         store.register_jobs(job_file(location, "g_watch"))
         store.add_alert_channel("ops", "log")
+        store.add_source("spare_s", f"file://{location.parent}")
         with store.session.registry.transaction() as connection:
             alerts.send(connection, "begin", "g_watch", {"rows": ["there are none"]}, ["ops"])
 
@@ -316,6 +323,10 @@ WRITES = {
         lambda store: store.send_alerts(),
         lambda store: store.add_alert_channel("ops", "log"),
     ),
+    "add a source": Write(
+        "add_source", lambda store: store.add_source("shop", "file:///tmp", description="orders")
+    ),
+    "remove a source": Write("remove_source", lambda store: store.remove_source("spare_s")),
 }
 
 
@@ -365,6 +376,7 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
         for monitor in store.get_monitors():
             reports = store.get_monitor_history(monitor.name)
             seen[f"monitor {monitor.name}"] = [(each.window.start, each.rows) for each in reports]
+        seen["sources"] = [source.name for source in store.get_sources()]
         seen["channels"] = [channel.name for channel in store.get_alert_channels()]
         left = [] if at_work else _leftovers(location)
         assert not left, left

@@ -51,6 +51,7 @@ WITHOUT_TORCH = (
 # `make check` leaves out what kills processes, runs whole programs, fills memory, tries many random
 # cases, or computes windows by the hundred.
 NOT_INNER_LOOP = (
+    "tests/aggregates/test_kernel.py",
     "tests/engines/test_duckdb_interrupts.py",
     "tests/examples",
     "tests/faults",
@@ -61,12 +62,19 @@ NOT_INNER_LOOP = (
     "tests/jobs/test_runs.py",
     "tests/jobs/test_scheduler.py",
     "tests/jobs/test_training_jobs.py",
+    "tests/monitoring/test_alarm_rates.py",
+    "tests/monitoring/test_alerts.py",
+    "tests/monitoring/test_monitors.py",
+    "tests/monitoring/test_reports_and_metrics.py",
     "tests/notebooks",
     "tests/pages",
     "tests/readers/test_reader_cases.py",
     "tests/readers/test_reader_imports.py",
     "tests/readers/test_reader_memory.py",
     "tests/retrieval/test_query_plans.py",
+    "tests/statistics/test_extreme_values.py",
+    "tests/statistics/test_pictures.py",
+    "tests/training/test_export_faults.py",
     "tests/usersql/test_conditions_mean_the_same.py",
     "tests/usersql/test_queries_mean_the_same.py",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 from featurestore.model.secrets import parse_secret
@@ -14,7 +15,8 @@ from featurestore.storage.secrets import resolve_secret
 def open_source(session: Session, spec: SourceSpec) -> Source:
     """Return the source of a registration; nothing is connected and no secret is read yet.
 
-    The secret is given to the URI alone for which somebody registered it on this machine.
+    The secret is given to the URI and options alone for which somebody registered it on this
+    machine.
 
     Raises:
         InvalidArgument: No such kind is installed, or the URI or an option is not of that kind.
@@ -26,7 +28,7 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
             parse_secret(spec.secret),
             location=session.location,
             name=receipt_name(spec),
-            uri=spec.uri,
+            uri=receipt_address(spec),
         )
     config = SourceConfig(spec.name, spec.uri, dict(spec.options), secret)
     return find_source(spec.kind)(config)
@@ -35,3 +37,8 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
 def receipt_name(spec: SourceSpec) -> str:
     """Return the name under which this machine remembers where a source's secret may go."""
     return f"source:{spec.name}"
+
+
+def receipt_address(spec: SourceSpec) -> str:
+    """Return where a source's secret goes: its options, too, may say to which server."""
+    return json.dumps([spec.uri, dict(sorted(spec.options.items()))])

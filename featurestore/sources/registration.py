@@ -22,7 +22,7 @@ from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.source import SourceSnapshot
 from featurestore.registry import sources
 from featurestore.session import Session
-from featurestore.sources.opening import open_source, receipt_name
+from featurestore.sources.opening import open_source, receipt_address, receipt_name
 from featurestore.storage import files
 from featurestore.storage.secrets import allow_secret
 
@@ -64,7 +64,12 @@ def add(
             sources.add(connection, spec)
     if spec.secret is not None:
         reference = parse_secret(spec.secret)
-        allow_secret(reference, location=session.location, name=receipt_name(spec), uri=spec.uri)
+        allow_secret(
+            reference,
+            location=session.location,
+            name=receipt_name(spec),
+            uri=receipt_address(spec),
+        )
     return spec
 
 

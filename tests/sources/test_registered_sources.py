@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ from featurestore.errors import (
     SourceUnavailable,
     UnsupportedType,
 )
+from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage
+from featurestore.sources.opening import receipt_address, receipt_name
+from featurestore.storage.secrets import resolve_secret
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 
@@ -163,6 +167,27 @@ def test_secrets_are_given_by_reference_alone(duckdb_store: FeatureStore) -> Non
         duckdb_store.add_source("shop", uri, secret="env:ANOTHER")
     with pytest.raises(ConfigurationError, match="env:NOT_THERE"):
         duckdb_store.read_source("shop", table="orders")
+
+
+def test_a_secret_is_for_the_options_with_which_it_was_given(
+    duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
+    given = duckdb_store.add_source(
+        "files", str(tmp_path), secret="env:SHOP_PASSWORD", options={"format": "csv"}
+    )
+
+    def secret_of(spec: SourceSpec) -> str:
+        return resolve_secret(
+            parse_secret("env:SHOP_PASSWORD"),
+            location=duckdb_store.session.location,
+            name=receipt_name(spec),
+            uri=receipt_address(spec),
+        )
+
+    assert secret_of(given) == PASSWORD
+    with pytest.raises(ConfigurationError, match="not registered"):
+        secret_of(replace(given, options={"format": "parquet"}))
 
 
 @pytest.mark.postgres

@@ -28,6 +28,7 @@ from featurestore.errors import (
 )
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import stores
+from featurestore.registry.creation import create_tables
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
 
@@ -290,9 +291,6 @@ def upgrade(registry: Registry) -> str:
         RegistryTooNew: It is stamped with a revision after those that this release knows.
         RegistryError: It is stamped with one from before the first release.
     """
-    from alembic import command
-    from alembic.config import Config
-
     head = head_revision()
     with registry.upgrading() as connection:
         if registry.dialect == "postgresql":
@@ -310,12 +308,22 @@ def upgrade(registry: Registry) -> str:
                 f"this release knows {listing(_revisions())}.",
                 hint=_rebuilding(registry),
             )
-        if found != head:
-            settings = Config()
-            settings.set_main_option("script_location", _MIGRATIONS.replace("%", "%%"))
-            settings.attributes["connection"] = connection
-            command.upgrade(settings, "head")
+        if found is None:
+            create_tables(connection, head)
+        elif found != head:
+            migrate(connection)
     return head
+
+
+def migrate(connection: Connection) -> None:
+    """Run the migrations that the database does not have yet."""
+    from alembic import command
+    from alembic.config import Config
+
+    settings = Config()
+    settings.set_main_option("script_location", _MIGRATIONS.replace("%", "%%"))
+    settings.attributes["connection"] = connection
+    command.upgrade(settings, "head")
 
 
 def _rebuilding(registry: Registry) -> str:

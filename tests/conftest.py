@@ -24,6 +24,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.forking import ForkServer
+from tests.object_server import ObjectServer, program, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +44,7 @@ OPTIONAL = (
     "torch",
 )
 SKIPPED_SPARK = "Spark suite skipped"
+SKIPPED_STORAGE = "S3 suite skipped"
 # PyTorch brings gigabytes of libraries: it has an environment of its own, and these tests with it.
 TORCH_TESTS = "tests/torch"
 WITHOUT_TORCH = (
@@ -212,7 +214,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     yield
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
-        if isinstance(report.longrepr, tuple) and SKIPPED_SPARK in report.longrepr[2]:
+        if not isinstance(report.longrepr, tuple):
+            continue
+        if any(suite in report.longrepr[2] for suite in (SKIPPED_SPARK, SKIPPED_STORAGE)):
             reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, count in reasons.items():
         terminalreporter.write_line(f"{reason} ({count} tests)", yellow=True)
@@ -296,6 +300,16 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """A real S3 server, built when it is not there."""
+    path, why = program()
+    if path is None or importlib.util.find_spec("obstore") is None:
+        pytest.skip(f"{SKIPPED_STORAGE}: {why or 'obstore is not installed'}")
+    with serving(tmp_path_factory.mktemp("buckets")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

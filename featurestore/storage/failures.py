@@ -27,6 +27,8 @@ def reading(path: str) -> Iterator[None]:
     """Say of what the system refuses in the block that ``path`` cannot be read, and why."""
     try:
         yield
+    except StorageError:
+        raise
     except OSError as error:
         raise StorageError(
             f"Cannot read {path!r}: {error.strerror or error}.", hint=refusal_hint(error)

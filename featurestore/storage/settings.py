@@ -1,0 +1,127 @@
+"""Settings of object stores: ``storage_options=``, the environment, the usual files; one table.
+
+They are never written down: not in a registry, a manifest, a log or an error.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from featurestore.errors import ConfigurationError, did_you_mean
+
+_CREDENTIALS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+# What ``storage_options=`` may say of S3, and how the environment calls it. All begin with aws_ in
+# the environment and may be written without.
+_S3 = (
+    *_CREDENTIALS,
+    "aws_region",
+    "aws_endpoint_url",
+    "aws_virtual_hosted_style_request",
+    "aws_server_side_encryption",
+    "aws_sse_kms_key_id",
+    "aws_skip_signature",
+)
+_CLIENT = ("allow_http", "timeout", "connect_timeout", "proxy_url")
+_SECONDS = {"timeout": "60s", "connect_timeout": "10s"}
+# Where a program runs in the cloud, the library asks the platform for credentials of the moment.
+_PLATFORM = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+_OTHER_SPELLINGS = {"aws_endpoint": "aws_endpoint_url", "aws_default_region": "aws_region"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to reach an object store: of the store itself, and of the client that calls it."""
+
+    store: Mapping[str, str] = field(repr=False)
+    client: Mapping[str, str] = field(repr=False)
+
+
+def s3_settings(options: Mapping[str, str]) -> Settings:
+    """Return the settings of S3: the options, else the environment, else the files of AWS.
+
+    Raises:
+        ConfigurationError: An option is not known; its value is not shown.
+    """
+    given = _checked(options)
+    store = {}
+    for key in _S3:
+        value = given.get(key) or _from_environment(key)
+        if value:
+            store[key] = value
+    if not any(key in store for key in _CREDENTIALS) and not _has_platform():
+        store.update(_from_file("credentials", _CREDENTIALS))
+    if "aws_region" not in store:
+        store["aws_region"] = _from_file("config", ("region",)).get("region", "us-east-1")
+    client = {}
+    for key in _CLIENT:
+        value = given.get(key) or os.environ.get(f"AWS_{key.upper()}") or _SECONDS.get(key)
+        if value:
+            client[key] = value
+    if store.get("aws_endpoint_url", "").startswith("http://"):
+        client.setdefault("allow_http", "true")
+    return Settings(store, client)
+
+
+def _checked(options: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, value in options.items():
+        key = str(name).lower()
+        if key not in _CLIENT and not key.startswith("aws_"):
+            key = f"aws_{key}"
+        key = _OTHER_SPELLINGS.get(key, key)
+        if key not in _S3 and key not in _CLIENT:
+            known = (*_S3, *_CLIENT)
+            raise ConfigurationError(
+                f"storage_options= has {name!r}, which is not known.",
+                hint=did_you_mean(key, known) or f"there are {', '.join(known)}",
+            )
+        found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def _from_environment(key: str) -> str | None:
+    names = [key.upper()]
+    for other, meant in _OTHER_SPELLINGS.items():
+        if meant == key:
+            names.append(other.upper())
+    if key == "aws_endpoint_url":
+        names.insert(0, "AWS_ENDPOINT_URL_S3")
+    for name in names:
+        if os.environ.get(name):
+            return os.environ[name]
+    return None
+
+
+def _has_platform() -> bool:
+    return any(name in os.environ for name in _PLATFORM)
+
+
+def _from_file(name: str, keys: tuple[str, ...]) -> dict[str, str]:
+    """Return settings of a profile from one of the two files of AWS; none where there is none."""
+    profile = os.environ.get("AWS_PROFILE", "default")
+    if name == "credentials":
+        path, section = os.environ.get("AWS_SHARED_CREDENTIALS_FILE"), profile
+    else:
+        path = os.environ.get("AWS_CONFIG_FILE")
+        section = profile if profile == "default" else f"profile {profile}"
+    path = path or os.path.join(os.path.expanduser("~"), ".aws", name)
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        # Not chained: the text of the cause shows the line, which may hold a secret.
+        raise ConfigurationError(f"The file {path} is no file of settings of AWS.") from None
+    if not parser.has_section(section):
+        return {}
+    found = {}
+    for key in keys:
+        if parser.has_option(section, key):
+            found[key] = parser.get(section, key)
+    return found

@@ -1,0 +1,224 @@
+"""Conformance suite of storages: what every ``Storage`` promises, on whatever server.
+
+Derive a class, give ``storage`` as a fixture, and pytest runs the suite.
+
+    class TestMyStorage(StorageConformance):
+        @pytest.fixture
+        def storage(self):
+            return MyStorage("my://bucket")
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from featurestore.errors import InvalidArgument, StorageError
+from featurestore.storage.interface import Storage, Writer
+
+# What users' data may bring into the names of partition folders.
+ODD_NAMES = (
+    "city=São Paulo",
+    "q=a%20b",
+    "q=100%",
+    "glob=[a*]?",
+    "plus=a+b",
+    "quote=\"'",
+    "sharp=#1",
+    "dots=..a..",
+    "tilde=~`{}|^",
+)
+_MULTIPART_BYTES = 20 << 20
+_RACERS = 8
+
+
+class StorageConformance:
+    """What every storage promises. The fixture gives an empty one, or one with other folders."""
+
+    @pytest.fixture
+    def storage(self) -> Iterator[Storage]:
+        raise NotImplementedError
+
+    # -- whole objects ------------------------------------------------------------------
+
+    def test_what_was_put_is_read(self, storage: Storage) -> None:
+        for data in (b"", b"one", bytes(range(256)) * 40):
+            storage.put("folder/object", data)
+            assert storage.read("folder/object") == data
+
+    def test_put_takes_the_place_of_what_was_there(self, storage: Storage) -> None:
+        storage.put("a", b"old")
+        before = storage.find("a")
+        storage.put("a", b"new")
+        after = storage.find("a")
+        assert storage.read("a") == b"new"
+        assert before is not None
+        assert after is not None
+        assert before.etag != after.etag
+
+    def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
+        storage.put("a/b", b"")
+        for absent in ("none", "a", "a/b/c"):
+            assert storage.find(absent) is None
+            assert not storage.remove(absent)
+            with pytest.raises(FileNotFoundError, match=absent):
+                storage.read(absent)
+            with pytest.raises(FileNotFoundError, match=absent):
+                storage.ranges(absent, [(0, 1)])
+
+    @pytest.mark.parametrize("name", ["", "/a", "a//b", "a/../b", "./a", "a/", "..", "a\\b", "a\0"])
+    def test_names_that_lead_elsewhere_are_refused(self, storage: Storage, name: str) -> None:
+        with pytest.raises(InvalidArgument):
+            storage.put(name, b"")
+        with pytest.raises(InvalidArgument):
+            storage.read(name)
+        with pytest.raises(InvalidArgument):
+            storage.remove(name)
+        with pytest.raises(InvalidArgument):
+            storage.remove_below(name)
+
+    def test_size_and_time_are_those_of_the_object(self, storage: Storage) -> None:
+        storage.put("sized", b"12345")
+        found = storage.find("sized")
+        assert found is not None
+        assert (found.name, found.size) == ("sized", 5)
+        assert abs(found.modified - datetime.now(UTC)) < timedelta(minutes=5)
+
+    def test_any_text_can_be_a_name(self, storage: Storage) -> None:
+        for number, part in enumerate(ODD_NAMES):
+            name = f"odd/{part}/file"
+            storage.put(name, str(number).encode())
+            assert storage.read(name) == str(number).encode()
+        assert storage.children("odd") == sorted(ODD_NAMES)
+        assert _names(storage, "odd") == sorted(f"odd/{part}/file" for part in ODD_NAMES)
+        assert storage.remove_below("odd") == len(ODD_NAMES)
+        assert storage.children("odd") == []
+
+    # -- once ---------------------------------------------------------------------------
+
+    def test_a_name_is_taken_once(self, storage: Storage) -> None:
+        storage.put_new("claims/1", b"mine")
+        with pytest.raises(FileExistsError):
+            storage.put_new("claims/1", b"yours")
+        assert storage.read("claims/1") == b"mine"
+        storage.remove("claims/1")
+        storage.put_new("claims/1", b"yours")
+        assert storage.read("claims/1") == b"yours"
+
+    def test_of_writers_at_once_one_wins(self, storage: Storage) -> None:
+        start = threading.Barrier(_RACERS)
+
+        def race(number: int) -> list[int]:
+            won = []
+            start.wait()
+            for turn in range(10):
+                try:
+                    storage.put_new(f"race/{turn}", f"{number}".encode())
+                except FileExistsError:
+                    continue
+                won.append(turn)
+            return won
+
+        with ThreadPoolExecutor(_RACERS) as pool:
+            wins = list(pool.map(race, range(_RACERS)))
+        for turn in range(10):
+            winners = [number for number, won in enumerate(wins) if turn in won]
+            assert [str(number) for number in winners] == [storage.read(f"race/{turn}").decode()]
+
+    # -- ranges -------------------------------------------------------------------------
+
+    def test_ranges_are_the_bytes_that_were_asked_for(self, storage: Storage) -> None:
+        data = bytes(number % 251 for number in range(3 << 20))
+        storage.put("ranged", data)
+        asked = [(5, 10), (0, 1), (len(data) - 7, 7), (1 << 20, 70_000), (8, 3), (2 << 20, 0)]
+        found = storage.ranges("ranged", asked)
+        assert found == [data[start : start + length] for start, length in asked]
+        assert storage.ranges("ranged", []) == []
+
+    def test_a_range_that_ends_beyond_the_object_is_an_error(self, storage: Storage) -> None:
+        storage.put("short", b"12345")
+        for start, length in ((3, 3), (5, 1), (100, 10)):
+            with pytest.raises(StorageError, match="short"):
+                storage.ranges("short", [(0, 1), (start, length)])
+
+    # -- streams ------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("size", [0, 3, _MULTIPART_BYTES])
+    def test_a_writer_s_object_appears_whole_at_its_end(self, storage: Storage, size: int) -> None:
+        data = bytes(size)
+        with storage.writer("written/file") as writer:
+            for start in range(0, size, 1 << 20):
+                assert writer.write(data[start : start + (1 << 20)]) > 0
+            assert storage.find("written/file") is None
+            assert list(storage.list("written")) == []
+        assert storage.read("written/file") == data
+
+    def test_a_writer_that_fails_leaves_nothing(self, storage: Storage) -> None:
+        storage.put("kept", b"old")
+        for name in ("kept", "written/none"):
+            with pytest.raises(ZeroDivisionError):
+                _fail_in(storage.writer(name))
+        assert storage.read("kept") == b"old"
+        assert _names(storage, "") == ["kept"]
+
+    def test_files_are_uploaded_and_copied(self, storage: Storage, tmp_path: Path) -> None:
+        data = bytes(range(256)) * (_MULTIPART_BYTES // 256)
+        (tmp_path / "file").write_bytes(data)
+        storage.upload("up/loaded", str(tmp_path / "file"))
+        storage.copy("up/loaded", "co/pied")
+        assert storage.read("co/pied") == storage.read("up/loaded") == data
+        with pytest.raises(FileNotFoundError):
+            storage.copy("up/none", "co/none")
+        with pytest.raises(StorageError):
+            storage.upload("up/none", str(tmp_path / "none"))
+
+    # -- lists --------------------------------------------------------------------------
+
+    def test_lists_are_in_the_order_of_names_at_any_depth(self, storage: Storage) -> None:
+        names = ["l/a-b", "l/a.b", "l/a/b", "l/a0", "l/b/c/d", "l/é", "lx", "l0/a"]
+        for name in names:
+            storage.put(name, name.encode())
+        names = sorted(names)
+        inside = [name for name in names if name.startswith("l/")]
+        assert _names(storage, "l") == inside
+        assert _names(storage, "") == names
+        for after in ("l/a", "l/a.b", "l/a5", "l/é"):
+            later = [name for name in inside if name > after]
+            assert _names(storage, "l", after=after) == later
+        assert storage.children("l") == ["a", "a-b", "a.b", "a0", "b", "é"]
+        assert storage.children("") == ["l", "l0", "lx"]
+
+    def test_a_list_gives_more_than_one_answer_of_a_server_holds(self, storage: Storage) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: storage.put(f"many/{n:05d}", b""), range(1_203)))
+        found = _names(storage, "many")
+        assert found == [f"many/{number:05d}" for number in range(1_203)]
+        assert len(list(storage.list("many", after="many/01199"))) == 3
+        assert storage.remove_below("many") == 1_203
+        assert list(storage.list("many")) == []
+
+    def test_a_folder_goes_with_its_last_object(self, storage: Storage) -> None:
+        storage.put("top/inner/a", b"")
+        storage.put("top2/a", b"")
+        assert storage.remove("top/inner/a")
+        assert storage.children("") == ["top2"]
+        assert storage.children("top") == []
+        assert storage.remove_below("top") == 0
+        assert storage.remove_below("none") == 0
+        assert _names(storage, "") == ["top2/a"]
+
+
+def _names(storage: Storage, folder: str, *, after: str = "") -> list[str]:
+    return [each.name for each in storage.list(folder, after=after)]
+
+
+def _fail_in(writing: AbstractContextManager[Writer]) -> None:
+    with writing as writer:
+        writer.write(b"x" * 100)
+        raise ZeroDivisionError

@@ -1,0 +1,104 @@
+"""A real S3 server on the loopback, for the tests that need one: versitygw over a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# What no file of a store, no log and no error may hold.
+ACCESS_KEY = "test-access-key-7f3a"
+SECRET_KEY = "test-secret-key-91bc44de"
+_START_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class ObjectServer:
+    """A running server; a bucket is a folder below ``root``."""
+
+    port: int
+    root: Path
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The ``storage_options=`` of a client."""
+        return options_for(self.endpoint)
+
+    def new_bucket(self, name: str) -> str:
+        """Make an empty bucket and return its URI."""
+        (self.root / name).mkdir()
+        return f"s3://{name}"
+
+
+def options_for(endpoint: str) -> dict[str, str]:
+    return {
+        "aws_access_key_id": ACCESS_KEY,
+        "aws_secret_access_key": SECRET_KEY,
+        "aws_endpoint_url": endpoint,
+        "aws_region": "us-east-1",
+    }
+
+
+@cache
+def program() -> tuple[str | None, str]:
+    """Return the server's program, built when it is not there, else None and why not."""
+    made = subprocess.run(
+        [str(ROOT / "scripts" / "object-server")],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    if made.returncode != 0:
+        return None, made.stderr.strip().splitlines()[-1]
+    return made.stdout.strip(), ""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[ObjectServer]:
+    """Run a server over the folders of ``folder`` while the block runs."""
+    path, why = program()
+    if path is None:
+        raise RuntimeError(why)
+    server = ObjectServer(free_port(), folder)
+    process = subprocess.Popen(
+        [path, "--port", f"127.0.0.1:{server.port}", "--quiet", "posix", str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+    )
+    try:
+        _wait_for(server.port, process)
+        yield server
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    give_up = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise RuntimeError("the S3 server of the tests did not start") from None
+            time.sleep(0.02)

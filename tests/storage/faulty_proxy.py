@@ -1,0 +1,115 @@
+"""A proxy before an S3 server that does at random what networks and busy servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+# What may happen to a request. "lost" and "late 500" have done what was asked, and nobody says so.
+FAULTS = ("500", "503", "cut", "lost", "late 500", "half", "slow")
+_SLOW_SECONDS = 0.05
+
+
+class FaultyProxy:
+    """Passes requests on; each meets a fault with a probability, of the kinds that are chosen."""
+
+    def __init__(self, backend: int, *, rate: float, kinds: tuple[str, ...], seed: int) -> None:
+        self.backend = backend
+        self.rate = rate
+        self.kinds = kinds
+        self.requests: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    def next_fault(self, method: str) -> str:
+        """Return what happens to the next request, "" for nothing."""
+        with self._lock:
+            self.requests[method] += 1
+            if self._random.random() >= self.rate:
+                return ""
+            fault = self._random.choice(self.kinds)
+            self.faults[fault] += 1
+            return fault
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    proxy: ClassVar[FaultyProxy]
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.proxy.next_fault(self.command)
+        if fault in ("500", "503"):
+            self._answer(int(fault), {}, b"")
+            return
+        if fault == "cut":
+            self.close_connection = True
+            return
+        if fault == "slow":
+            time.sleep(_SLOW_SECONDS)
+        status, headers, answer = self._ask(body)
+        if fault == "lost":
+            self.close_connection = True
+        elif fault == "late 500":
+            self._answer(500, {}, b"")
+        elif fault == "half" and len(answer) > 1:
+            self._answer(status, headers, answer, sent=len(answer) // 2)
+            self.close_connection = True
+        else:
+            self._answer(status, headers, answer)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815
+
+    def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.proxy.backend, timeout=30)
+        try:
+            connection.request(self.command, self.path, body=body, headers=dict(self.headers))
+            answer = connection.getresponse()
+            headers = dict(answer.getheaders())
+            return answer.status, headers, answer.read()
+        finally:
+            connection.close()
+
+    def _answer(
+        self, status: int, headers: dict[str, str], body: bytes, *, sent: int | None = None
+    ) -> None:
+        self.send_response(status)
+        lengths = [headers[name] for name in headers if name.lower() == "content-length"]
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        length = lengths[0] if self.command == "HEAD" and lengths else str(len(body))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body if sent is None else body[:sent])
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def faulty(
+    backend: int, *, rate: float, kinds: tuple[str, ...] = FAULTS, seed: int = 1
+) -> Iterator[tuple[FaultyProxy, str]]:
+    """Run a proxy before a port, and give it with its endpoint."""
+    proxy = FaultyProxy(backend, rate=rate, kinds=kinds, seed=seed)
+    handler = type("Handler", (_Handler,), {"proxy": proxy})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield proxy, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,154 @@
+"""Servers that fail, throttle, cut connections and lose answers: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from featurestore.errors import StorageError
+from featurestore.storage import attempts, objects
+from featurestore.storage.objects import ObjectStorage
+from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
+from tests.storage.faulty_proxy import FAULTS, faulty
+
+_WRITERS = 4
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real pauses would only make the tests slow."""
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    backoff = {"init_backoff": timedelta(milliseconds=2)}
+    monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
+
+
+def test_a_lost_answer_to_a_conditional_put_is_found_out(
+    bucket: str, object_server: ObjectServer
+) -> None:
+    """The classic: the object is written, the answer is lost, and the repeat says "taken"."""
+    clean = ObjectStorage(bucket, object_server.options)
+    clean.put_new("taken", b"theirs")
+    kinds = ("lost", "late 500")
+    with faulty(object_server.port, rate=0.5, kinds=kinds, seed=3) as (proxy, endpoint):
+        storage = ObjectStorage(bucket, options_for(endpoint))
+        for number in range(20):
+            storage.put_new(f"claim/{number}", b"mine")
+            with pytest.raises(FileExistsError):
+                storage.put_new("taken", b"mine")
+        assert proxy.faults["lost"] > 3
+        assert proxy.faults["late 500"] > 3
+    assert clean.read("taken") == b"theirs"
+    assert [clean.read(f"claim/{number}") for number in range(20)] == [b"mine"] * 20
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_each_fault_is_survived_by_each_operation(
+    kind: str, bucket: str, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    data = bytes(range(256)) * 100
+    (tmp_path / "file").write_bytes(data)
+    with faulty(object_server.port, rate=0.4, kinds=(kind,), seed=5) as (proxy, endpoint):
+        storage = ObjectStorage(bucket, options_for(endpoint))
+        storage.put("a/put", data)
+        storage.put_new("a/new", data)
+        storage.upload("a/uploaded", str(tmp_path / "file"))
+        with storage.writer("a/written") as writer:
+            writer.write(data)
+        storage.copy("a/put", "a/copied")
+        names = ["a/copied", "a/new", "a/put", "a/uploaded", "a/written"]
+        for name in names:
+            assert storage.read(name) == data
+            assert storage.ranges(name, [(3, 4), (9_000, 50)]) == [data[3:7], data[9_000:9_050]]
+            found = storage.find(name)
+            assert found is not None
+            assert found.size == len(data)
+        assert [each.name for each in storage.list("a")] == names
+        assert storage.children("a") == [name[2:] for name in names]
+        assert storage.remove("a/put")
+        assert storage.remove_below("a") == 4
+        assert list(storage.list("a")) == []
+        assert proxy.faults[kind] >= 5
+
+
+def race(bucket: str, object_server: ObjectServer, *, commits: int, rate: float) -> int:
+    """Let writers append to one log through a faulty network; return the number of faults."""
+    with faulty(object_server.port, rate=rate, seed=11) as (proxy, endpoint):
+        unsure: list[str] = []
+        acknowledged: list[str] = []
+        lock = threading.Lock()
+
+        def write(writer: int) -> None:
+            storage = ObjectStorage(bucket, options_for(endpoint))
+            version = 0
+            for number in range(commits):
+                text = f"{writer}/{number}"
+                while True:
+                    try:
+                        storage.put_new(f"log/{version:06d}", text.encode())
+                    except FileExistsError:
+                        version += 1
+                        continue
+                    except StorageError:
+                        with lock:
+                            unsure.append(text)
+                        break
+                    with lock:
+                        acknowledged.append(text)
+                    break
+
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(write, range(_WRITERS)))
+        injected = proxy.faults.total()
+    clean = ObjectStorage(bucket, object_server.options)
+    written = [clean.read(each.name).decode() for each in clean.list("log")]
+    assert len(set(written)) == len(written)  # none doubled
+    assert set(acknowledged) <= set(written)  # none lost
+    assert set(written) <= set(acknowledged) | set(unsure)
+    assert len(unsure) <= len(written) // 20
+    return injected
+
+
+def test_racing_writers_lose_and_double_nothing_on_a_faulty_network(
+    bucket: str, object_server: ObjectServer
+) -> None:
+    assert race(bucket, object_server, commits=15, rate=0.2) > 30
+
+
+@pytest.mark.soak
+def test_a_thousand_faults_lose_and_double_nothing(
+    bucket: str, object_server: ObjectServer
+) -> None:
+    assert race(bucket, object_server, commits=300, rate=0.3) > 1_000
+
+
+def test_errors_name_object_and_action_and_no_credentials(
+    bucket: str, object_server: ObjectServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    wrong = {**object_server.options, "aws_secret_access_key": SECRET_KEY + "-wrong"}
+    places = {
+        "(SignatureDoesNotMatch|AccessDenied|403)": ObjectStorage(bucket, wrong),
+        "cannot be reached": ObjectStorage(bucket, options_for(f"http://127.0.0.1:{free_port()}")),
+        "no such bucket|NoSuchBucket": ObjectStorage("s3://absent", object_server.options),
+    }
+    for reason, storage in places.items():
+        for call in (
+            lambda each: each.put("some/name", b"1"),
+            lambda each: each.put_new("some/name", b"1"),
+            lambda each: each.read("some/name"),
+            lambda each: list(each.list("some")),
+        ):
+            with pytest.raises(StorageError, match=reason) as refused:
+                call(storage)
+            text = str(refused.value)
+            assert "some" in text
+            assert refused.value.__cause__ is None or ACCESS_KEY not in str(refused.value.__cause__)
+            assert not any(secret in text for secret in (ACCESS_KEY, SECRET_KEY))
+            assert not any(secret in repr(storage) for secret in (ACCESS_KEY, SECRET_KEY))
+    assert ACCESS_KEY not in caplog.text
+    assert SECRET_KEY not in caplog.text

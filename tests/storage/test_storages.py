@@ -1,0 +1,24 @@
+"""Every storage passes the suite that the package ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from featurestore.storage.local import LocalStorage
+from featurestore.storage.objects import ObjectStorage
+from featurestore.testing.storage_conformance import StorageConformance
+from tests.object_server import ObjectServer
+
+
+class TestLocalStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> LocalStorage:
+        return LocalStorage(str(tmp_path / "store"), durable=False)
+
+
+class TestS3Storage(StorageConformance):
+    @pytest.fixture
+    def storage(self, bucket: str, object_server: ObjectServer) -> ObjectStorage:
+        return ObjectStorage(bucket, object_server.options)

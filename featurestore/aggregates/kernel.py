@@ -7,8 +7,9 @@ deviations over NaN, or over infinities of both signs, are NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +58,47 @@ class Aggregate:
     n: int = 0
 
 
+@dataclass(frozen=True)
+class Totals:
+    """What rows add to the sums and counts of every label that sees them all.
+
+    ``sums`` are exact: of the values as "whole numbers" or as "doubles", and of their "squares".
+    NaN and infinities are counted apart.
+    """
+
+    count: int = 0
+    sums: Mapping[str, Fraction] = field(default_factory=dict)
+    above: int = 0
+    below: int = 0
+    nothing: int = 0
+
+    @property
+    def odds(self) -> tuple[int, int, int]:
+        """How many values are infinite above and below, and how many NaN."""
+        return self.above, self.below, self.nothing
+
+    @property
+    def odd(self) -> int:
+        """How many values are NaN or infinite."""
+        return sum(self.odds)
+
+    def plus(self, other: Totals) -> Totals:
+        """Return the totals of the rows of both."""
+        sums = dict(self.sums)
+        for what, total in other.sums.items():
+            sums[what] = sums.get(what, Fraction(0)) + total
+        return Totals(
+            self.count + other.count,
+            sums,
+            self.above + other.above,
+            self.below + other.below,
+            self.nothing + other.nothing,
+        )
+
+
+_NOTHING = Totals()
+
+
 @dataclass
 class Chunk:
     """Rows and labels of whole keys and what has been computed of them already."""
@@ -65,8 +107,13 @@ class Chunk:
     rows: Rows
     columns: Sequence[pa.Array]
     conditions: Sequence[pa.Array]
+    carried: Mapping[tuple[int, int | None], Totals] = field(default_factory=dict)
     windows: dict[tuple[int | None, int], Window] = field(default_factory=dict)
     found: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def totals(self, aggregate: Aggregate) -> Totals:
+        """Return what rows that are not in the chunk add for every label."""
+        return self.carried.get((aggregate.values, aggregate.condition), _NOTHING)
 
     def window(self, aggregate: Aggregate) -> Window:
         """Return the window of an aggregate; one for all that share it."""
@@ -110,6 +157,7 @@ def aggregate(
     columns: Sequence[pa.Array],
     aggregates: Sequence[Aggregate],
     conditions: Sequence[pa.Array] = (),
+    carried: Mapping[tuple[int, int | None], Totals] | None = None,
 ) -> list[pa.Array]:
     """Return one array for each aggregate, with one value for each label.
 
@@ -120,6 +168,8 @@ def aggregate(
         columns: Values of the rows.
         aggregates: What is asked for.
         conditions: Booleans of the rows.
+        carried: By values and condition, what rows of one key that are not given add for every
+            label; only to counts, sums, means and deviations.
 
     Raises:
         InvalidArgument: A sum of integers or decimals does not fit its type.
@@ -133,10 +183,74 @@ def aggregate(
     [[3.5, None], [2, 2]]
     """
     try:
-        chunk = Chunk(Timeline(rows, labels, keys=keys), rows, columns, conditions)
+        timeline = Timeline(rows, labels, keys=keys)
+        chunk = Chunk(timeline, rows, columns, conditions, carried or {})
         return [_FUNCTIONS[each.function](chunk, each) for each in aggregates]
     except TooLong:
         return _in_halves(rows, labels, keys, columns, aggregates, conditions)
+
+
+def totals_of(
+    rows: Rows,
+    *,
+    columns: Sequence[pa.Array],
+    conditions: Sequence[pa.Array],
+    aggregates: Sequence[Aggregate],
+) -> Totals:
+    """Return what rows of one key add to aggregates over one column and condition.
+
+    >>> rows = Rows(np.array([0, 0]), np.array([1, 5]))
+    >>> totals_of(rows, columns=[pa.array([1.5, 2.0])], conditions=[],
+    ...           aggregates=[Aggregate("mean", 0, over=5)])
+    Totals(count=2, sums={'doubles': Fraction(7, 2)}, above=0, below=0, nothing=0)
+    """
+    # One label that sees them all.
+    after = Labels(np.zeros(1, np.int64), np.array([_MOST // 4]))
+    chunk = Chunk(Timeline(rows, after, keys=1), rows, columns, conditions)
+    found = Totals()
+    for given in aggregates:
+        each = replace(given, over=None, offset=0)
+        kind = columns[each.values].type
+        is_whole = not pat.is_floating(kind)
+        sums: dict[str, Fraction] = {}
+        if each.function in ("sum", "mean") and is_whole:
+            total = _limb_sums(chunk, each, "whole numbers", _whole_numbers)
+            sums["whole numbers"] = total.exactly(0)
+        elif each.function != "count":
+            sums["doubles"] = _limb_sums(chunk, each, "doubles", _finite_doubles).exactly(0)
+        if each.function in ("std", "var"):
+            sums["squares"] = _limb_sums(chunk, each, "squares", _finite_squares).exactly(0)
+        odd = [0, 0, 0]
+        if each.function != "count" and not is_whole:
+            odd = [int(counts[0]) for counts in _odd_counts(chunk, each)]
+        count = int(_counted(chunk, each)[0])
+        found = Totals(count, {**found.sums, **sums}, *map(max, odd, found.odds))
+    return found
+
+
+def rows_that_answer(
+    columns: Sequence[pa.Array],
+    conditions: Sequence[pa.Array],
+    aggregates: Sequence[Aggregate],
+) -> Integers:
+    """Return numbers of rows that answer for all: whoever sees all may be shown these alone.
+
+    The rows are of one key and in their order; of the functions those that pick values, not sums.
+
+    >>> rows_that_answer([pa.array([3, 1, 1, 2])], [],
+    ...                  [Aggregate("max", 0, over=5), Aggregate("last", 0, over=5)]).tolist()
+    [0, 3]
+    """
+    count = len(columns[0])
+    rows = Rows(np.zeros(count, np.int64), np.arange(count))
+    nobody = Labels(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    chunk = Chunk(Timeline(rows, nobody, keys=1), rows, columns, conditions)
+    picked = [np.zeros(0, np.int64)]
+    for each in aggregates:
+        present = np.flatnonzero(chunk.present(each))
+        if len(present):
+            picked.append(present[_PICKS[each.function](chunk, each, present)])
+    return np.unique(np.concatenate(picked))
 
 
 def _in_halves(
@@ -205,7 +319,7 @@ def _nulls_where(found: npt.NDArray[Any], empty: Flags, kind: pa.DataType) -> pa
 def _counted(chunk: Chunk, each: Aggregate) -> Integers:
     def compute() -> Integers:
         flags = chunk.of_column(each, "counts", lambda: _ones(chunk.present(each)))
-        return chunk.window(each).totals(flags)
+        return chunk.window(each).totals(flags) + chunk.totals(each).count
 
     found: Integers = chunk.in_window(each, "count", compute)
     return found
@@ -310,11 +424,27 @@ def _finite(chunk: Chunk, each: Aggregate) -> exact.Doubles:
 
 def _doubles(chunk: Chunk, each: Aggregate) -> exact.Doubles:
     def compute() -> exact.Doubles:
-        column = chunk.columns[each.values].cast(pa.float64())
-        return column.fill_null(0.0).to_numpy(zero_copy_only=False)
+        column = chunk.columns[each.values]
+        if pat.is_decimal(column.type):
+            return _doubles_of_decimals(column)
+        # Integers beyond 2**53 are rounded to the nearest doubles.
+        doubles = column.cast(pa.float64(), safe=False)
+        return doubles.fill_null(0.0).to_numpy(zero_copy_only=False)
 
     found: exact.Doubles = chunk.of_column(each, "values", compute)
     return found
+
+
+def _doubles_of_decimals(column: pa.Array) -> exact.Doubles:
+    """Return the nearest doubles to decimals; 0 for null."""
+    low, *high = _decimal_words(column)
+    units = low + (high[0] << 32)
+    sign = units >> 63
+    is_small = (np.abs(units) <= 1 << 53) & (high[1] == sign & 0xFFFFFFFF) & (high[2] == sign)
+    # A quotient of two doubles that are exact is rounded once.
+    if is_small.all() and column.type.scale <= 22:
+        return units / 10.0**column.type.scale
+    return np.array(list(map(float, column.fill_null(0).to_pylist())), np.float64)
 
 
 def _odd(chunk: Chunk, each: Aggregate) -> Flags:
@@ -327,15 +457,22 @@ def _odd(chunk: Chunk, each: Aggregate) -> Flags:
 
 def _with_specials(chunk: Chunk, each: Aggregate, found: exact.Doubles) -> exact.Doubles:
     """Put NaN and infinities into sums of finite numbers."""
-    odd = _odd(chunk, each)
-    if not odd.any():
+    odd, carried = _odd(chunk, each), chunk.totals(each)
+    if not odd.any() and not carried.odd:
         return found
+    above, below, nothing = _odd_counts(chunk, each)
+    is_nothing = (nothing > 0) | ((above > 0) & (below > 0))
+    found = np.where(above > 0, np.inf, np.where(below > 0, -np.inf, found))
+    return np.where(is_nothing, np.nan, found)
+
+
+def _odd_counts(chunk: Chunk, each: Aggregate) -> tuple[Integers, Integers, Integers]:
+    """Return how many infinities above and below and how many NaN each label sees."""
+    odd, carried = _odd(chunk, each), chunk.totals(each)
     values, window = _doubles(chunk, each), chunk.window(each)
-    above = window.totals(_ones(odd & (values == np.inf))) > 0
-    below = window.totals(_ones(odd & (values == -np.inf))) > 0
-    nothing = (window.totals(_ones(odd & np.isnan(values))) > 0) | (above & below)
-    found = np.where(above, np.inf, np.where(below, -np.inf, found))
-    return np.where(nothing, np.nan, found)
+    above = window.totals(_ones(odd & (values == np.inf))) + carried.above
+    below = window.totals(_ones(odd & (values == -np.inf))) + carried.below
+    return above, below, window.totals(_ones(odd & np.isnan(values))) + carried.nothing
 
 
 def _limb_sums(
@@ -349,7 +486,8 @@ def _limb_sums(
 
     def compute() -> Sums:
         fixed, digits = chunk.of_column(each, what, numbers)
-        return Sums(list(map(chunk.window(each).totals, digits)), fixed.unit, fixed.bits)
+        sums = Sums(list(map(chunk.window(each).totals, digits)), fixed.unit, fixed.bits)
+        return sums.plus(chunk.totals(each).sums.get(what, Fraction(0)))
 
     found: Sums = chunk.in_window(each, f"sums of {what}", compute)
     return found
@@ -438,10 +576,10 @@ def _variances(chunk: Chunk, each: Aggregate) -> exact.Doubles:
         sums = _limb_sums(chunk, each, "doubles", _finite_doubles)
         squares = _limb_sums(chunk, each, "squares", _finite_squares)
         found = variances(_counted(chunk, each), sums, squares)
-        odd = _odd(chunk, each)
-        if not odd.any():
+        odd, carried = _odd(chunk, each), chunk.totals(each).odd
+        if not odd.any() and not carried:
             return found
-        return np.where(chunk.window(each).totals(_ones(odd)) > 0, np.nan, found)
+        return np.where(chunk.window(each).totals(_ones(odd)) + carried > 0, np.nan, found)
 
     found: exact.Doubles = chunk.in_window(each, "variance", compute)
     return found
@@ -576,3 +714,42 @@ _FUNCTIONS: dict[str, Callable[[Chunk, Aggregate], pa.Array]] = {
     "sum": _sum,
     "var": _var,
 }
+
+
+# ---- rows that answer for all
+
+
+def _pick_extreme(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    column = chunk.columns[each.values]
+    order = chunk.of_column(each, "codes", lambda: _codes(column))
+    if order is None:
+        order = chunk.of_column(each, "ranks", lambda: _ranks(column))
+    choose = np.argmax if each.function == "max" else np.argmin
+    return np.array([choose(order[present])])
+
+
+def _pick_distinct(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    groups = chunk.of_column(each, "groups", lambda: _groups(chunk, each))
+    return np.unique(groups[present], return_index=True)[1].astype(np.int64)
+
+
+def _pick_edge(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+    """Return the first row, or the last ones."""
+    count = len(present)
+    if each.function == "first":
+        return np.zeros(1, np.int64)
+    return np.arange(max(count - max(each.n, 1), 0), count)
+
+
+_PICKS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {
+    "all": _pick_distinct,
+    "any": _pick_distinct,
+    "count_distinct": _pick_distinct,
+    "first": _pick_edge,
+    "last": _pick_edge,
+    "last_n": _pick_edge,
+    "max": _pick_extreme,
+    "min": _pick_extreme,
+}
+# Functions that some of the rows can answer for all of them.
+PICKING = frozenset(_PICKS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,30 @@ class Sums:
             high, lost = pairs.total(high, part)
             low += lost
         return pairs.total(high, low)
+
+    def plus(self, number: Fraction) -> Sums:
+        """Return the sums with one number added to each; it has a power of two below its line."""
+        if not number:
+            return self
+        whole, unit = abs(number.numerator), 1 - number.denominator.bit_length()
+        zeros = (whole & -whole).bit_length() - 1
+        whole, unit = whole >> zeros, unit + zeros
+        limbs, lowest = list(self.limbs), self.unit
+        while unit < lowest:
+            limbs.insert(0, np.zeros_like(limbs[0]))
+            lowest -= self.bits
+        rest, mask, place = whole << (unit - lowest), (1 << self.bits) - 1, 0
+        while rest:
+            if place == len(limbs):
+                limbs.append(np.zeros_like(limbs[0]))
+            digit = rest & mask
+            limbs[place] = limbs[place] + (digit if number > 0 else -digit)
+            rest, place = rest >> self.bits, place + 1
+        return Sums(limbs, lowest, self.bits)
+
+    def exactly(self, row: int) -> Fraction:
+        """Return one sum as it is."""
+        return Fraction(2) ** self.unit * self.whole(row)
 
     def whole(self, row: int) -> int:
         """Return one sum as a number of units."""

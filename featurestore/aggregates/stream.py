@@ -1,30 +1,25 @@
 """Window features over one sorted stream of rows and labels.
 
 An engine puts the rows of a group and the labels into one stream, sorted by a hash of their keys
-and by time, and this module turns it into labels with their features: it gathers whole keys until a
-chunk is worth a call of the kernel. Engines may use any hash, since only keys that are equal meet.
+and by time, and this module turns it into labels with their features: it takes whole keys at a time,
+or parts of one that is too large. Engines may use any hash, since only keys that are equal meet.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from featurestore.aggregates.kernel import Aggregate, aggregate
-from featurestore.aggregates.ranges import NEVER, Flags, Integers, Labels, Rows
-from featurestore.errors import InvalidArgument
-
-# Columns of the stream. Of a row ``MOMENT`` is twice its time in microseconds, of a label one more,
-# so that labels come after the rows of their moment; that of a label without a time is null.
-GROUP, MOMENT, KNOWN, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
-_CHUNK_ROWS = 250_000
+from featurestore.aggregates.carried import CutGroup
+from featurestore.aggregates.events import Question, codes_of, flags_of, integers_of, is_sorted
+from featurestore.aggregates.kernel import Aggregate
+from featurestore.aggregates.parts import GROUP, MOMENT, Part, differs, parts_of
+from featurestore.aggregates.ranges import Integers, Labels
 
 
 @dataclass(frozen=True)
@@ -61,28 +56,58 @@ class WindowFeatures:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the labels with their features, key by key."""
-        for chunk in _whole_groups(batches):
-            yield from self._answered(chunk).to_batches()
+        cut = self._cut_group()
+        for part in parts_of(batches):
+            if part.begins:
+                cut = self._cut_group()
+            yield from self._answered(part, cut).to_batches()
 
     def in_threads(
         self, batches: Iterator[pa.RecordBatch], *, threads: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the same; chunks are computed beside each other, one for each thread."""
+        """Yield the same; whole groups are computed beside each other, on so many threads."""
         if threads <= 1:
             yield from self(batches)
             return
         waiting: deque[Future[pa.Table]] = deque()
+        cut = self._cut_group()
         with ThreadPoolExecutor(threads) as pool:
-            for chunk in _whole_groups(batches):
-                if len(waiting) == threads:
+            for part in parts_of(batches):
+                # A part of a cut group needs what is carried of those before it.
+                while waiting and (len(waiting) == threads or not part.is_whole):
                     yield from waiting.popleft().result().to_batches()
-                waiting.append(pool.submit(self._answered, chunk))
+                if part.begins:
+                    cut = self._cut_group()
+                if part.is_whole:
+                    waiting.append(pool.submit(self._answered, part, cut))
+                else:
+                    yield from self._answered(part, cut).to_batches()
             while waiting:
                 yield from waiting.popleft().result().to_batches()
 
-    def _answered(self, chunk: pa.Table) -> pa.Table:
-        has_time = _flags(chunk.column(MOMENT).is_valid())
-        moment = _integers(chunk.column(MOMENT))
+    @property
+    def _question(self) -> Question:
+        return Question(
+            members=self.members,
+            waits=self.waits,
+            refuses_ties=self.refuses_ties,
+            aggregates=self.aggregates,
+            conditions=self.conditions,
+            group=self.group,
+        )
+
+    @property
+    def _keys(self) -> list[str]:
+        return [f"k{number}" for number in range(self.keys)] or [GROUP]
+
+    def _cut_group(self) -> CutGroup:
+        return CutGroup(self._question, self._keys)
+
+    def _answered(self, part: Part, cut: CutGroup) -> pa.Table:
+        """Return the labels of a part with their answers; ``cut`` is its group where it is cut."""
+        chunk = part.rows
+        has_time = flags_of(chunk.column(MOMENT).is_valid())
+        moment = integers_of(chunk.column(MOMENT))
         is_label = ~has_time | (moment & 1 == 1)
         carried = len(self.schema) - len(self.aggregates)
         labels = chunk.select([f"c{number}" for number in range(carried)])
@@ -91,15 +116,20 @@ class WindowFeatures:
         answerable = is_label & (key >= 0) & has_time
         rows = np.flatnonzero(~is_label)
         asked = np.flatnonzero(answerable)
-        if not _is_sorted(key[asked], moment[asked]):
+        if not is_sorted(key[asked], moment[asked]):
             asked = asked[np.lexsort((moment[asked], key[asked]))]
-        found = self._aggregated(chunk, key, moment >> 1, rows, asked, keys)
+        if part.is_whole:
+            found = self._aggregated(chunk, key, moment >> 1, rows, asked, keys)
+        else:
+            found = cut.answers(chunk, key, moment >> 1, rows, asked)
         # Labels without key or time see no row: their answer is the last one.
         place = np.full(chunk.num_rows, len(asked), np.int64)
         place[asked] = np.arange(len(asked))
         taken = pa.array(place[is_label])
         columns = list(labels.columns)
-        for answers in found:
+        for answers, fill in zip(found, self.fills, strict=True):
+            if fill is not None:
+                answers = answers.fill_null(pa.scalar(fill, answers.type))
             columns.append(answers.take(taken))
         return pa.table(columns, names=self.schema.names).cast(self.schema)
 
@@ -113,176 +143,24 @@ class WindowFeatures:
         keys: int,
     ) -> list[pa.Array]:
         """Return the answers for the labels asked, and then the one of a label that sees no row."""
-        known, tie = _column_or_zeros(chunk, KNOWN), _column_or_zeros(chunk, TIE)
-        if self.waits:
-            was_known = _flags(chunk.column(KNOWN).is_valid())
-            rows = rows[was_known[rows]]
-        if not _is_sorted(key[rows], time[rows], strictly=True):
-            rows = rows[np.lexsort((tie[rows], known[rows], time[rows], key[rows]))]
-        replaced = self._replaced(chunk, key[rows], time[rows], known[rows], rows)
-        if replaced is not None:
-            current = replaced > np.iinfo(np.int64).min
-            rows, replaced = rows[current], replaced[current]
-            if not (replaced < NEVER).any():
-                replaced = None
-        positions = pa.array(rows)
-        count = 1 + max([each.values for each in self.aggregates], default=-1)
-        values = [_taken(chunk, f"v{number}", positions) for number in range(count)]
-        conditions = [_taken(chunk, f"w{each}", positions) for each in range(self.conditions)]
+        question = self._question
+        events = question.events(chunk, key, time, rows)
         # One more key without rows, for the label that sees none.
-        found = aggregate(
-            Rows(key[rows], time[rows], known[rows] if self.waits else None, replaced),
-            Labels(np.append(key[asked], keys), np.append(time[asked], 0)),
-            keys=keys + 1,
-            columns=values,
-            aggregates=self.aggregates,
-            conditions=conditions,
-        )
-        answers = []
-        for each, fill in zip(found, self.fills, strict=True):
-            if fill is not None:
-                each = each.fill_null(pa.scalar(fill, each.type))
-            answers.append(each)
-        return answers
-
-    def _replaced(
-        self, chunk: pa.Table, key: Integers, time: Integers, known: Integers, rows: Integers
-    ) -> Integers | None:
-        """Return from when on another version counts instead of each row; None if none ever does.
-
-        The least integer stands for a row that never counts: its successor is known as early.
-        """
-        same = (key[1:] == key[:-1]) & (time[1:] == time[:-1])
-        if not same.any():
-            return None
-        shares = np.append(same, False) | np.append(False, same)
-        tied = np.flatnonzero(shares)
-        columns = [chunk.column(f"m{number}") for number in range(self.members)]
-        member = _codes([column.take(pa.array(rows[tied])) for column in columns], len(tied))
-        # Rows of one event stand together then, in the order in which they were known.
-        order = np.lexsort((np.arange(len(tied)), member, time[tied], key[tied]))
-        tied, member = tied[order], member[order]
-        is_version = (
-            (key[tied[1:]] == key[tied[:-1]])
-            & (time[tied[1:]] == time[tied[:-1]])
-            & (member[1:] == member[:-1])
-        )
-        if not is_version.any():
-            return None
-        if self.refuses_ties:
-            raise InvalidArgument(
-                f"Feature group {self.group!r} has several rows of one key and event time, and "
-                "nothing says whether they are several events or versions of one.",
-                hint="declare what tells them apart as part of primary_key, or a created_time",
-            )
-        found = np.full(len(rows), NEVER)
-        earlier = tied[:-1][is_version]
-        later = tied[1:][is_version]
-        if self.waits:
-            start = np.maximum(known[earlier], time[earlier])
-            next_start = np.maximum(known[later], time[later])
-            found[earlier] = np.where(next_start > start, next_start, np.iinfo(np.int64).min)
-        else:
-            found[earlier] = np.iinfo(np.int64).min
-        return found
+        labels = Labels(np.append(key[asked], keys), np.append(time[asked], 0))
+        return question.answers(events, labels, keys=keys + 1, aggregates=self.aggregates)
 
     def _key_numbers(self, chunk: pa.Table) -> tuple[Integers, int]:
         """Return a number for each row's key, -1 where a part of it is null, and how many."""
-        names = [f"k{number}" for number in range(self.keys)] or [GROUP]
-        columns = [chunk.column(name).combine_chunks() for name in names]
+        columns = [chunk.column(name).combine_chunks() for name in self._keys]
         present = np.ones(chunk.num_rows, bool)
         for column in columns:
-            present &= _flags(column.is_valid())
+            present &= flags_of(column.is_valid())
         group = chunk.column(GROUP).combine_chunks()
-        changes = _differs(group)
+        changes = differs(group)
         # Where the hash goes on, the key nearly always does, too.
-        if not any((_differs(column) & ~changes).any() for column in columns):
+        if not any((differs(column) & ~changes).any() for column in columns):
             number = np.cumsum(changes) - 1
         else:
-            number = _codes(columns, chunk.num_rows)
+            number = codes_of(columns, chunk.num_rows)
         keys = int(number.max(initial=-1)) + 1
         return np.where(present, number, -1), keys
-
-
-def _whole_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield tables of many rows that end where a group does."""
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        last = _first_of_last_group(batch)
-        if rows + last >= _CHUNK_ROWS and (last > 0 or _begins_group(held, batch)):
-            whole = [*held, batch.slice(0, last)]
-            yield pa.Table.from_batches([each for each in whole if each.num_rows])
-            held, rows = [], 0
-            batch = batch.slice(last)
-        held.append(batch)
-        rows += batch.num_rows
-    if held:
-        yield pa.Table.from_batches(held)
-
-
-def _first_of_last_group(batch: pa.RecordBatch) -> int:
-    """Return where the last group of a batch begins; 0 where it may have begun before."""
-    changes = np.flatnonzero(_differs(batch.column(GROUP)))
-    return int(changes[-1])
-
-
-def _begins_group(held: Sequence[pa.RecordBatch], batch: pa.RecordBatch) -> bool:
-    if not held:
-        return False
-    previous = held[-1].column(GROUP)
-    return bool(previous[len(previous) - 1] != batch.column(GROUP)[0])
-
-
-def _differs(column: pa.Array) -> Flags:
-    """Return where a value differs from the one before it; the first does."""
-    differs = np.ones(len(column), bool)
-    if len(column) > 1:
-        before, after = column.slice(0, len(column) - 1), column.slice(1)
-        unequal = pc.fill_null(pc.not_equal(before, after), False)
-        one_null = pc.xor(before.is_null(), after.is_null())
-        differs[1:] = _flags(pc.or_(unequal, one_null))
-    return differs
-
-
-def _codes(columns: Sequence[pa.Array | pa.ChunkedArray], rows: int) -> Integers:
-    """Return a number for each row; rows whose columns are all equal have the same."""
-    numbers = np.zeros(rows, np.int64)
-    for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode")
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
-        indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        pairs = numbers * (int(indices.max(initial=0)) + 1) + indices
-        numbers = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-    return numbers
-
-
-def _is_sorted(key: Integers, time: Integers, *, strictly: bool = False) -> bool:
-    """Tell whether pairs of key and time ascend; strictly where none occurs twice."""
-    same = key[1:] == key[:-1]
-    later = time[1:] > time[:-1]
-    if not strictly:
-        later |= time[1:] == time[:-1]
-    return bool(np.all((key[1:] > key[:-1]) | (same & later)))
-
-
-def _column_or_zeros(chunk: pa.Table, name: str) -> Integers:
-    if name not in chunk.column_names:
-        return np.zeros(chunk.num_rows, np.int64)
-    return _integers(chunk.column(name))
-
-
-def _taken(chunk: pa.Table, name: str, positions: pa.Array) -> pa.Array:
-    taken = chunk.column(name).take(positions)
-    return taken.combine_chunks()
-
-
-def _flags(column: pa.Array | pa.ChunkedArray) -> Flags:
-    return np.asarray(column.to_numpy(zero_copy_only=False), bool)
-
-
-def _integers(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    return np.asarray(pc.fill_null(column, 0).to_numpy(), np.int64)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 
 from featurestore.aggregates import pairs
@@ -64,8 +62,7 @@ def _in_doubles(
 
 
 def _in_integers(count: int, sums: Sums, squares: Sums, *, row: int) -> float:
-    total = Fraction(2) ** sums.unit * sums.whole(row)
-    total_of_squares = Fraction(2) ** squares.unit * squares.whole(row)
+    total, total_of_squares = sums.exactly(row), squares.exactly(row)
     try:
         return float((count * total_of_squares - total * total) / (count * (count - 1)))
     except OverflowError:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.aggregates import by_row, kernel, stream
+from featurestore.aggregates import by_row, kernel, parts, stream
 from featurestore.aggregates.kernel import Aggregate, aggregate
 from featurestore.aggregates.ranges import NEVER, Labels, Rows
 from featurestore.errors import InvalidArgument
@@ -158,8 +158,8 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
     table = pa.table(
         {
             # Hashes that collide: two keys a hash.
-            stream.GROUP: key[order] // 2,
-            stream.MOMENT: moment[order],
+            parts.GROUP: key[order] // 2,
+            parts.MOMENT: moment[order],
             "k0": key[order],
             "m0": np.arange(count),
             "v0": random.normal(size=count),
@@ -179,8 +179,11 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
         group="w",
     )
 
-    def answers(batch_rows: int, chunk_rows: int, threads: int = 1) -> pa.Table:
-        monkeypatch.setattr(stream, "_CHUNK_ROWS", chunk_rows)
+    def answers(
+        batch_rows: int, chunk_rows: int, threads: int = 1, group_rows: int = 10**9
+    ) -> pa.Table:
+        monkeypatch.setattr(parts, "CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr(parts, "GROUP_ROWS", group_rows)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield from by_hash.to_batches(batch_rows)

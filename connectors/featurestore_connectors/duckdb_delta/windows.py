@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.aggregates.parts import GROUP, KNOWN, MOMENT, TIE
 from featurestore.aggregates.sides import WindowSide
-from featurestore.aggregates.stream import GROUP, KNOWN, MOMENT, TIE
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation

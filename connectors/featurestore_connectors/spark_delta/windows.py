@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.aggregates.parts import GROUP, KNOWN, MOMENT, TIE
 from featurestore.aggregates.sides import WindowSide
-from featurestore.aggregates.stream import GROUP, KNOWN, MOMENT, TIE
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns

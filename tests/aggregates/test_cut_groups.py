@@ -1,0 +1,207 @@
+"""A group that is cut into parts answers what it answers in one: to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.aggregates import parts
+from featurestore.aggregates.carried import CutGroup
+from featurestore.aggregates.kernel import Aggregate, result_type
+from featurestore.aggregates.rounding import Sums
+from featurestore.aggregates.stream import WindowFeatures
+from featurestore.testing.oracle import bits
+
+COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "v0": (
+        pa.float64(),
+        [None, 0.1, 0.2, -3.5, 1e16, -1e16, 1e-9, 5e-324, -0.0, float("nan"), float("inf")],
+    ),
+    "v1": (pa.int64(), [None, 1, -7, 2**40, -(2**58)]),
+    "v2": (pa.decimal128(30, 2), [None, Decimal("1.25"), Decimal("-9.50"), Decimal(10) ** 24]),
+    "v3": (pa.string(), [None, "", "a", "zz"]),
+    "v4": (pa.bool_(), [None, True, False]),
+    "w0": (pa.bool_(), [None, True, False]),
+}
+FUNCTIONS = [
+    ["sum", "count", "mean", "min", "max", "std", "var", "first", "last", "count_distinct", "last_n"],
+    ["sum", "mean", "max", "std"],
+    ["sum", "min", "mean"],
+    ["min", "max", "last", "count_distinct", "last_n"],
+    ["any", "all", "count"],
+]  # fmt: skip
+WINDOWS = [(None, 0), (3, 0), (10, 0), (None, 2), (4, 5)]
+
+
+def asked() -> tuple[Aggregate, ...]:
+    found = []
+    for values, functions in enumerate(FUNCTIONS):
+        for function in functions:
+            for over, offset in WINDOWS:
+                n = 3 if function == "last_n" else 0
+                found.append(Aggregate(function, values, over, offset=offset, n=n))
+            found.append(Aggregate(function, values, 6, condition=0, n=n))
+            found.append(Aggregate(function, values, None, condition=0, n=n))
+    return tuple(found)
+
+
+ASKED = asked()
+
+
+def features(aggregates: tuple[Aggregate, ...], *, waits: bool) -> WindowFeatures:
+    fields = [pa.field("row", pa.int64())]
+    for number, each in enumerate(aggregates):
+        kind = result_type(each.function, COLUMNS[f"v{each.values}"][0], n=each.n)
+        fields.append(pa.field(f"a{number}", kind))
+    return WindowFeatures(
+        schema=pa.schema(fields),
+        keys=1,
+        members=1,
+        waits=waits,
+        refuses_ties=False,
+        aggregates=aggregates,
+        fills=tuple([None] * len(aggregates)),
+        conditions=1,
+        group="w",
+    )
+
+
+@st.composite
+def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
+    """Return a stream of few groups, what is asked of it, and how many rows a part has."""
+    seed = draw(st.integers(0, 2**32))
+    random = np.random.default_rng(seed)
+    count, waits = draw(st.integers(1, 60)), draw(st.booleans())
+    keys, start = draw(st.integers(1, 3)), draw(st.sampled_from([0, -100, 10**15]))
+    label = random.random(count) < 0.4
+    moment = (start + random.integers(0, draw(st.sampled_from([5, 40])), count)) * 2 + label
+    key = random.integers(0, keys, count)
+    # All keys share a hash; of some labels the key or the time is missing.
+    nothing = label & (random.random(count) < 0.1)
+    timeless = label & (random.random(count) < 0.1)
+    known = (moment >> 1) + random.integers(-2, 12, count)
+    columns: dict[str, Any] = {
+        parts.GROUP: pa.array(np.zeros(count, np.int64)),
+        parts.MOMENT: pa.array(moment, mask=timeless),
+        parts.KNOWN: pa.array(known, mask=label | (random.random(count) < 0.1)),
+        parts.TIE: random.integers(0, 1000, count),
+        "k0": pa.array(key, mask=nothing),
+        "m0": random.integers(0, 2, count),
+        "c0": np.arange(count),
+    }
+    for name, (kind, values) in COLUMNS.items():
+        chosen = random.integers(0, len(values), count)
+        columns[name] = pa.array([values[number] for number in chosen], kind)
+    nulls = draw(st.sampled_from(["at_start", "at_end"]))
+    table = pa.table(columns)
+    order = np.argsort(np.where(timeless, -(2**61) if nulls == "at_start" else 2**61, moment))
+    some = draw(st.lists(st.sampled_from(ASKED), min_size=1, max_size=6, unique=True))
+    one = features(tuple(some), waits=waits)
+    return one, table.take(pa.array(order)), draw(st.integers(1, 20))
+
+
+def answers(
+    asked: WindowFeatures, table: pa.Table, *, group_rows: int, batch_rows: int
+) -> pa.Table:
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from table.to_batches(batch_rows)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parts, "GROUP_ROWS", group_rows)
+        found = pa.Table.from_batches(asked(batches()), asked.schema)
+    return found.sort_by("row")
+
+
+def check(case: tuple[WindowFeatures, pa.Table, int]) -> None:
+    asked, table, rows = case
+    whole = answers(asked, table, group_rows=10**9, batch_rows=10**9)
+    cut = answers(asked, table, group_rows=rows, batch_rows=max(rows // 2, 1))
+    for name in whole.column_names[1:]:
+        one, other = whole.select([name]), cut.select([name])
+        number = int(name[1:])
+        assert bits(one) == bits(other), asked.aggregates[number]
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=streams())
+def test_a_group_in_parts_answers_what_it_answers_in_one(
+    case: tuple[WindowFeatures, pa.Table, int],
+) -> None:
+    check(case)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@settings(max_examples=20_000, deadline=None)
+@given(case=streams())
+def test_a_group_in_parts_answers_so_in_very_many_cases(
+    case: tuple[WindowFeatures, pa.Table, int],
+) -> None:
+    check(case)
+
+
+@given(
+    sums=st.lists(st.integers(-(2**52), 2**52), min_size=1, max_size=3),
+    number=st.fractions().map(lambda each: each.numerator),
+    power=st.integers(-1074, 900),
+)
+def test_a_number_is_added_to_sums_without_an_error(
+    sums: list[int], number: int, power: int
+) -> None:
+    given = Sums([np.array([each]) for each in sums], -20, 40)
+    added = Fraction(number) * Fraction(2) ** power
+    assert given.plus(added).exactly(0) == given.exactly(0) + added
+
+
+def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "GROUP_ROWS", 200)
+    held: list[int] = []
+    absorb = CutGroup._absorb
+
+    def counting(self: CutGroup, state: Any, given: pa.Table, end: int) -> None:
+        absorb(self, state, given, end)
+        rows = 0
+        for segment in state.segments:
+            rows += segment.picked.num_rows
+            if segment.rows is not None:
+                rows += segment.rows.num_rows
+        held.append(rows)
+
+    monkeypatch.setattr(CutGroup, "_absorb", counting)
+    count = 20_000
+    table = pa.table(
+        {
+            parts.GROUP: np.zeros(count, np.int64),
+            parts.MOMENT: np.arange(count) * 2 + (np.arange(count) % 5 == 0),
+            "k0": np.zeros(count, np.int64),
+            "m0": np.zeros(count, np.int64),
+            "v0": np.random.default_rng(1).random(count),
+            "c0": np.arange(count),
+        }
+    )
+    asked = (Aggregate("sum", 0, None), Aggregate("max", 0, 300), Aggregate("last_n", 0, None, n=2))
+    kinds = [pa.float64(), pa.float64(), pa.list_(pa.float64(), 2)]
+    fields = [("row", pa.int64()), *zip(["a", "b", "c"], kinds, strict=True)]
+    one = WindowFeatures(
+        schema=pa.schema(fields),
+        keys=1,
+        members=1,
+        waits=False,
+        refuses_ties=False,
+        aggregates=asked,
+        fills=(None, None, None),
+        conditions=0,
+        group="w",
+    )
+    found = pa.Table.from_batches(one(iter(table.to_batches(100))))
+    assert found.num_rows == count // 5
+    assert len(held) > 50
+    assert max(held) < 800

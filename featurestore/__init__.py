@@ -25,6 +25,7 @@ _HOMES = {
     "compare_statistics": "featurestore.statistics",
     "job": "featurestore.jobs",
     "sql_job": "featurestore.jobs",
+    "stream_job": "featurestore.jobs",
     "training_job": "featurestore.jobs",
     "window_job": "featurestore.jobs",
     "monitor_job": "featurestore.jobs",

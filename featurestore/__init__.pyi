@@ -24,6 +24,7 @@ from featurestore.jobs import baseline as baseline
 from featurestore.jobs import job as job
 from featurestore.jobs import monitor_job as monitor_job
 from featurestore.jobs import sql_job as sql_job
+from featurestore.jobs import stream_job as stream_job
 from featurestore.jobs import training_job as training_job
 from featurestore.jobs import window_job as window_job
 from featurestore.jobs.monitor_service import MonitorStatus

@@ -295,6 +295,18 @@ class SourceChanged(FeatureStoreError, RuntimeError):
     """A source was changed while it was read, or no longer has what was registered."""
 
 
+class OffsetsLost(SourceChanged):
+    """Records that a stream has yet to read are gone, or its topic is another one."""
+
+
+class BadRecord(FeatureStoreError, ValueError):
+    """A record of a stream cannot be read, and the job is to fail at those."""
+
+
+class StreamOvertaken(WriteConflict):
+    """Another process committed records of these partitions first; nothing was written."""
+
+
 class SourceError(FeatureStoreError, RuntimeError):
     """A source failed at a task that it should be able to do."""
 

@@ -55,7 +55,12 @@ def register(
 
 @app.command("list", epilog="Example: featurestore job list --output json")
 def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
-    """List jobs: schedule, watermark, windows due and failed, and the last run with its error."""
+    """List jobs: schedule, watermark, windows due and failed, and the last run with its error.
+
+    Of streams also the lag in records, rows per second and the last commit.
+    """
+    from featurestore.registry.streams import NOT_LOOKED
+
     opened = store(context)
     found = get_page(
         context,
@@ -66,13 +71,14 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     rows = []
     for status in found.items:
         counts = {"due": status.due, "failed": status.failed}
-        rows.append({**_job(status.job), **counts, **_last(status.last)})
+        stream = (status.stream or NOT_LOOKED).summary()
+        rows.append({**_job(status.job), **counts, **stream, **_last(status.last)})
     show_rows(
         context,
         rows,
         columns=["name", "state", "schedule", "watermark", "due", "failed", "last_state"],
-        where_given=["last_error"],
-        wide=["target", "inputs", "last_ended", "last_hint"],
+        where_given=["lag", "rows_per_second", "last_commit", "last_error"],
+        wide=["target", "inputs", "bad_records", "last_ended", "last_hint"],
         empty="no jobs yet",
         next_page=found.next,
     )
@@ -206,6 +212,8 @@ def _definition(job: RegisteredJob) -> Mapping[str, Any]:
     details = {**_job(job), "primary_key": told["primary_key"], "event_time": told["event_time"]}
     for name in ("mode", "closed", "start", "lookback", "allowed_lateness", "validation", "tags"):
         details[name] = told[name]
+    if job.spec.stream is not None:
+        return {**details, "stream": told["stream"]}
     if job.spec.kind != "window":
         return {**details, "code": job.spec.code}
     found = WindowJob.of(job.spec)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from featurestore.delta.log import is_delta_table
+from featurestore.delta.offsets import next_offsets
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups.definition import Declaration, plain_expectations
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
@@ -20,6 +23,9 @@ from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 from featurestore.validation import audit, quarantine_schema, report_from_json, report_to_json
 from featurestore.validation.checks import DUPLICATE_KEYS
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups.write import Write
 
 _NULL_KEYS = "no_null_keys"
 
@@ -94,14 +100,13 @@ def audit_staged(
     return AuditedRows(found.good, found.report, found.quarantined, unique)
 
 
-def transaction_of(
-    audited: AuditedRows, given: tuple[str, int] | None, run: InFlight
-) -> tuple[str, int] | None:
+def transaction_of(audited: AuditedRows, write: Write, run: InFlight) -> tuple[str, int] | None:
     """Return the transaction of a write: the caller's.
 
-    One of its own where two tables are written.
+    One of its own where two tables are written; offsets of a stream do as well.
     """
-    if given is not None or audited.quarantined is None:
+    given = write.transaction
+    if given is not None or audited.quarantined is None or write.offsets:
         return given
     return f"write/{run.run_id}", 0
 
@@ -111,26 +116,46 @@ def quarantine(
 ) -> None:
     """Append rows that did not pass to the group's quarantine table, before the good ones land.
 
-    Both commits carry the same transaction, so a repeat of the write repeats neither.
+    Both commits carry the same transaction, or the same offsets of a stream, so a repeat of the
+    write repeats neither.
     """
-    if audited.quarantined is None:
-        return
+    if audited.quarantined is not None:
+        add_to_quarantine(session, audited.quarantined, spec, how)
+
+
+def add_to_quarantine(
+    session: Session, rows: Relation, spec: FeatureGroupSpec, how: TableWrite
+) -> None:
+    """Append rows to the quarantine table of a group, which is made where it is absent.
+
+    Raises:
+        StreamOvertaken: Another process quarantined records of these partitions first.
+    """
     path = session.quarantine_path(spec.name, spec.version)
     if not is_delta_table(path):
-        session.engine.create_table(
-            path,
-            schema=quarantine_schema(spec.schema),
-            partition_by=(),
-            properties={"featurestore.quarantine": f"{spec.name}@v{spec.version}"},
-            note={"operation": "create"},
-        )
-    stored = set(read_snapshot(path).schema.names)
-    new = pa.schema([field for field in audited.quarantined.schema if field.name not in stored])
+        with suppress(FileExistsError):  # another process was faster
+            session.engine.create_table(
+                path,
+                schema=quarantine_schema(spec.schema),
+                partition_by=(),
+                properties={"featurestore.quarantine": f"{spec.name}@v{spec.version}"},
+                note={"operation": "create"},
+            )
+    state = read_snapshot(path)
+    offsets = next_offsets(state, how.offsets)
+    if offsets is None:
+        return
+    stored = set(state.schema.names)
+    new = pa.schema([field for field in rows.schema if field.name not in stored])
     note = {"operation": "quarantine", "run": how.note["run"]}
     landing = TableWrite(
-        mode="append", add_columns=new or None, note=note, transaction=how.transaction
+        mode="append",
+        add_columns=new or None,
+        note=note,
+        transaction=how.transaction,
+        offsets=offsets,
     )
-    session.engine.write(path, audited.quarantined, landing)
+    session.engine.write(path, rows, landing)
 
 
 def validate(

@@ -176,7 +176,7 @@ def _create(
     how = TableWrite(
         mode="append",
         note=note(write, run, spec, validation=audited.outcome, claim=claim, operation="create"),
-        transaction=transaction_of(audited, write.transaction, run),
+        transaction=transaction_of(audited, write, run),
     )
     quarantine(session, audited, spec, how)
     run.check_held()

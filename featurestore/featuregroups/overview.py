@@ -11,6 +11,7 @@ from featurestore.featuregroups.table import open_group
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.shapes import describe
+from featurestore.registry import streams
 
 
 def overview(group: FeatureGroup) -> dict[str, Any]:
@@ -52,8 +53,18 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "expectations": [dict(each) for each in spec.expectations],
         "statistics": spec.statistics,
         "job": spec.job,
+        **_stream(group, spec),
         "columns": _columns(spec, commits.meta_of(opened.state).features),
     }
+
+
+def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
+    """Return how the stream stands that fills a group, where one does."""
+    if spec.job is None:
+        return {}
+    with group._session.registry.reading() as connection:
+        status = streams.status(connection, spec.job)
+    return {} if status is None else {"stream": status.summary()}
 
 
 def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -58,7 +58,9 @@ class Write:
     lineage: objects with ``source`` or ``featuregroup``, ``version``, ``delta_version``. ``window``
     says which windows of a job the rows are: ``job``, ``start``, ``end``, ``count``. ``staged``
     rows lie in files of the engine already, which the caller removes. ``reads`` fills with what is
-    read of registered sources while the rows come; None where they come from elsewhere.
+    read of registered sources while the rows come; None where they come from elsewhere. ``offsets``
+    moves the numbers of a stream's partitions (``TableWrite``), ``stream`` says which records the
+    rows are.
     """
 
     mode: str = "append"
@@ -72,6 +74,8 @@ class Write:
     window: Mapping[str, Any] | None = None
     staged: bool = False
     reads: Sequence[SourceRead] | None = None
+    offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
+    stream: Mapping[str, Any] | None = None
 
 
 def insert(
@@ -138,7 +142,8 @@ def commit(
         replace=write.replace,
         add_columns=_added(conformed),
         note=note(write, run, group.spec, validation=audited.outcome, claim=unique),
-        transaction=transaction_of(audited, write.transaction, run),
+        transaction=transaction_of(audited, write, run),
+        offsets=write.offsets,
     )
     quarantine(session, audited, conformed.spec, how)
     written = write_rows(session, group, audited.relation, how, run)
@@ -147,10 +152,15 @@ def commit(
         return replace(commits.commit_of(group.path, state.version), applied=False)
     landed = LandedRows(group, conformed.spec, written, write.mode, audited)
     committed = register(session, landed, run=run)
-    if write.mode == "append" and not group.spec.primary_key and write.transaction is None:
+    if write.mode == "append" and not group.spec.primary_key and not _is_marked(write):
         warn_of_repeats(group, written)
     compact_when_due(session, conformed.spec, group.path, run=run)
     return committed
+
+
+def _is_marked(write: Write) -> bool:
+    """Tell whether a write says by itself that it is no repeat of another."""
+    return write.transaction is not None or bool(write.offsets)
 
 
 def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
@@ -204,6 +214,8 @@ def note(
         told["inputs"] = inputs
     if write.window is not None:
         told["window"] = dict(write.window)
+    if write.stream is not None:
+        told["stream"] = dict(write.stream)
     if validation is not None:
         told["validation"] = validation
     return told
@@ -298,14 +310,14 @@ def _not_announced(added: Sequence[pa.Field], stored: FeatureGroupSpec) -> list[
     Raises:
         SchemaMismatch: Another writer has announced one of them with another type.
     """
-    known = {field.name: field.type for field in stored.schema}
+    known = {column.name: column.type for column in stored.schema}
     new, conflicts = [], []
-    for field in added:
-        kind = known.get(field.name)
+    for column in added:
+        kind = known.get(column.name)
         if kind is None:
-            new.append(field)
-        elif kind != field.type:
-            conflicts.append(f"{field.name!r} is {field.type}, there {kind}")
+            new.append(column)
+        elif kind != column.type:
+            conflicts.append(f"{column.name!r} is {column.type}, there {kind}")
     if conflicts:
         raise SchemaMismatch(
             f"Another writer has just given new columns of {stored.name!r} other types: "

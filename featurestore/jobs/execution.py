@@ -16,6 +16,7 @@ from featurestore.jobs.monitors import run_monitor
 from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.stream_jobs import run_stream
 from featurestore.jobs.target import target
 from featurestore.jobs.training import run_training
 from featurestore.model.job import JobSpec
@@ -25,6 +26,7 @@ from featurestore.plugins.engine import find_engine
 from featurestore.registry import jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
+from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.jobs")
 # A query takes many windows nearly as fast as one; a function is called for each. A killed chunk
@@ -77,6 +79,37 @@ def compute_windows(
         if outcome.stopped:
             break
     return outcome
+
+
+def compute_stream(session: Session, attempt: Attempt, watch: Watch) -> Outcome:
+    """Read what a stream has now, in one run."""
+    outcome = Outcome()
+    run = run_stream(session, attempt, stop=watch.stop)
+    if run.state == runs.DONE and run.delta_version is None:
+        _forget(session, run)  # schedulers look every few seconds, and mostly there is nothing
+        return outcome
+    outcome.runs.append(run)
+    if run.state != runs.DONE:
+        _tell_of_failures(session, attempt, run)
+        outcome.failed += attempt.windows
+    return outcome
+
+
+def _forget(session: Session, run: Run) -> None:
+    """Remove the record and the log of a run that found nothing to do."""
+    with session.registry.transaction() as connection:
+        runs.forget(connection, run.run_id)
+    if run.log is not None:
+        files.remove(run.log, below=session.logs_path)
+
+
+def _tell_of_failures(session: Session, attempt: Attempt, run: Run) -> None:
+    """Tell the channels of a stream job that it failed for good."""
+    name = attempt.spec.name
+    with session.registry.transaction() as connection:
+        if runs.failures_in_a_row(connection, name) > attempt.spec.retries:
+            present = {incidents.FAILURE: [run.error or "it failed"]}
+            incidents.update(connection, attempt.spec, present, families=[incidents.FAILURE])
 
 
 def chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:

@@ -13,7 +13,7 @@ from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError, missing_extra
 from featurestore.model import times
-from featurestore.registry import alerts, featuregroups, jobs, monitors, runs
+from featurestore.registry import alerts, featuregroups, jobs, monitors, runs, streams
 from featurestore.session import Session
 
 MOST_LABELS = 1000
@@ -46,6 +46,7 @@ class _Numbers:
         """Read everything."""
         self._groups()
         self._jobs()
+        self._streams()
         self._monitors()
         self._alerts()
 
@@ -95,6 +96,27 @@ class _Numbers:
                     watermark.labels(name).set((now - job.watermark).total_seconds())
                 states = runs.windows_of(connection, name, states=[runs.FAILED])
                 failed.labels(name).set(len(states))
+
+    def _streams(self) -> None:
+        lag = self._gauge("stream_lag_records", "Records of the topic not in the group yet", "job")
+        rate = self._gauge("stream_rows_per_second", "Rows per second of the last run", "job")
+        bad = self._gauge("stream_bad_records", "Records that could not be read so far", "job")
+        commit = self._gauge(
+            "stream_last_commit_timestamp_seconds", "When records were committed last", "job"
+        )
+        with self._session.registry.reading() as connection:
+            for job in jobs.every(connection, limit=MOST_LABELS):
+                status = streams.status(connection, job.spec.name)
+                if status is None:
+                    continue
+                name = job.spec.name
+                bad.labels(name).set(status.bad_records or 0)
+                if status.lag is not None:
+                    lag.labels(name).set(status.lag)
+                if status.rows_per_second is not None:
+                    rate.labels(name).set(status.rows_per_second)
+                if status.last_commit is not None:
+                    commit.labels(name).set(status.last_commit.timestamp())
 
     def _monitors(self) -> None:
         state = self._gauge("monitor_state", "1 for what it found last", "monitor", "state")

@@ -12,6 +12,11 @@ from sqlalchemy.engine import Connection
 from featurestore.jobs.run import Written, last_dataset, record_computed
 from featurestore.jobs.schedule import windows_between
 from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.stream_commits import (
+    restore_stream,
+    restore_stream_runs,
+    stream_commits,
+)
 from featurestore.jobs.target import JobCommit, commits_of_job, job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
@@ -39,10 +44,13 @@ def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None
     """Record the successful runs that the commits of a group's table tell of."""
     for found in reversed(job_commits(path)):
         runs.restore(connection, _run(found))
+    restore_stream_runs(connection, path)
 
 
 def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
     """Bring back runs, computed windows and watermark of a job from its group, oldest first."""
+    if spec.stream is not None:
+        restore_stream(connection, session, spec)
     if not spec.fills_group:
         return
     for version in featuregroups.versions(connection, spec.target):
@@ -58,6 +66,8 @@ def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
 def _recovered(session: Session, run: Run) -> Run:
     with session.registry.reading() as connection:
         spec = jobs.definition(connection, run.job, run.job_version)
+    if spec.stream is not None:
+        return _recovered_stream(session, spec, run)
     written = _written(session, spec, run)
     with session.registry.transaction() as connection:
         if written is None:
@@ -69,6 +79,25 @@ def _recovered(session: Session, run: Run) -> Run:
             _record(connection, spec, run, written.target_version)
         recovered = runs.get(connection, run.run_id)
     return recovered
+
+
+def _recovered_stream(session: Session, spec: JobSpec, run: Run) -> Run:
+    """Record that a run of a stream died, and the rows of the micro-batches that it committed."""
+    commits = [each for each in stream_commits(session, spec) if each.run == run.run_id]
+    rows = sum(each.commit.rows_in for each in commits)
+    last = commits[0].commit.version if commits else None
+    error, hint = "The process died.", "its micro-batches stay; the next run goes on after them"
+    with session.registry.transaction() as connection:
+        runs.end(
+            connection,
+            run.run_id,
+            runs.FAILED,
+            rows=rows,
+            delta_version=last,
+            error=error,
+            hint=hint,
+        )
+        return runs.get(connection, run.run_id)
 
 
 def _record(connection: Connection, spec: JobSpec, run: Run, target_version: int | None) -> None:

@@ -22,7 +22,13 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection
 
 from featurestore.alerts import incidents
-from featurestore.errors import FeatureStoreError, JobLeased, RegistryError, ValidationFailed
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidJob,
+    JobLeased,
+    RegistryError,
+    ValidationFailed,
+)
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
@@ -56,6 +62,11 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _log = logging.getLogger(LOGGER)
 # A peak is in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def no_training(definition: JobDefinition, _: Window) -> object:
+    """Refuse to call a function: what is run has none."""
+    raise InvalidJob(f"Job {definition.spec.name!r} has no function.")
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
     spec = attempt.spec
     try:
         inputs = pin(session, spec)
-        group = target(session, spec) if spec.fills_group else None
+        group = target(session, spec) if spec.fills_group or spec.stream else None
     except FeatureStoreError:
         with session.registry.transaction() as connection:
             runs.begin(connection, run)
@@ -149,7 +160,7 @@ def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:
     told: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     if spec.kind == "training":
         run = replace(run, inputs={**told, "before": last_dataset(session, spec.target)})
-    elif not spec.fills_group:
+    elif not spec.fills_group:  # a stream has a transaction for each of its partitions
         run = replace(run, inputs=told)
     else:
         run = replace(run, inputs=told, transaction=transaction(group, spec, run.window))
@@ -175,7 +186,7 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
             return Written(target_version=version)
         if rows is None:
             rows = _no_rows(session, schema, os.path.join(staging, "nothing"))
-        _check_lease(session, attempt)
+        check_lease(session, attempt)
         rows, dead = deletions.split(session, attempt.spec, rows)
         written = _write(session, attempt, recording, rows, sources.reads)
         _delete(session, attempt, recording, sources, written.target_version, dead)
@@ -193,7 +204,7 @@ def _delete(
     """Delete what the source says is deleted; the rows of the run are in the group by now."""
     if version is None:
         return
-    _check_lease(session, attempt)
+    check_lease(session, attempt)
     run_id = recording.run.run_id
     if dead:
         deletions.delete_dead(session, attempt.spec, version, dead, run_id=run_id)
@@ -208,7 +219,7 @@ def _no_rows(session: Session, schema: pa.Schema | None, place: str) -> Relation
     return session.engine.stage(nothing, place)
 
 
-def _check_lease(session: Session, attempt: Attempt) -> None:
+def check_lease(session: Session, attempt: Attempt) -> None:
     """Refuse to commit when another process has taken the job over, thinking this one dead."""
     with session.registry.reading() as connection:
         holder = jobs.lease_owner(connection, attempt.spec.name)
@@ -267,7 +278,10 @@ def _done(session: Session, attempt: Attempt, run: Run, written: Written) -> Run
     try:
         with session.registry.transaction() as connection:
             runs.end(connection, run.run_id, runs.DONE, **found)
-            record_computed(connection, attempt.spec, attempt.windows, run, written.target_version)
+            if attempt.spec.stream is None:
+                record_computed(
+                    connection, attempt.spec, attempt.windows, run, written.target_version
+                )
             if written.record is not None:
                 written.record(connection)
             _tell_of_success(connection, attempt.spec, run)

@@ -27,6 +27,7 @@ from featurestore.jobs.execution import Watch
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
+from featurestore.jobs.stream_jobs import is_due
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
@@ -117,6 +118,10 @@ class Scheduler:
     def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
         name = job.spec.name
         try:
+            if job.spec.stream is not None:
+                if is_due(self._session, job):
+                    self._attempt(name, service.all_stale)
+                return
             waiting = self._waiting(job, specs)
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))

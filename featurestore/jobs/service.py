@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import ModuleType
 
 from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, listing
+from featurestore.jobs import stream_jobs
 from featurestore.jobs.definitions import JobDefinition
-from featurestore.jobs.execution import Outcome, Watch, compute_windows
+from featurestore.jobs.execution import Outcome, Watch, compute_stream, compute_windows
 from featurestore.jobs.loading import load, load_registered, trust
 from featurestore.jobs.recovery import recover, restore
-from featurestore.jobs.run import Attempt, TrainingCall
+from featurestore.jobs.run import Attempt, TrainingCall, no_training
 from featurestore.jobs.schedule import (
     due_windows,
     last_schedule_time,
@@ -34,10 +36,12 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
 from featurestore.recovery.leases import leased
-from featurestore.registry import alerts, jobs, runs
+from featurestore.registry import alerts, jobs, runs, streams
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
+from featurestore.registry.streams import StreamStatus
 from featurestore.session import Session
+from featurestore.streams import check_stream_job
 
 Choice = Callable[[Session, RegisteredJob], Sequence[Window]]
 _MOST_AT_ONCE = 4
@@ -45,12 +49,16 @@ _MOST_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A registered job and how it stands: how many windows are due or failed, and its last run."""
+    """A registered job and how it stands: how many windows are due or failed, and its last run.
+
+    ``stream`` is how a stream job stands, None before its first look at its topic.
+    """
 
     job: RegisteredJob
     due: int
     failed: int
     last: Run | None
+    stream: StreamStatus | None = None
 
     @property
     def name(self) -> str:
@@ -62,7 +70,10 @@ class JobStatus:
         if self.last is not None:
             last = self.last.state
         counts = {"due": self.due, "failed": self.failed, "last_run": last}
-        return {**self.job._summary(), **counts}
+        told = {**self.job._summary(), **counts}
+        if self.stream is not None:
+            told |= self.stream.summary()
+        return told
 
     def _repr_html_(self) -> str:
         return html.facts(self._summary(), caption="Job")
@@ -80,7 +91,9 @@ def register_jobs(
         spec = specs[name]
         trust(session.location, file)
         begin = None
-        if spec.start is None:  # the past is left alone: the job begins with the window open now
+        if spec.stream is not None:
+            check_stream_job(session, spec)
+        elif spec.start is None:  # the past is left alone: the job begins with the window open now
             now = times.utc_now() - spec.allowed_lateness
             begin = last_schedule_time(schedule_of(spec), now)
         with session.registry.transaction() as connection:
@@ -138,7 +151,9 @@ def _status(session: Session, job: RegisteredJob) -> JobStatus:
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
         failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
-    return JobStatus(job, due=len(due_of(session, job)), failed=len(failed), last=last)
+        stream = streams.status(connection, job.spec.name)
+    due = len(due_of(session, job))
+    return JobStatus(job, due=due, failed=len(failed), last=last, stream=stream)
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:
@@ -166,6 +181,8 @@ def due_of(session: Session, job: RegisteredJob) -> list[Window]:
     Those after the watermark, and those that failed.
     """
     spec, name = job.spec, job.spec.name
+    if spec.stream is not None:  # its records have offsets, not windows
+        return []
     with session.registry.reading() as connection:
         failed = runs.windows_of(connection, name, states=[runs.FAILED])
         done = runs.windows_in(
@@ -202,9 +219,21 @@ def run_job(
         choose = all_stale
     else:
         choose = one
-    outcome = attempt(session, name, choose, call=call)
+    stream = get_job(session, name).spec.stream
+    if stream is not None:
+        _refuse_windows(name, window is not None or stale)
+    outcome = attempt(session, name, choose, call=call, due=due)
     send_waiting(session)
-    return _checked(name, outcome)
+    return _checked(name, outcome, stream=stream is not None)
+
+
+def _refuse_windows(name: str, asked: bool) -> None:
+    if asked:
+        raise InvalidArgument(
+            f"Job {name!r} reads a stream, which has no windows.",
+            hint=f"run_job({name!r}) reads what its topic has now",
+            command=f"featurestore job run {name}",
+        )
 
 
 def backfill_job(
@@ -219,6 +248,7 @@ def backfill_job(
 ) -> list[Run]:
     """Compute the windows of a range and return the runs; see ``FeatureStore.backfill_job``."""
     first, last = parse_moment(start, argument="start"), parse_moment(end, argument="end")
+    _refuse_windows(name, get_job(session, name).spec.stream is not None)
     if first >= last:
         raise InvalidArgument(f"start={first.isoformat()} is not before end={last.isoformat()}.")
 
@@ -244,13 +274,19 @@ def attempt(
     call: TrainingCall,
     watch: Watch | None = None,
     parallel: int = 1,
+    due: bool = False,
 ) -> Outcome:
     """Take the lease of a job, recover what dead processes left, compute the windows chosen then.
+
+    ``due`` leaves a stream alone whose trigger has not passed.
 
     Raises:
         JobLeased: Another process runs the job.
     """
-    definition_of(session, get_job(session, name))
+    job = get_job(session, name)
+    definition = definition_of(session, job)
+    if job.spec.stream is not None:
+        return _attempt_stream(session, job, definition, watch=watch or Watch(), due=due)
     with leased(session, name) as owner:
         recover(session, name)
         job = get_job(session, name)
@@ -261,6 +297,29 @@ def attempt(
         return compute_windows(
             session, Attempt(job, definition, windows, owner, call), watch=watch, parallel=parallel
         )
+
+
+def _attempt_stream(
+    session: Session,
+    job: RegisteredJob,
+    definition: JobDefinition,
+    *,
+    watch: Watch,
+    due: bool,
+) -> Outcome:
+    """Read what a stream has now; runners of a consumer group share it, and need no lease."""
+    name = job.spec.name
+    if due and not stream_jobs.is_due(session, job):
+        return Outcome()
+    with ExitStack() as held:
+        owner = f"shared/{os.getpid()}"
+        assert job.spec.stream is not None
+        if job.spec.stream.consumer_group is None:
+            owner = held.enter_context(leased(session, name))
+            recover(session, name)
+        window = stream_jobs.window_of(job)
+        attempt = Attempt(job, definition, (window,), owner, no_training)
+        return compute_stream(session, attempt, watch)
 
 
 def definition_of(session: Session, job: RegisteredJob) -> JobDefinition:
@@ -372,12 +431,15 @@ def _one(job: RegisteredJob, asked: Window | datetime | str | None) -> Window:
     return asked
 
 
-def _checked(name: str, outcome: Outcome) -> list[Run]:
+def _checked(name: str, outcome: Outcome, *, stream: bool = False) -> list[Run]:
     if outcome.failed:
         worst = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
+        hint = f"{worst.hint or 'the traceback is in the log'}; log: {worst.log}"
+        if stream:
+            raise JobFailed(f"Job {name!r}: {worst.error}", hint=hint)
         raise JobFailed(
             f"Job {name!r}: {len(outcome.failed)} windows could not be computed; the last one from "
             f"{worst.window.start.isoformat()}: {worst.error}",
-            hint=f"{worst.hint or 'the traceback is in the log'}; log: {worst.log}",
+            hint=hint,
         )
     return Listing(outcome.runs)

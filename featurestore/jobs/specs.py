@@ -70,8 +70,8 @@ def feature_job(asked: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpe
         tombstone=asked.tombstone,
         delete_missing=asked.delete_missing,
     )
-    _check_choices(spec)
-    _check_rows(spec)
+    check_choices(spec)
+    check_rows(spec)
     _check_inputs(spec)
     _check_overlap(spec)
     if kind == "sql":
@@ -154,7 +154,8 @@ def _columns(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _check_choices(spec: JobSpec) -> None:
+def check_choices(spec: JobSpec) -> None:
+    """Refuse choices of a job that there are not."""
     for argument, value, allowed in (
         ("mode", spec.mode, MODES),
         ("closed", spec.closed, ("right", "left")),
@@ -167,7 +168,8 @@ def _check_choices(spec: JobSpec) -> None:
             )
 
 
-def _check_rows(spec: JobSpec) -> None:
+def check_rows(spec: JobSpec) -> None:
+    """Refuse a job whose rows have no time, or keys that do not go with how they are written."""
     if spec.event_time is None:
         raise InvalidJob(
             f"Job {spec.name!r} has no event_time=.",

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.errors import UnsupportedType, listing
+
 _PLAIN_TYPES = (
     pa.bool_(),
     pa.int8(),
@@ -26,6 +28,15 @@ _PLAIN_TYPES = (
     pa.timestamp("us", tz="UTC"),
 )
 _NAMED = {str(kind): kind for kind in _PLAIN_TYPES}
+# Words of people for some of them.
+_SHORT = {
+    "bytes": pa.binary(),
+    "date": pa.date32(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "text": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 
 
 def type_to_json(kind: pa.DataType) -> Any:
@@ -72,3 +83,27 @@ def schema_to_json(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
 def schema_from_json(data: Sequence[Mapping[str, Any]]) -> pa.Schema:
     """Return the schema that ``schema_to_json`` wrote."""
     return pa.schema([pa.field(each["name"], type_from_json(each["type"])) for each in data])
+
+
+def named_type(given: Any, *, column: str) -> pa.DataType:
+    """Return the type that a person names: an Arrow type, or a text such as "timestamp".
+
+    Raises:
+        UnsupportedType: There is no such type.
+
+    >>> named_type("list<double>", column="scores"), named_type("timestamp", column="at")
+    (ListType(list<item: double>), TimestampType(timestamp[us, tz=UTC]))
+    """
+    if isinstance(given, pa.DataType):
+        return given
+    words = {**_NAMED, **_SHORT}
+    if isinstance(given, str):
+        text = given.strip()
+        if text.startswith("list<") and text.endswith(">"):
+            return pa.list_(pa.field("item", named_type(text[5:-1], column=column)))
+        if text in words:
+            return words[text]
+    raise UnsupportedType(
+        f"Column {column!r}: there is no type {given!r}.",
+        hint=f"a type of Arrow, or one of {listing(sorted(words), limit=50)}, list<...>",
+    )

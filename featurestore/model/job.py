@@ -15,10 +15,11 @@ from featurestore.model.monitor import Watched
 from featurestore.model.names import check_name
 from featurestore.model.plan import canonical_hash
 from featurestore.model.source import SourceInput
+from featurestore.model.stream import StreamSpec
 from featurestore.model.times import parse_moment
 
 JobMode = Literal["replace_window", "upsert", "append"]
-JobKind = Literal["python", "sql", "window", "training", "monitor"]
+JobKind = Literal["python", "sql", "window", "training", "monitor", "stream"]
 Closed = Literal["right", "left"]
 OnError = Literal["wait", "go_on"]
 MODES = ("replace_window", "upsert", "append")
@@ -38,7 +39,7 @@ class JobSpec:
     Rows whose column ``tombstone`` is set delete their key, and ``delete_missing`` deletes keys
     that the source no longer has. ``on_error`` says whether later windows wait for a failed one.
     ``alert`` names the channels that are told of failures, and again after ``remind``; ``watched``
-    is what a monitor watches.
+    is what a monitor watches, ``stream`` what a stream job reads.
     """
 
     name: str
@@ -77,6 +78,7 @@ class JobSpec:
     sources: Mapping[str, SourceInput] = field(default_factory=dict)
     tombstone: str | None = None
     delete_missing: bool = False
+    stream: StreamSpec | None = None
 
     @property
     def fills_group(self) -> bool:
@@ -133,6 +135,8 @@ class JobSpec:
             told["tombstone"] = self.tombstone
         if self.delete_missing:
             told["delete_missing"] = True
+        if self.stream is not None:
+            told["stream"] = self.stream.to_json()
         return told
 
     @classmethod
@@ -204,6 +208,8 @@ def _later_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         found["remind"] = _duration(data["remind"])
     if "watched" in data:
         found["watched"] = Watched.from_json(data["watched"])
+    if "stream" in data:
+        found["stream"] = StreamSpec.from_json(data["stream"])
     return found
 
 

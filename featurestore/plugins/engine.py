@@ -124,7 +124,10 @@ class TableWrite:
     ``key`` holds the merge columns of an upsert. ``replace`` is the range that mode "replace"
     empties in the same commit. ``add_columns`` are new nullable columns (feature types). ``note``
     is a JSON object that the commit's info carries (run, inputs, validation, unique).
-    ``transaction`` is (app, n): an n at or below the last one of that app is a no-op.
+    ``transaction`` is (app, n): an n at or below the last one of that app is a no-op. ``offsets``
+    moves applications from the number that they have (None: none yet) to the next, all of them in
+    the commit of the rows, or raises ``StreamOvertaken`` where one has another number by then; for
+    mode "append".
     """
 
     mode: Literal["append", "upsert", "overwrite", "replace"]
@@ -133,6 +136,7 @@ class TableWrite:
     add_columns: pa.Schema | None = None
     note: Mapping[str, Any] = field(default_factory=dict)
     transaction: tuple[str, int] | None = None
+    offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -145,6 +145,22 @@ def last(connection: Connection, job: str) -> Run | None:
     return None if row is None else _run(connection, row)
 
 
+def failures_in_a_row(connection: Connection, job: str) -> int:
+    """Return how many of the last runs of a job failed, one after the other."""
+    query = sa.select(runs.c.state).where(runs.c.job == job).order_by(runs.c.started.desc())
+    count = 0
+    for state in connection.execute(query).scalars():
+        if state != FAILED:
+            break
+        count += 1
+    return count
+
+
+def forget(connection: Connection, run_id: str) -> None:
+    """Remove the record of a run."""
+    connection.execute(runs.delete().where(runs.c.run_id == run_id))
+
+
 def get(connection: Connection, run_id: str) -> Run:
     """Return one run."""
     return _run(

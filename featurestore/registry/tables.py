@@ -7,6 +7,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -306,6 +307,32 @@ outbox = Table(
     Column("delivered", BigInteger),
     Column("error", Text),
     Index("ix_outbox_next_try", "delivered", "next_try"),
+)
+
+
+# Where stream jobs stand: the next offset of each partition, and the topic's end as it was then.
+stream_offsets = Table(
+    "stream_offsets",
+    metadata,
+    Column("job", String(63), primary_key=True),
+    Column("topic", String(255), primary_key=True),
+    Column("partition", Integer, primary_key=True),
+    Column("offset", BigInteger, nullable=False),
+    Column("end_offset", BigInteger),
+    Column("lag", BigInteger),
+    Column("at", BigInteger, nullable=False),
+)
+
+stream_progress = Table(
+    "stream_progress",
+    metadata,
+    Column("job", String(63), primary_key=True),
+    Column("topic_id", String(64)),
+    Column("rows_per_second", Float),
+    Column("bad_records", BigInteger, nullable=False),
+    Column("last_commit", BigInteger),
+    Column("delta_version", BigInteger),
+    Column("looked", BigInteger, nullable=False),
 )
 
 

@@ -29,6 +29,7 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
+from featurestore.delta.offsets import check_offsets, check_winner
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     StorageError,
@@ -64,6 +65,7 @@ class Change:
     metadata: Mapping[str, Any] | None = None
     note: Mapping[str, Any] = field(default_factory=dict)
     transaction: tuple[str, int] | None = None
+    offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     copied_rows: int = 0
     data_change: bool = True
     reads: bool = False
@@ -110,8 +112,10 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     Raises:
         LostRaceError: Commits came in between that this change does not know of.
         RepeatedError: One of them was the same transaction.
+        StreamOvertaken: An application that the change moves has another number by now.
     """
     version = state.version
+    check_offsets(state, change.offsets)
     actions = list(_actions(state, change))
     while True:
         version += 1
@@ -237,6 +241,8 @@ def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     if change.transaction is not None:
         app, number = change.transaction
         yield {"txn": {"appId": app, "version": number, "lastUpdated": _now()}}
+    for app, (_, number) in change.offsets.items():
+        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now()}}
     if change.metadata is not None:
         yield {"metaData": dict(change.metadata)}
     now = _now()
@@ -344,6 +350,7 @@ def _check_still_true(change: Change, winner: Sequence[Mapping[str, Any]]) -> No
             txn = action.get("txn")
             if txn is not None and txn["appId"] == app and txn["version"] >= number:
                 raise RepeatedError
+    check_winner(log.actions_of(winner, "txn"), change.offsets)
     disturbing: tuple[str, ...] = ("metaData", "protocol")
     if not change.data_change:
         # Rows that only move stay true beside new ones, as long as their own files are there.

@@ -89,6 +89,7 @@ def _plain_change(state: Snapshot, new: Sequence[NewFile], how: TableWrite) -> C
         metadata=commits.metadata_with(state, how.add_columns),
         note={"operation": how.mode, **how.note},
         transaction=how.transaction,
+        offsets=how.offsets,
         reads=everything,
     )
 

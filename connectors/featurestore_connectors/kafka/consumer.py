@@ -1,0 +1,227 @@
+"""Records of a topic by librdkafka, in batches whose ends are chosen before they are read.
+
+The consumer is told the partitions and offsets to read: what the table says, not what the group
+has committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.errors import (
+    InvalidJob,
+    SourceTableNotFound,
+    SourceUnavailable,
+    did_you_mean,
+    listing,
+)
+from featurestore.model.stream import StreamSpec
+from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Engine
+from featurestore.plugins.source import SourceConfig
+from featurestore.plugins.stream import MicroBatch, OffsetRange, Topic
+from featurestore_connectors.kafka.decoding import RECORDS
+from featurestore_connectors.kafka.settings import (
+    PATIENCE,
+    client_library,
+    client_settings,
+    failure,
+    translated,
+)
+
+# Messages that one call hands over.
+_AT_ONCE = 10_000
+# Seconds that a call waits for all of them.
+_WAIT = 0.05
+# Seconds without a message or an end after which a broker is said not to answer.
+_SILENCE = 30.0
+# The group is never joined: the library wants one to be named.
+_GROUP = "featurestore"
+
+
+class KafkaStream:
+    """A connection to the brokers of a source."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self._config = config
+        self._held: Any = None
+
+    def topic(self, name: str) -> Topic:
+        known = self.topics()
+        if name not in known:
+            raise SourceTableNotFound(
+                f"Source {self._config.name!r} has no topic {name!r}; it has "
+                f"{listing(sorted(known), limit=50)}.",
+                hint=did_you_mean(name, sorted(known), write="topic={!r}"),
+            )
+        library = client_library()
+        ranges = {}
+        for number in known[name]:
+            with translated(self._config):
+                partition = library.TopicPartition(name, number)
+                first, end = self._consumer().get_watermark_offsets(partition, timeout=PATIENCE)
+            ranges[number] = OffsetRange(first, end)
+        return Topic(name, ranges, self._identity(name))
+
+    def topics(self) -> Mapping[str, list[int]]:
+        """Return the partitions of every topic that people made."""
+        with translated(self._config):
+            told = self._consumer().list_topics(timeout=PATIENCE)
+        found = {}
+        for name, topic in told.topics.items():
+            if topic.error is None and not name.startswith("__"):
+                found[name] = sorted(topic.partitions)
+        return found
+
+    def server(self) -> str:
+        """Return what answered, for people."""
+        with translated(self._config):
+            brokers = self._consumer().list_topics(timeout=PATIENCE).brokers
+        return f"Kafka of {len(brokers)} brokers"
+
+    def batches(
+        self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
+    ) -> Iterator[MicroBatch]:
+        if engine.name == "spark":
+            raise InvalidJob(
+                "Streams of Kafka are read by the embedded engine.",
+                hint="featurestore.connect(location, engine='duckdb')",
+            )
+        yield from self.consumed(spec, start, end)
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    def consumed(
+        self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int]
+    ) -> Iterator[MicroBatch]:
+        """Yield the records from ``start`` to ``end`` as Arrow tables."""
+        library = client_library()
+        at = {number: offset for number, offset in start.items() if offset < end[number]}
+        assigned = []
+        for number, offset in at.items():
+            assigned.append(library.TopicPartition(spec.topic, number, offset))
+        consumer = self._consumer()
+        with translated(self._config):
+            consumer.assign(assigned)
+        open_partitions = set(at)
+        while open_partitions:
+            begun = dict(at)
+            gathered = _Gathered()
+            self._fill(gathered, spec.batch_records, at, end, open_partitions)
+            yield MicroBatch(gathered.table(spec.topic), begun, dict(at))
+        with translated(self._config):
+            consumer.unassign()
+
+    def _fill(
+        self,
+        gathered: _Gathered,
+        limit: int,
+        at: dict[int, int],
+        end: Mapping[int, int],
+        open_partitions: set[int],
+    ) -> None:
+        """Gather records until there are as many as a micro-batch holds, or all ends are reached."""
+        consumer = self._consumer()
+        library = client_library()
+        heard = time.monotonic()
+        while open_partitions and len(gathered) < limit:
+            wanted = min(_AT_ONCE, limit - len(gathered))
+            with translated(self._config):
+                messages = consumer.consume(wanted, timeout=_WAIT)
+            for message in messages:
+                error = message.error()
+                if error is not None and error.code() != library.KafkaError._PARTITION_EOF:
+                    raise failure(self._config, error)
+                number = message.partition()
+                if number not in open_partitions:
+                    continue
+                if error is None and message.offset() < end[number]:
+                    gathered.add(message)
+                    at[number] = message.offset() + 1
+                if (
+                    error is not None
+                    or at[number] >= end[number]
+                    or message.offset() >= end[number]
+                ):
+                    # What lies between holds no record: a transaction's mark, or it was compacted.
+                    at[number] = end[number]
+                    open_partitions.discard(number)
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _SILENCE:
+                raise SourceUnavailable(
+                    f"Source {self._config.name!r}: no record of partitions "
+                    f"{listing(sorted(open_partitions))} came for {_SILENCE:.0f} seconds.",
+                    hint=f"featurestore source check {self._config.name}",
+                )
+
+    def _consumer(self) -> Any:
+        if self._held is None:
+            library = client_library()
+            with translated(self._config):
+                self._held = library.Consumer(
+                    {
+                        **client_settings(self._config),
+                        "group.id": _GROUP,
+                        "enable.auto.commit": False,
+                        "enable.partition.eof": True,
+                        "auto.offset.reset": "error",
+                        "isolation.level": "read_committed",
+                    }
+                )
+        return self._held
+
+    def _identity(self, name: str) -> str | None:
+        """Return the id that a topic got when it was made; None where brokers are too old."""
+        library = client_library()
+        from confluent_kafka.admin import AdminClient
+
+        client = AdminClient(client_settings(self._config))
+        asked = client.describe_topics(library.TopicCollection([name]), request_timeout=PATIENCE)
+        with translated(self._config):
+            told = asked[name].result()
+        identity = getattr(told, "topic_id", None)
+        return None if identity is None else str(identity)
+
+
+class _Gathered:
+    """Records on their way into one table."""
+
+    def __init__(self) -> None:
+        self._partitions: list[int] = []
+        self._offsets: list[int] = []
+        self._times: list[int | None] = []
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, message: Any) -> None:
+        """Take a message."""
+        self._partitions.append(message.partition())
+        self._offsets.append(message.offset())
+        kind, millis = message.timestamp()
+        self._times.append(millis * 1000 if kind else None)
+        self._keys.append(message.key())
+        self._values.append(message.value())
+
+    def table(self, topic: str) -> pa.Table:
+        """Return what was taken."""
+        names = pa.array([topic]).take(pa.array([0] * len(self), pa.int32()))
+        arrays = [
+            names,
+            pa.array(self._partitions, pa.int32()),
+            pa.array(self._offsets, pa.int64()),
+            pa.array(self._times, pa.int64()).cast(TIMESTAMP),
+            pa.array(self._keys, pa.binary()),
+            pa.array(self._values, pa.binary()),
+        ]
+        return pa.Table.from_arrays(arrays, schema=RECORDS)

@@ -1,0 +1,136 @@
+"""What a stream job reads: a topic, how its values are written, and how far it goes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from featurestore.errors import InvalidJob, did_you_mean, listing
+from featurestore.model.arrow_json import schema_from_json, schema_to_json
+from featurestore.model.durations import format_duration, parse_duration
+from featurestore.model.names import check_name
+from featurestore.model.types import TIMESTAMP
+
+ValueFormat = Literal["json", "avro", "raw"]
+BadRecords = Literal["quarantine", "fail", "skip"]
+FORMATS = ("json", "avro", "raw")
+ON_BAD_RECORD = ("quarantine", "fail", "skip")
+ON_LOST = ("fail", "skip")
+BEGINNINGS = ("earliest", "latest")
+
+# What a source tells of each record, and the type that a column of it has.
+RECORD_FIELDS: Mapping[str, pa.DataType] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": TIMESTAMP,
+    "key": pa.string(),
+}
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """What a stream job reads, as it is registered.
+
+    ``schema`` holds the columns of the values, ``fields`` columns that hold what the source tells
+    of a record (column: one of ``RECORD_FIELDS``). ``avro`` is the reader's schema as JSON text,
+    ``schema_registry`` the address of the registry of the writers' schemas. ``begin`` says where a
+    topic is begun, ``on_lost`` what becomes of records that went before they were read,
+    ``batch_records`` bounds a micro-batch. ``consumer_group`` lets several runners share the
+    partitions. ``generation`` counts the topics of this name that came one after the other.
+    """
+
+    source: str
+    topic: str
+    schema: pa.Schema
+    format: ValueFormat = "json"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    trigger: timedelta = timedelta(seconds=10)
+    on_bad_record: BadRecords = "quarantine"
+    on_lost: str = "fail"
+    begin: str = "earliest"
+    batch_records: int = 100_000
+    avro: str | None = None
+    schema_registry: str | None = None
+    consumer_group: str | None = None
+    generation: int = 1
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the group: those of the values, then those of the records."""
+        told = [pa.field(name, RECORD_FIELDS[each]) for name, each in self.fields.items()]
+        return pa.schema([*self.schema, *told])
+
+    def app(self, partition: int) -> str:
+        """Return the application whose transaction number is a partition's next offset."""
+        name = f"stream/{self.source}/{self.topic}/{partition}"
+        return name if self.generation == 1 else f"{name}#{self.generation}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the specification as a JSON object that ``from_json`` reads back equal."""
+        told = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
+        return {**told, "trigger": format_duration(self.trigger)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> StreamSpec:
+        """Return the specification that ``to_json`` wrote; an error of values when it is none."""
+        fields = {str(name): str(each) for name, each in dict(data["fields"]).items()}
+        schema = schema_from_json(data["schema"])
+        trigger = parse_duration(data["trigger"])
+        spec = cls(**{**data, "schema": schema, "fields": fields, "trigger": trigger})
+        return check_stream(spec)
+
+
+def check_stream(spec: StreamSpec) -> StreamSpec:
+    """Return a specification whose every choice is one that there is.
+
+    Raises:
+        InvalidJob: It is not; says what can be chosen.
+    """
+    check_name(spec.source, noun="source")
+    for argument, value, allowed in (
+        ("format", spec.format, FORMATS),
+        ("on_bad_record", spec.on_bad_record, ON_BAD_RECORD),
+        ("on_lost", spec.on_lost, ON_LOST),
+        ("begin", spec.begin, BEGINNINGS),
+    ):
+        if value not in allowed:
+            raise InvalidJob(
+                f"A stream has no {argument}={value!r}; there are {listing(allowed)}.",
+                hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}")
+                or f"{argument}={allowed[0]!r}",
+            )
+    for argument, number in (
+        ("batch_records", spec.batch_records),
+        ("generation", spec.generation),
+    ):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InvalidJob(f"{argument}={number!r} is no number from 1 on.")
+    _check_texts(spec)
+    unknown = [each for each in spec.fields.values() if each not in RECORD_FIELDS]
+    if unknown:
+        raise InvalidJob(
+            f"fields= names {listing(unknown)}; a record has {listing(RECORD_FIELDS)}.",
+            hint='fields={"kafka_offset": "offset"}',
+        )
+    return spec
+
+
+def _check_texts(spec: StreamSpec) -> None:
+    for argument in ("topic", "avro", "schema_registry", "consumer_group"):
+        value = getattr(spec, argument)
+        if value is None and argument != "topic":
+            continue
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise InvalidJob(f"{argument}={value!r} is no text.", hint='topic="clicks"')
+    if spec.schema_registry is not None and not spec.schema_registry.startswith(
+        ("http://", "https://")
+    ):
+        raise InvalidJob(
+            f"schema_registry={spec.schema_registry!r} is no address.",
+            hint='schema_registry="http://registry:8081"',
+        )

@@ -1,0 +1,6 @@
+"""Streams: records of topics into feature groups, each of them once."""
+
+from featurestore.streams.loop import Progress, StreamTarget, consume
+from featurestore.streams.opening import check_stream_job
+
+__all__ = ["Progress", "StreamTarget", "check_stream_job", "consume"]

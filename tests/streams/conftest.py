@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.streams.kafka_server import NoKafka, running
+from tests.streams.topics import Broker
+
+SKIPPED = "Kafka suite skipped"
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker of this run; where there can be none, the test is skipped."""
+    pytest.importorskip("confluent_kafka", reason=f"{SKIPPED}: confluent-kafka is not installed")
+    folder = tmp_path_factory.mktemp("kafka")
+    try:
+        with running(folder) as address:
+            yield Broker(address)
+    except NoKafka as error:
+        pytest.skip(f"{SKIPPED}: {error}")
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Write a file of jobs, whose receipts stay in the test's own folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def write(text: str) -> Path:
+        path = tmp_path / f"jobs{len(os.listdir(tmp_path))}.py"
+        path.write_text(f"import featurestore\n\n{text}\n")
+        return path
+
+    return write

@@ -1,0 +1,143 @@
+"""One Kafka broker (KRaft) for the tests of a run, from Maven Central, in a folder of its own.
+
+Its jars are fetched once into a cache outside of the repository. Where it cannot be fetched or
+started, the tests that need it are skipped with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+
+VERSION = "3.9.1"
+_POM = Path(__file__).parent / "kafka" / "pom.xml"
+_CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+_PATIENCE = 60.0
+
+
+class NoKafka(Exception):
+    """Why there is no broker."""
+
+
+def cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "featurestore-tests"
+
+
+def fetched(pom: Path, name: str) -> Path:
+    """Return the folder of the jars that a pom names, fetched once."""
+    folder = cache_folder() / name
+    if (folder / "complete").exists():
+        return folder
+    if shutil.which("mvn") is None:
+        raise NoKafka("Maven is not installed, so that its jars cannot be fetched")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies",
+        "-DincludeScope=runtime", f"-DoutputDirectory={folder}",
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoKafka("Maven did not fetch its jars in seven minutes") from None
+    if done.returncode:
+        raise NoKafka(f"Maven could not fetch its jars: {(done.stdout + done.stderr)[-300:]}")
+    (folder / "complete").touch()
+    return folder
+
+
+@cache
+def kafka_jars() -> Path:
+    return fetched(_POM, f"kafka-{VERSION}")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """Start a broker in a folder, and give its address."""
+    jars = kafka_jars()
+    port, controller = free_port(), free_port()
+    settings = folder / "server.properties"
+    settings.write_text(_settings(folder / "data", port, controller))
+    (folder / "data").mkdir()
+    # What Kafka's own tool for formatting writes, without a second JVM.
+    told = f"version=1\ncluster.id={_CLUSTER}\nnode.id=1\ndirectory.id={_CLUSTER}\n"
+    (folder / "data" / "meta.properties").write_text(told)
+    java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"]
+    java.append(f"-Dlog4j.configuration=file:{_quiet(folder)}")
+    log = (folder / "broker.log").open("w")
+    with log:
+        broker = subprocess.Popen(
+            [*java, "kafka.Kafka", str(settings)], stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            _wait(broker, port, folder / "broker.log")
+            yield f"127.0.0.1:{port}"
+        finally:
+            broker.kill()
+            broker.wait()
+
+
+def _wait(broker: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    client = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
+    begun = time.monotonic()
+    while time.monotonic() - begun < _PATIENCE:
+        if broker.poll() is not None:
+            raise NoKafka(f"it ended: {log.read_text()[-300:]}")
+        try:
+            client.list_topics(timeout=1)
+            return
+        except KafkaException:
+            time.sleep(0.1)
+    raise NoKafka(f"it did not answer in {_PATIENCE:.0f} seconds")
+
+
+def _settings(data: Path, port: int, controller: int) -> str:
+    told = {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": data,
+        "num.partitions": 1,
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 1,
+        "group.initial.rebalance.delay.ms": 0,
+        "log.retention.check.interval.ms": 1000,
+        "log.initial.task.delay.ms": 1000,
+        "file.delete.delay.ms": 100,
+        "auto.create.topics.enable": "false",
+    }
+    return "".join(f"{name}={value}\n" for name, value in told.items())
+
+
+def _quiet(folder: Path) -> Path:
+    path = folder / "log4j.properties"
+    path.write_text(
+        "log4j.rootLogger=WARN, out\n"
+        "log4j.appender.out=org.apache.log4j.ConsoleAppender\n"
+        "log4j.appender.out.layout=org.apache.log4j.SimpleLayout\n"
+    )
+    return path

@@ -1,0 +1,57 @@
+"""Processes that run a stream job again and again, until they are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import featurestore
+from featurestore.errors import FeatureStoreError
+from featurestore.store import FeatureStore
+
+server = multiprocessing.get_context("forkserver")
+server.set_forkserver_preload(
+    ["featurestore.store", "featurestore.jobs.service", "tests.streams.killing"]
+)
+
+
+def run_for_ever(location: str, state: str, ready: str) -> None:
+    """Run the job until somebody ends this process."""
+    os.environ["XDG_STATE_HOME"] = state
+    store = featurestore.connect(location)
+    Path(ready).touch()
+    while True:
+        with contextlib.suppress(FeatureStoreError):  # another runner may be in the way
+            store.run_job("clicks")
+
+
+def start(store: FeatureStore, folder: Path) -> tuple[BaseProcess, Path]:
+    """Start a runner; the file is there as soon as it begins with its work."""
+    ready = folder / f"ready-{len(list(folder.glob('ready-*')))}-{os.urandom(4).hex()}"
+    arguments = (store.location, os.environ["XDG_STATE_HOME"], str(ready))
+    process = server.Process(target=run_for_ever, args=arguments)
+    process.start()
+    return process, ready
+
+
+def kill(process: BaseProcess) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+
+
+def where_ids_are(store: FeatureStore) -> Counter[int]:
+    """Return how often each click is in the group, or by its offset in the quarantine."""
+    rows = store.get_featuregroup("clicks").to_arrow()
+    found = Counter(rows.column("id").to_pylist())
+    path = store.session.quarantine_path("clicks", 1)
+    if Path(path).exists():
+        aside = store.session.engine.stream(store.session.engine.read_table(path)).read_all()
+        for value in aside.column("record_value").to_pylist():
+            found[int(value.removeprefix(b"poison "))] += 1
+    return found

@@ -1,0 +1,166 @@
+"""Streams on the embedded engine: every record once, the others with their reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featurestore.errors import (
+    InvalidJob,
+    JobFailed,
+    SourceTableNotFound,
+    SourceUnavailable,
+    UnsupportedType,
+)
+from featurestore.store import FeatureStore
+from tests.streams.topics import Broker, click, clicks, job
+
+JobFile = Callable[[str], Path]
+
+
+def ids(store: FeatureStore, name: str = "clicks") -> list[int]:
+    rows = store.get_featuregroup(name).to_arrow()
+    return sorted(rows.column("id").to_pylist())
+
+
+def registered(store: FeatureStore, broker: Broker, file: Path) -> None:
+    store.add_source("events", broker.uri)
+    store.register_jobs(file)
+
+
+def quarantined(store: FeatureStore, name: str = "clicks") -> list[dict[str, Any]]:
+    path = store.session.quarantine_path(name, 1)
+    relation = store.session.engine.read_table(path)
+    found: list[dict[str, Any]] = store.session.engine.stream(relation).read_all().to_pylist()
+    return found
+
+
+def test_each_run_brings_what_the_topic_has_since_the_last(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    topic = broker.topic(3)
+    broker.send(topic, clicks(0, 50))
+    registered(duckdb_store, broker, job_file(job(topic, batch_records=20)))
+    (run,) = duckdb_store.run_job("clicks")
+    assert (run.state, run.rows) == ("done", 50)
+    assert ids(duckdb_store) == list(range(50))
+    assert duckdb_store.run_job("clicks") == []
+    broker.send(topic, clicks(50, 60))
+    (run,) = duckdb_store.run_job("clicks")
+    assert run.rows == 10
+    assert ids(duckdb_store) == list(range(60))
+
+
+def test_poison_records_are_set_aside_with_where_they_were_and_why(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    topic = broker.topic(1)
+    poison = [
+        b"not json",
+        b"[1, 2]",
+        b'{"id": 1.7, "user": "a", "at": "2024-01-01T00:00:00Z"}',
+        b'{"id": 9, "user": "a", "at": "yesterday"}',
+        b'{"user": "a", "at": "2024-01-01T00:00:00Z"}',
+        b'{"id": 10, "user": 5, "at": "2024-01-01T00:00:00Z"}',
+        b"\xff\xfe",
+        None,
+    ]
+    broker.send(topic, [click(0), *poison, click(1, more="left alone"), click(2, user=None)])
+    registered(duckdb_store, broker, job_file(job(topic)))
+    duckdb_store.run_job("clicks")
+    assert ids(duckdb_store) == [0, 1, 2]
+    found = sorted(quarantined(duckdb_store), key=lambda row: row["record_offset"])
+    assert [row["record_offset"] for row in found] == list(range(1, 9))
+    assert {(row["record_topic"], row["record_partition"]) for row in found} == {(topic, 0)}
+    assert [row["record_value"] for row in found] == poison
+    assert [row["reasons"][0] for row in found] == [
+        "the value is no JSON",
+        "the value is no JSON object",
+        "id is DOUBLE, which is no int64",
+        "at is VARCHAR, which is no timestamp[us, tz=UTC]",
+        "'id' is null or missing",
+        "user is UBIGINT, which is no string",
+        "the value is no UTF-8 text",
+        "the record has no value",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"event_time": None}, InvalidJob, "no event_time="),
+        ({"event_time": "when"}, InvalidJob, "its columns are"),
+        ({"event_time": "user"}, InvalidJob, "no time"),
+        ({"format": "jsonl"}, InvalidJob, "format='json'"),
+        ({"schema": {"id": "int64", "at": "datetime"}}, UnsupportedType, "'datetime'"),
+        ({"schema": {"id": "binary", "at": "timestamp"}}, InvalidJob, "without loss"),
+        ({"topic": "no-such-topic"}, SourceTableNotFound, "no topic 'no-such-topic'"),
+    ],
+)
+def test_a_job_that_cannot_work_is_refused_before_anything_is_written(
+    duckdb_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    arguments: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    file = job_file(job(**{"topic": broker.topic(1), **arguments}))
+    duckdb_store.add_source("events", broker.uri)
+    with pytest.raises(error) as raised:
+        duckdb_store.register_jobs(file)
+    assert words in str(raised.value)
+    assert duckdb_store.get_jobs() == []
+    assert duckdb_store.get_featuregroups() == []
+
+
+def test_an_unreachable_broker_is_said_with_its_address(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("featurestore_connectors.kafka.consumer.PATIENCE", 0.5)
+    duckdb_store.add_source("events", "kafka://127.0.0.1:9")
+    with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:9"):
+        duckdb_store.register_jobs(job_file(job("clicks")))
+
+
+def test_offsets_that_went_and_topics_made_anew_fail_the_run_and_write_nothing(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    topic = broker.topic(1)
+    broker.send(topic, clicks(0, 10))
+    registered(duckdb_store, broker, job_file(job(topic)))
+    duckdb_store.run_job("clicks")
+    broker.send(topic, clicks(10, 20))
+    broker.cut(topic, 0, 15)
+    with pytest.raises(JobFailed, match="10 to 14 of partition 0 were removed"):
+        duckdb_store.run_job("clicks")
+    duckdb_store.register_jobs(job_file(job(topic, on_lost="skip")))
+    duckdb_store.run_job("clicks")
+    assert ids(duckdb_store) == [*range(10), *range(15, 20)]
+
+    broker.delete(topic)
+    broker.topic(1, name=topic)
+    broker.send(topic, clicks(100, 130))  # more offsets than were read, yet another topic
+    with pytest.raises(JobFailed, match="made anew"):
+        duckdb_store.run_job("clicks")
+    assert len(ids(duckdb_store)) == 15
+    duckdb_store.register_jobs(job_file(job(topic, on_lost="skip", generation=2)))
+    duckdb_store.run_job("clicks")
+    assert ids(duckdb_store)[-30:] == list(range(100, 130))
+
+
+def test_partitions_that_come_later_are_read_from_their_first_record(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    topic = broker.topic(1)
+    broker.send(topic, clicks(0, 10))
+    registered(duckdb_store, broker, job_file(job(topic, begin="latest")))
+    duckdb_store.run_job("clicks")
+    assert ids(duckdb_store) == []
+    broker.add_partitions(topic, 3)
+    broker.send(topic, clicks(10, 40))
+    duckdb_store.run_job("clicks")
+    assert ids(duckdb_store) == list(range(10, 40))

@@ -1,0 +1,72 @@
+"""kill -9 at random moments: no record is lost, none is there twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from featurestore.store import FeatureStore
+from tests.streams.killing import kill, start, where_ids_are
+from tests.streams.topics import Broker, click, job
+
+JobFile = Callable[[str], Path]
+
+
+def values(records: int) -> list[bytes]:
+    """Return clicks, one of fifty of which cannot be read."""
+    found = []
+    for number in range(records):
+        found.append(f"poison {number}".encode() if number % 50 == 7 else click(number))
+    return found
+
+
+def killed(
+    store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    *,
+    records: int,
+    kills: int,
+    **job_is: object,
+) -> None:
+    """Kill runners of a job at random moments, and count what is in its tables at the end."""
+    seed = random.SystemRandom().randrange(2**32)
+    moments = random.Random(seed)
+    topic = broker.topic(4)
+    given = values(records)
+    broker.send(topic, given[: records // 2])
+    store.add_source("events", broker.uri)
+    file = job_file(job(topic, statistics=False, **job_is))
+    store.register_jobs(file)
+    folder = file.parent
+    for number in range(kills):
+        if number == kills // 2:
+            broker.send(topic, given[records // 2 :])
+        process, ready = start(store, folder)
+        while not ready.exists():
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 1.5))
+        kill(process)
+    store.run_job("clicks")
+    found = where_ids_are(store)
+    lost = [number for number in range(records) if found[number] == 0]
+    doubled = [number for number, count in found.items() if count > 1]
+    assert (len(lost), len(doubled)) == (0, 0), f"seed {seed}: {lost[:10]}, {doubled[:10]}"
+
+
+@pytest.mark.slow
+def test_three_kills_lose_and_double_nothing(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    killed(duckdb_store, broker, job_file, records=4000, kills=3, batch_records=150)
+
+
+@pytest.mark.soak
+def test_a_hundred_kills_lose_and_double_nothing(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    killed(duckdb_store, broker, job_file, records=200_000, kills=100, batch_records=1500)

@@ -1,0 +1,65 @@
+"""Several readers of one topic: whoever is slower lands nothing, and goes on from the table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore.jobs.target import declaration, target
+from featurestore.registry import jobs
+from featurestore.store import FeatureStore
+from featurestore.streams import StreamTarget, consume
+from tests.streams.topics import Broker, clicks, job
+
+JobFile = Callable[[str], Path]
+
+
+def read(store: FeatureStore) -> int:
+    """Read the topic as a run does, without its lease."""
+    session = store.session
+    with session.registry.reading() as connection:
+        spec = jobs.get(connection, "clicks").spec
+    aimed = StreamTarget(target(session, spec), declaration(spec))
+    progress = consume(
+        session, spec, aimed, run_id="test", check=lambda: None, stop=threading.Event()
+    )
+    return progress.rows
+
+
+def test_a_reader_that_was_overtaken_lands_nothing_twice(
+    duckdb_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from featurestore.streams import landing, loop
+
+    topic = broker.topic(2)
+    broker.send(topic, clicks(0, 40))
+    duckdb_store.add_source("events", broker.uri)
+    duckdb_store.register_jobs(job_file(job(topic, batch_records=10)))
+    other = featurestore.connect(duckdb_store.location, engine="duckdb")
+    overtaken = []
+
+    def land(*given: Any, **named: Any) -> Any:
+        if not overtaken:
+            overtaken.append(True)
+            read(other)
+            broker.send(topic, clicks(40, 45))
+        return landing.land(*given, **named)
+
+    read(duckdb_store)  # makes the group
+    broker.send(topic, clicks(45, 60))
+    monkeypatch.setattr(loop, "land", land)
+    read(duckdb_store)
+    monkeypatch.undo()
+    read(duckdb_store)
+    assert overtaken
+    rows = duckdb_store.get_featuregroup("clicks").to_arrow()
+    assert sorted(rows.column("id").to_pylist()) == list(range(60))
+    other.close()

@@ -1,0 +1,101 @@
+"""Topics of the test's broker: made, filled, cut, deleted."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CLICKS = '{"id": "int64", "user": "string", "at": "timestamp"}'
+
+
+@dataclass(frozen=True)
+class Broker:
+    """The address of a broker, and what tests do there."""
+
+    address: str
+
+    @property
+    def uri(self) -> str:
+        return f"kafka://{self.address}"
+
+    def topic(self, partitions: int = 2, name: str | None = None, **config: str) -> str:
+        """Make a topic and return its name."""
+        from confluent_kafka.admin import NewTopic
+
+        name = name or f"clicks-{uuid.uuid4().hex[:8]}"
+        new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
+        client = self._admin()  # ends its calls when it goes
+        client.create_topics([new])[name].result()
+        return name
+
+    def delete(self, topic: str) -> None:
+        client = self._admin()  # ends its calls when it goes
+        client.delete_topics([topic])[topic].result()
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        from confluent_kafka.admin import NewPartitions
+
+        client = self._admin()  # ends its calls when it goes
+        client.create_partitions([NewPartitions(topic, partitions)])[topic].result()
+
+    def cut(self, topic: str, partition: int, before: int) -> None:
+        """Remove the records of a partition before an offset, as retention does."""
+        from confluent_kafka import TopicPartition
+
+        wanted = TopicPartition(topic, partition, before)
+        client = self._admin()  # ends its calls when it goes
+        client.delete_records([wanted])[wanted].result()
+
+    def send(
+        self, topic: str, values: Iterable[bytes | None], *, partition: int | None = None
+    ) -> None:
+        """Send values, in turn to each partition or all to one."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "log_level": 0})
+        client = self._admin()
+        partitions = len(client.list_topics(topic).topics[topic].partitions)
+        for number, value in enumerate(values):
+            goes_to = number % partitions if partition is None else partition
+            while True:
+                try:
+                    producer.produce(topic, value, partition=goes_to, key=str(number).encode())
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+        producer.flush()
+
+    def _admin(self) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+
+def click(number: int, **other: Any) -> bytes:
+    """Return the JSON of a click."""
+    day = 1 + number // 86_400 % 28
+    at = f"2024-01-{day:02d}T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}Z"
+    told: Mapping[str, Any] = {"id": number, "user": f"u{number % 97}", "at": at, **other}
+    return json.dumps(told).encode()
+
+
+def clicks(first: int, last: int) -> list[bytes]:
+    return [click(number) for number in range(first, last)]
+
+
+def job(topic: str, **arguments: Any) -> str:
+    """Return the line that defines the job "clicks" over a topic."""
+    told = {
+        "source": "events",
+        "topic": topic,
+        "schema": json.loads(CLICKS),
+        "primary_key": "id",
+        "event_time": "at",
+        **arguments,
+    }
+    given = ", ".join(f"{name}={value!r}" for name, value in told.items())
+    return f"clicks = featurestore.stream_job('clicks', {given})"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property, partial
+from itertools import pairwise
 
 from sqlalchemy.engine import Connection
 
@@ -38,6 +39,7 @@ from featurestore.monitoring import rules
 from featurestore.monitoring.profile import Profile, profile_of
 from featurestore.monitoring.rules import Compared, Judged
 from featurestore.monitoring.windows import Profiler
+from featurestore.plugins import observers
 from featurestore.registry import monitors
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -56,6 +58,9 @@ def _observe(session: Session, attempt: Attempt, recording: Recording) -> Writte
     spec = attempt.spec
     (given,) = recording.inputs
     reports = observe(session, spec, attempt.windows, given)
+    work = observers.current()
+    if work is not None:
+        work.found = reports[-1]
 
     def record(connection: Connection) -> None:
         monitors.record(connection, reports, run_id=recording.run.run_id)
@@ -126,7 +131,7 @@ class Observation:
         judged = [self._judge(window) for window in chain]
         window, last = chain[-1], judged[-1]
         now = self._profiles[window]
-        findings = rules.confirmed(judged, self.watched.confirm)
+        findings = rules.confirmed(judged, self.watched.confirm, apart=self._are_apart(chain))
         notes = []
         if last.learning:
             notes.append("there is too little before this window to compare all of it with")
@@ -144,6 +149,12 @@ class Observation:
             notes=tuple(notes),
             shares=last.shares,
         )
+
+    def _are_apart(self, chain: Sequence[Window]) -> bool:
+        """Tell whether no row is in two windows; those of commits hold the whole table."""
+        if self._group.spec.event_time is None:
+            return False
+        return all(before.end <= after.start for before, after in pairwise(chain))
 
     def _judge(self, window: Window) -> Judged:
         if window not in self._judged:

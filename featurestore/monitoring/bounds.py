@@ -22,6 +22,8 @@ _DEVIATIONS = 4.0
 _NINE_IN_TEN = 1.2816
 _WORST = 0.005
 _PER_WINDOW = 1e-3
+# Rows up to which probabilities of counts are summed one by one.
+_EXACT_ROWS = 100_000
 
 
 def alpha_of(features: int, confirm: int) -> float:
@@ -60,14 +62,37 @@ def chance_js(bins: int, before: float, now: float, alpha: float) -> float:
     return math.sqrt(chance_psi(bins, before, now, alpha) / (8 * math.log(2)))
 
 
-def chance_share(share: float, other: float, before: float, now: float, alpha: float) -> float:
-    """Return the difference of two shares of rows that is exceeded by chance.
+def chance_count(missing: float, before: float, now: float, alpha: float) -> tuple[int, int]:
+    """Return the fewest and the most of ``now`` rows that lack a value by chance.
 
-    The normal limit with the pooled share, and one and a half rows for its steps.
+    Each is exceeded with half of ``alpha`` at most where ``missing`` of ``before`` rows lacked one
+    and nothing changed: exact, as what is predicted of a binomial whose share was only estimated
+    is beta-binomial (with Jeffreys' prior). Many rows have the normal limit.
+
+    >>> chance_count(20, 1000, 100, 0.01)
+    (0, 7)
     """
-    pooled = (share * before + other * now) / max(before + now, 1.0)
-    deviation = math.sqrt(max(pooled * (1 - pooled), 0.0) * _spread(before, now))
-    return quantile(alpha / 2) * deviation + 1.5 / max(now, 1.0)
+    rows = round(now)
+    yes, no = missing + 0.5, max(before - missing, 0.0) + 0.5
+    if rows > _EXACT_ROWS:
+        share = yes / (yes + no)
+        deviation = math.sqrt(share * (1 - share) * _spread(before, now))
+        width = quantile(alpha / 2) * deviation * rows
+        return math.floor(share * rows - width), math.ceil(share * rows + width)
+    up_to = np.cumsum(_beta_binomial(rows, yes, no))
+    fewest = int(np.searchsorted(up_to, alpha / 2, side="right"))
+    most = int(np.searchsorted(up_to, 1 - alpha / 2))
+    return fewest, min(most, rows)
+
+
+def _beta_binomial(rows: int, yes: float, no: float) -> NDArray[np.float64]:
+    """Return the probabilities of 0 to ``rows``, each from the one before it."""
+    first = math.lgamma(no + rows) + math.lgamma(yes + no)
+    first -= math.lgamma(no) + math.lgamma(yes + no + rows)
+    count = np.arange(rows, dtype=np.float64)
+    steps = np.log((rows - count) * (yes + count))
+    steps -= np.log((count + 1) * (no + rows - count - 1))
+    return np.exp(np.concatenate(([first], first + np.cumsum(steps))))
 
 
 def chance_unseen(counts: Sequence[int], now: float) -> float:

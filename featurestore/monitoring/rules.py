@@ -18,10 +18,9 @@ from featurestore.model.monitor import Watched
 from featurestore.model.monitor_report import Finding, FindingKind, Shares
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import Measured, Sides, measure
+from featurestore.monitoring.missing import Missing, missing_of, together
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
-# Shares of missing values below are looked at from here on; a doubled share is, too.
-_LEAST_SHARE = 0.005
 _FEWEST_HISTORY = 3
 # A value that held this many rows of such a window on average is missed when it is gone.
 _MISSED = 10
@@ -49,21 +48,26 @@ class Compared:
 
 @dataclass(frozen=True)
 class Judged:
-    """The findings of one window, and the shares to draw."""
+    """The findings of one window, the shares to draw, and the missing values by feature."""
 
     findings: tuple[Finding, ...]
     learning: bool
     shares: tuple[Shares, ...] = field(default=())
+    missing: Mapping[str, Missing] = field(default_factory=dict)
 
 
 def judge(watched: Watched, now: Profile, compared: Compared) -> Judged:
     """Return what the rules say of one window, each window by itself."""
     found: list[Finding] = []
     shares: list[Shares] = []
+    missing: dict[str, Missing] = {}
     learning = not _enough(compared)
     if watched.drift and not learning and now.rows:
         drifted, shares = distributions(watched, now, compared)
         found += drifted
+        if "null_share" in watched.drift:
+            missing = _missing(watched, now, compared)
+            found += [each.finding for each in missing.values()]
     if watched.volume is not None:
         finding = volume(watched.volume, now, compared)
         learning = learning or finding is None
@@ -72,15 +76,16 @@ def judge(watched: Watched, now: Profile, compared: Compared) -> Judged:
     if watched.schema and compared.members and compared.members[0].types:
         found.append(schema(compared.members[0].types, now.types))
     found += metrics(watched, now, compared)
-    return Judged(tuple(found), learning, tuple(shares))
+    return Judged(tuple(found), learning, tuple(shares), missing)
 
 
-def confirmed(judged: Sequence[Judged], confirm: int) -> tuple[Finding, ...]:
+def confirmed(judged: Sequence[Judged], confirm: int, *, apart: bool = True) -> tuple[Finding, ...]:
     """Return the findings of the last of neighbouring windows, with what is confirmed as alarm.
 
     Args:
         judged: The windows in order; the last ``confirm`` of them count.
         confirm: How many in a row have to be out of bounds.
+        apart: Whether no row is in two of the windows, so that they may be counted together.
     """
     before = []
     for each in judged[-confirm:-1]:
@@ -90,8 +95,24 @@ def confirmed(judged: Sequence[Judged], confirm: int) -> tuple[Finding, ...]:
         at_once = finding.kind in _AT_ONCE or (finding.kind == "volume" and finding.value == 0)
         enough = len(before) == confirm - 1
         repeated = enough and all(finding.key in keys for keys in before)
+        if finding.kind == "nulls" and enough and apart and not (finding.out and repeated):
+            finding = _counted_together(finding, judged[-confirm:])
+            repeated = finding.out
         found.append(replace(finding, alarm=finding.out and (at_once or repeated)))
     return tuple(found)
+
+
+def _counted_together(finding: Finding, judged: Sequence[Judged]) -> Finding:
+    """Return a finding on missing values, out of bounds where neighbouring windows together are."""
+    chain = []
+    for each in judged:
+        if finding.subject not in each.missing:
+            return finding
+        chain.append(each.missing[finding.subject])
+    if len(chain) > 1 and together(chain):
+        text = f"{finding} by itself, and too far in {len(chain)} windows together"
+        return replace(finding, out=True, text=text)
+    return finding
 
 
 # -- distributions --------------------------------------------------------------------------------
@@ -100,7 +121,7 @@ def confirmed(judged: Sequence[Judged], confirm: int) -> tuple[Finding, ...]:
 def distributions(
     watched: Watched, now: Profile, compared: Compared
 ) -> tuple[list[Finding], list[Shares]]:
-    """Return the findings on each feature: distances, missing values, values new and gone."""
+    """Return the findings on each feature: distances, values new and gone."""
     names = _features(watched, now, compared)
     alpha = bounds.alpha_of(len(names), watched.confirm)
     found: list[Finding] = []
@@ -114,13 +135,31 @@ def distributions(
             found += _drift(watched.drift, sides, measured, alpha)
             if measured.shares is not None:
                 shares.append(measured.shares)
-        if "null_share" in watched.drift:
-            found.append(_missing(watched.drift["null_share"], sides, alpha))
         if "new_values" in watched.drift:
             found += _new_values(watched.drift["new_values"], sides)
         if "gone_values" in watched.drift:
             found += _gone_values(watched.drift["gone_values"], sides)
     return found, shares
+
+
+def _missing(watched: Watched, now: Profile, compared: Compared) -> dict[str, Missing]:
+    """Return the missing values of each feature."""
+    names = _features(watched, now, compared)
+    alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
+    found = {}
+    for name in names:
+        column = now.columns[name]
+        if column.rows + column.missing:
+            found[name] = missing_of(
+                name,
+                now,
+                members=compared.members,
+                others=compared.others,
+                groups=compared.groups,
+                asked=watched.drift["null_share"],
+                alphas=alphas,
+            )
+    return found
 
 
 def _features(watched: Watched, now: Profile, compared: Compared) -> list[str]:
@@ -169,42 +208,6 @@ def _drift(
             Finding("drift", sides.now.name, name, round(value, 6), None, high, value > high)
         )
     return found
-
-
-def _missing(asked: float, sides: Sides, alpha: float) -> Finding:
-    """Return whether the share of missing values changed.
-
-    By more than was asked for, or by half of what it was, whichever is less.
-    """
-    before, rows = _missing_of(sides.members)
-    now = sides.now.missing_share
-    after = float(sides.now.rows + sides.now.missing)
-    apart = _apart(sides, before)
-    least = max(min(asked, before / 2), _LEAST_SHARE)
-    by_chance = bounds.chance_share(before, now, rows, after, alpha)
-    width = max(least, by_chance, bounds.usual(apart))
-    low, high = max(before - width, 0.0), min(before + width, 1.0)
-    out = abs(now - before) > width
-    return Finding("nulls", sides.now.name, "null_share", round(now, 6), low, high, out)
-
-
-def _apart(sides: Sides, before: float) -> list[float]:
-    """Return how far the shares of missing values are from the baseline's, or from their kind's."""
-    shares: dict[int, list[float]] = {}
-    for index, each in enumerate(sides.others):
-        group = sides.groups[index] if sides.groups else 0
-        shares.setdefault(group, []).append(each.missing_share)
-    apart = []
-    for same in shares.values():
-        middle = float(np.median(same)) if sides.groups else before
-        apart += [abs(share - middle) for share in same]
-    return apart
-
-
-def _missing_of(members: Sequence[ColumnProfile]) -> tuple[float, float]:
-    missing = sum(each.missing for each in members)
-    rows = sum(each.rows + each.missing for each in members)
-    return missing / max(rows, 1), float(rows)
 
 
 def _new_values(asked: float, sides: Sides) -> list[Finding]:

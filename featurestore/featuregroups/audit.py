@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.html import Listing
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.plugins.observers import Work, observed
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
@@ -171,15 +173,19 @@ def validate(
     rows = session.engine.read_table(
         group.path, version=group.delta_version, schema=group.spec.schema
     )
-    found = audit(
-        rows,
-        spec=group.spec,
-        validation="warn",
-        engine=session.engine,
-        expectations=rules,
-        mode="check",
-        event_time_tolerance=group.spec.event_time_tolerance,
-    )
+    work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
+    work.landed = group.delta_version
+    with observed(work):
+        found = audit(
+            rows,
+            spec=group.spec,
+            validation="warn",
+            engine=session.engine,
+            expectations=rules,
+            mode="check",
+            event_time_tolerance=group.spec.event_time_tolerance,
+        )
+        work.report = found.report
     results = tuple(_with_duplicates_as_warning(each) for each in found.report.results)
     report = replace(found.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:

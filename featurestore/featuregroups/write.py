@@ -42,6 +42,7 @@ from featurestore.ingest import handed_over, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
+from featurestore.plugins import observers
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
@@ -60,7 +61,7 @@ class Write:
     rows lie in files of the engine already, which the caller removes. ``reads`` fills with what is
     read of registered sources while the rows come; None where they come from elsewhere. ``offsets``
     moves the numbers of a stream's partitions (``TableWrite``), ``stream`` says which records the
-    rows are.
+    rows are. ``plan`` is that of the retrieval whose rows these are.
     """
 
     mode: str = "append"
@@ -76,6 +77,7 @@ class Write:
     reads: Sequence[SourceRead] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     stream: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = None
 
 
 def insert(
@@ -120,8 +122,12 @@ def insert(
 
 
 def with_reads(write: Write, df: object) -> Write:
-    """Return a write that tells what is read of sources, where its rows are a frame over one."""
-    if not isinstance(df, FeatureFrame) or df.reads is None:
+    """Return a write that tells what its rows are made of, where they are a frame of the store."""
+    if not isinstance(df, FeatureFrame):
+        return write
+    if df.plan is not None:
+        write = replace(write, plan=df.plan.to_json())
+    if df.reads is None:
         return write
     return replace(write, reads=df.reads)
 
@@ -169,6 +175,9 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     Staged and audited where there is something to check.
     """
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
+    work = observers.current()
+    if work is not None:
+        work.plan = write.plan
     validation = write.validation or spec.validation
     has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
     checked = validation != "off" and has_rules

@@ -44,6 +44,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import jobs, reports, runs
@@ -139,12 +140,17 @@ def recorded(session: Session, attempt: Attempt, work: Callable[[Recording], Wri
         _log.info(
             "%s, %d windows from %s to %s", spec.name, run.windows, run.window.start, run.window.end
         )
-        try:
-            recording = _begin(session, attempt, run)
-            written = work(recording)
-        except Exception as error:  # a job's code may raise anything: the history tells it
-            return _failed(session, spec, run_id, error)
-        return _done(session, attempt, recording.run, written)
+        told = Work("job", spec.name, run_id.removeprefix("job-"), session.location, job=spec)
+        told.window = run.window
+        with observed(told):
+            try:
+                recording = _begin(session, attempt, run)
+                told.inputs = tuple(each.to_json() for each in recording.inputs)
+                written = work(recording)
+            except Exception as error:  # a job's code may raise anything: the history tells it
+                told.error = error
+                return _failed(session, spec, run_id, error)
+            return _done(session, attempt, recording.run, written)
 
 
 def _begin(session: Session, attempt: Attempt, run: Run) -> Recording:

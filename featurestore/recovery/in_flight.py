@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from featurestore.errors import FeatureStoreError, WriteConflict
 from featurestore.model.paths import StorePaths
+from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import datasets, groups, owners, views
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
@@ -18,6 +19,14 @@ from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
 
+# What observers are told of; the other intents are parts of these, or change no rows.
+_WORK: Mapping[str, WorkKind] = {
+    "create": "create",
+    "write": "write",
+    "delete": "delete",
+    "export": "export",
+    "remove": "remove",
+}
 # Intents of this process, by registry, whose writes have ended without being settled.
 _unsettled: set[tuple[str, str]] = set()
 
@@ -94,7 +103,8 @@ def in_flight(
             try:
                 if kind == "export":
                     datasets.make_directory(store.location, name, number)
-                yield write
+                with _observed(store, write, kind, name):
+                    yield write
             except BaseException:
                 _finish(store, write, unregistered=True)
                 raise
@@ -107,6 +117,20 @@ def in_flight(
                 "do not write them again."
             )
         raise
+
+
+@contextmanager
+def _observed(store: Store, write: InFlight, kind: str, name: str) -> Iterator[None]:
+    """Tell observers of a write, by the id of its intent: a job's run may write more than once."""
+    if kind not in _WORK:
+        yield
+        return
+    work = Work(_WORK[kind], name, write.intent, store.location, write.version)
+    with observed(work):
+        try:
+            yield
+        finally:
+            work.landed = write.landed
 
 
 def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version: int | None) -> int:

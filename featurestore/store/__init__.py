@@ -77,6 +77,7 @@ def connect(
     []
     """
     from featurestore import _current
+    from featurestore.lineage import settings as lineage
     from featurestore.recovery import recover
     from featurestore.registry import is_store, open_registry
 
@@ -94,6 +95,7 @@ def connect(
         chosen = engine
     durable = is_durable(settings.durability)
     opened = open_registry(directory, url=settings.registry, read_only=read_only, durable=durable)
+    lineage.start()
     session = Session(directory, chosen, opened)
     if not read_only:
         recover(session)

@@ -26,6 +26,7 @@ from featurestore.model.validation import (
     outcome_text,
     plain_json,
 )
+from featurestore.plugins.observers import observed_part
 from featurestore.plugins.validator import Validator, find_validator
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
@@ -139,19 +140,29 @@ def audit(
         validator = find_validator()
     checks = row_checks(subject, now=now, tolerance=event_time_tolerance)
     run = _prepare(subject, engine, expectations, validator, checks)
+    with observed_part("validate", subject.name, version=subject.version) as work:
+        outcome = _audited(run, relation, report, directory)
+        work.report = outcome.report
+    return outcome
+
+
+def _audited(
+    run: _Audit, relation: Relation, report: ValidationReport, directory: str | None
+) -> AuditOutcome:
+    """Check rows, put aside or refuse those that fail, and return what may land."""
     results, rows = _check_rows(run, relation)
     failed = [each for each in results if not each.success and not each.warning]
     good, quarantined = relation, None
-    if validation == "quarantine" and failed:
+    if report.validation == "quarantine" and failed:
         split = _split(run, relation, failed, directory)
         good, quarantined = split.good, split.quarantined
     results += _check_table(run, good)
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
-        report = replace(report, rows_quarantined=engine.count(quarantined))
-    _refuse(report, mode=mode, row_failures=failed)
+        report = replace(report, rows_quarantined=run.engine.count(quarantined))
+    _refuse(report, mode=report.details["mode"], row_failures=failed)
     unique = None
-    if subject.key:
+    if run.subject.key:
         # All copies of a key go to the quarantine.
         unique = quarantined is not None or _failure(failed, DUPLICATE_KEYS) is None
     return AuditOutcome(report, good, quarantined, unique)

@@ -1,0 +1,272 @@
+"""Lineage as a receiver gets it: of inserts, exports, validations, jobs, and what fails."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore.errors import JobFailed, ValidationFailed
+from featurestore.lineage import settings
+from featurestore.lineage.emitter import Emitter
+from featurestore.plugins.observers import Work, observed
+from featurestore.store import FeatureStore
+from tests.lineage.conftest import FLIGHTS, WEATHER, Lineage
+from tests.lineage.schemas import check_event
+
+JOBS = """
+import featurestore
+featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $window_end as at "
+                     "from weather group by origin", inputs={"weather": "weather"}, featuregroup="daily", primary_key="origin",
+                     event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
+
+@featurestore.job(featuregroup="broken", event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
+def broken(window):
+    raise ValueError("nothing works")
+"""
+
+
+def fill(store: FeatureStore) -> None:
+    store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")
+    store.create_featuregroup(FLIGHTS, "flights", primary_key="id", event_time="asked")
+
+
+def facets(dataset: dict[str, Any]) -> dict[str, Any]:
+    return dataset["facets"]
+
+
+def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
+    """Return (folder of the group, column, kind) of what a column was made of."""
+    found = set()
+    for each in facets(output)["columnLineage"]["fields"][column]["inputFields"]:
+        (how,) = each["transformations"]
+        found.add((each["name"].split("featuregroups/")[1], each["field"], how["subtype"]))
+    return found
+
+
+def test_an_insert_tells_its_columns_its_version_and_its_numbers(
+    store: FeatureStore, lineage: Lineage
+) -> None:
+    fill(store)
+    store.insert_into_featuregroup(WEATHER.slice(0, 1), "weather", mode="upsert")
+    (_, begun), (kind, done) = lineage.of("write.weather")
+    assert (begun["eventType"], kind) == ("START", "COMPLETE")
+    assert begun["run"]["runId"] == done["run"]["runId"]
+    assert done["job"]["namespace"] == "traffic"
+    (output,) = done["outputs"]
+    assert output["namespace"] == "file"
+    assert output["name"] == f"{store.location}/featuregroups/weather/v1"
+    assert [(each["name"], each["type"]) for each in facets(output)["schema"]["fields"]] == [
+        ("origin", "string"),
+        ("at", "timestamp[us, tz=UTC]"),
+        ("temp", "double"),
+    ]
+    assert facets(output)["version"]["datasetVersion"] == "2"
+    assert facets(output)["symlinks"]["identifiers"][0]["name"] == "weather@v1"
+    metrics = facets(output)["dataQualityMetrics"]
+    assert (metrics["rowCount"], metrics["columnMetrics"]["temp"]["nullCount"]) == (6, 1)
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] >= 1
+
+
+def test_a_validation_is_part_of_its_write_and_tells_every_expectation(
+    store: FeatureStore, lineage: Lineage
+) -> None:
+    fill(store)
+    wrong = FLIGHTS.set_column(0, "id", [[1, None, 3]])
+    with pytest.raises(ValidationFailed):
+        store.create_featuregroup(wrong, "wrong", primary_key="id")
+    store.validate_featuregroup("weather")
+    (_, begun), (kind, done) = lineage.of("validate.wrong")
+    assert kind == "FAIL"
+    parent = done["run"]["facets"]["parent"]
+    assert parent["job"]["name"] == "create.wrong"
+    (created, *_), (failed, failure) = lineage.of("create.wrong")
+    assert (created, failed) == ("START", "FAIL")
+    assert parent["run"]["runId"] == failure["run"]["runId"]
+    assert "id" in failure["run"]["facets"]["errorMessage"]["message"]
+    (checked,) = done["inputs"]
+    told = checked["inputFacets"]["dataQualityAssertions"]["assertions"]
+    assert {each["assertion"]: each["success"] for each in told}["no_null_keys"] is False
+    _, (_, alone) = lineage.of("validate.weather")[-2:]
+    assert alone["inputs"][0]["facets"]["version"]["datasetVersion"] == "1"
+    assert "parent" not in alone["run"]["facets"]
+    assert begun["inputs"][0]["name"] == checked["name"]
+
+
+def test_an_export_tells_its_sources_and_where_every_column_comes_from(
+    store: FeatureStore, lineage: Lineage
+) -> None:
+    fill(store)
+    window = featurestore.window("weather.temp", "mean", over="2h")
+    first = store.get_features(["weather.temp as warm", window], labels="flights")
+    made = store.create_training_dataset(first, "late", label="late", shards=1, progress=False)
+    _, (kind, done) = lineage.of("export.late")
+    assert kind == "COMPLETE"
+    (output,) = done["outputs"]
+    assert output["name"] == made.path
+    read = {each["name"].rpartition("featuregroups/")[2]: each for each in done["inputs"]}
+    assert set(read) == {"weather/v1", "flights/v1"}
+    assert facets(read["weather/v1"])["version"]["datasetVersion"] == "1"
+    assert origins(output, "warm") == {("weather/v1", "temp", "IDENTITY")}
+    assert origins(output, "late") == {("flights/v1", "late", "IDENTITY")}
+    assert origins(output, "temp_mean_2h") == {("weather/v1", "temp", "AGGREGATION")}
+    joined = facets(output)["columnLineage"]["dataset"]
+    assert {"origin", "at", "asked"} <= {each["field"] for each in joined}
+    assert facets(output)["version"]["datasetVersion"] == "1"
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 3
+
+
+def test_rows_of_a_retrieval_that_become_a_group_keep_the_origin_of_their_columns(
+    store: FeatureStore, lineage: Lineage
+) -> None:
+    fill(store)
+    frame = store.get_features(["weather.temp"], labels="flights")
+    store.create_featuregroup(frame, "joined", primary_key="id", event_time="asked")
+    _, (_, done) = lineage.of("create.joined")
+    assert origins(done["outputs"][0], "temp") == {("weather/v1", "temp", "IDENTITY")}
+    read = {each["name"].rpartition("featuregroups/")[2] for each in done["inputs"]}
+    assert read == {"weather/v1", "flights/v1"}
+
+
+def test_a_job_is_the_parent_of_its_write_and_a_failing_one_says_why(
+    store: FeatureStore, lineage: Lineage, tmp_path: Path
+) -> None:
+    fill(store)
+    (tmp_path / "jobs.py").write_text(JOBS)
+    store.register_jobs(tmp_path / "jobs.py")
+    (run,) = store.run_job("daily", window="2023-11-14T00:00Z")
+    with pytest.raises(JobFailed):
+        store.run_job("broken", window="2023-11-14T00:00Z")
+    (_, begun), (kind, done) = lineage.of("daily")
+    assert kind == "COMPLETE"
+    assert done["run"]["runId"].replace("-", "") == run.run_id.removeprefix("job-")
+    assert begun["run"]["facets"]["nominalTime"]["nominalStartTime"] == "2023-11-14T00:00:00+00:00"
+    assert "max(temp)" in done["job"]["facets"]["sql"]["query"]
+    assert facets(done["inputs"][0])["version"]["datasetVersion"] == "1"
+    _, (_, written) = lineage.of("create.daily")
+    assert written["run"]["facets"]["parent"]["run"]["runId"] == done["run"]["runId"]
+    assert origins(written["outputs"][0], "warmest") == {("weather/v1", "temp", "TRANSFORMATION")}
+    assert written["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == run.rows
+    _, (failed, told) = lineage.of("broken")
+    assert failed == "FAIL"
+    assert told["run"]["facets"]["errorMessage"]["message"] == "ValueError: nothing works"
+
+
+def test_every_event_is_as_the_specification_says(
+    store: FeatureStore, lineage: Lineage, tmp_path: Path
+) -> None:
+    fill(store)
+    (tmp_path / "jobs.py").write_text(
+        JOBS + "featurestore.monitor_job('watch', featuregroup='weather', "
+        "schedule='0 0 * * *', start='2023-11-14T00:00Z')\n"
+    )
+    store.register_jobs(tmp_path / "jobs.py")
+    store.run_job("daily", window="2023-11-14T00:00Z")
+    store.check_monitor("watch", window="2023-11-14T00:00Z")
+    frame = store.get_features(["weather.temp"], labels="flights")
+    store.create_training_dataset(frame, "late", label="late", shards=1, progress=False)
+    store.delete_training_dataset("late", version=1)
+    store.delete_featuregroup("flights", version=1)
+    events = lineage.events()
+    for event in events:
+        check_event(event)
+    begun = [each["run"]["runId"] for each in events if each["eventType"] == "START"]
+    ended = [each["run"]["runId"] for each in events if each["eventType"] != "START"]
+    assert sorted(begun) == sorted(ended)
+    assert len(set(begun)) == len(begun)
+    dropped = dict(lineage.of("remove.late"))["COMPLETE"]["outputs"][0]
+    assert facets(dropped)["lifecycleStateChange"]["lifecycleStateChange"] == "DROP"
+    seen = dict(lineage.of("watch"))["COMPLETE"]["inputs"][0]
+    assert seen["name"].endswith("featuregroups/weather/v1")
+
+
+def test_nothing_is_sent_where_no_transport_is_configured(
+    monkeypatch: pytest.MonkeyPatch, lineage: Lineage, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OPENLINEAGE_URL")
+    with featurestore.connect(tmp_path / "quiet") as quiet:
+        fill(quiet)
+    monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{lineage.received.port}")
+    monkeypatch.setenv("OPENLINEAGE_DISABLED", "true")
+    with featurestore.connect(tmp_path / "quiet") as quiet:
+        quiet.insert_into_featuregroup(FLIGHTS.slice(0, 1), "flights", mode="upsert")
+    assert lineage.events() == []
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "fails"])
+def test_a_receiver_that_is_down_neither_fails_nor_slows_a_write(
+    monkeypatch: pytest.MonkeyPatch,
+    lineage: Lineage,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+) -> None:
+    lineage.received.behavior = how
+    if how == "refuses":
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    with featurestore.connect(tmp_path / "store") as store:
+        begun = time.monotonic()
+        store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")
+        for _ in range(3):
+            store.insert_into_featuregroup(WEATHER, "weather", mode="upsert")
+        assert time.monotonic() - begun < 5  # one attempt at the receiver alone may take as long
+        assert store.get_featuregroup_history("weather")[0].delta_version == 4
+    settings.stop()
+
+
+def test_what_waits_is_bounded_and_the_loss_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    arrived: list[Any] = []
+
+    def send(event: Any) -> None:
+        time.sleep(0.2)
+        arrived.append(event)
+
+    emitter = Emitter(send, waiting=2)
+    with caplog.at_level(logging.WARNING, logger="featurestore.lineage"):
+        for number in range(50):
+            work = Work("delete", "weather", f"{number:032x}", "/nowhere", 1)
+            emitter.began(work)
+        emitter.close(5)
+    assert len(arrived) <= 4
+    assert [each.message for each in caplog.records] == [
+        "lineage events are dropped: more events wait than can be sent"
+    ]
+
+
+def test_a_receiver_that_fails_is_said_once_and_again_after_it_was_well(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ill = True
+
+    def send(_event: Any) -> None:
+        if ill:
+            raise ConnectionError("refused")
+
+    emitter = Emitter(send)
+    work = Work("delete", "weather", "0" * 32, "/nowhere", 1)
+
+    def tell() -> None:
+        emitter.began(work)
+        while emitter._pending:
+            time.sleep(0.01)
+
+    with caplog.at_level(logging.WARNING, logger="featurestore.lineage"):
+        for well in (False, False, True, True, False):
+            ill = not well
+            tell()
+    emitter.close(0)
+    assert len(caplog.records) == 2
+    assert "ConnectionError: refused" in caplog.records[0].message
+
+
+def test_work_without_observers_is_done_all_the_same() -> None:
+    with observed(Work("job", "daily", "0" * 32, "/nowhere")) as work:
+        work.landed = 3
+    assert work.error is None

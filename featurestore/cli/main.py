@@ -11,13 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 from featurestore import __version__
+from featurestore.cli.logs import LogFormat, log_to_stderr
 from featurestore.cli.output import show_error
 from featurestore.cli.state import Output, Settings
 from featurestore.cli.terminal import escaping
 from featurestore.errors import FeatureStoreError
 
 # Options that mean the same for every command and may stand anywhere on the line.
-_GLOBAL = ("--location", "--engine", "--registry", "--output")
+_GLOBAL = ("--location", "--engine", "--registry", "--output", "--log-format")
 _GLOBAL_FLAGS = ("--wide",)
 
 
@@ -93,6 +94,14 @@ def options(
     wide: Annotated[
         bool, typer.Option("--wide", help="Tables with all columns, wider than 80 characters.")
     ] = False,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            help="Log to standard error: text, or a JSON object a line with the run's id.",
+            envvar="FEATURESTORE_LOG_FORMAT",
+            show_default=False,
+        ),
+    ] = None,
     _version: Annotated[
         bool,
         typer.Option(
@@ -101,7 +110,9 @@ def options(
     ] = False,
 ) -> None:
     """Compute, version and retrieve features for deep learning."""
-    context.obj = Settings(location, engine, registry, output, wide)
+    context.obj = Settings(location, engine, registry, output, wide, log_format)
+    if log_format is not None:
+        log_to_stderr(log_format)
 
 
 def _global_first(args: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from featurestore.cli.logs import LogFormat
     from featurestore.store import FeatureStore
 
 
@@ -29,6 +30,7 @@ class Settings:
     registry: str | None = None
     output: Output = Output.TEXT
     wide: bool = False
+    log_format: LogFormat | None = None
 
 
 def settings(context: typer.Context) -> Settings:

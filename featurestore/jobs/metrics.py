@@ -7,14 +7,20 @@ what a database of time series holds is bounded by what people named, never by d
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import FeatureStoreError, missing_extra
+from featurestore.errors import ConfigurationError, FeatureStoreError, missing_extra
 from featurestore.model import times
 from featurestore.registry import alerts, featuregroups, jobs, monitors, runs, streams
 from featurestore.session import Session
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
 MOST_LABELS = 1000
 _STATES = ("ok", "suspect", "alarm", "learning")
@@ -26,13 +32,76 @@ def metrics_text(session: Session) -> str:
     Raises:
         MissingExtra: prometheus-client is not installed.
     """
+    registry = metrics_registry(session)
+    from prometheus_client import generate_latest
+
+    return bytes(generate_latest(registry)).decode()
+
+
+def metrics_registry(session: Session) -> CollectorRegistry:
+    """Return a registry of prometheus-client that reads the store whenever it is collected.
+
+    A web server mounts it: ``prometheus_client.make_asgi_app(metrics_registry(session))``.
+
+    Raises:
+        MissingExtra: prometheus-client is not installed.
+    """
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client import CollectorRegistry
     except ImportError as error:
         raise missing_extra("prometheus_client", "metrics") from error
     registry = CollectorRegistry()
-    _Numbers(session, registry).collect()
-    return bytes(generate_latest(registry)).decode()
+    registry.register(_StoreCollector(session))
+    return registry
+
+
+@contextmanager
+def serving_metrics(session: Session, *, host: str, port: int) -> Iterator[int]:
+    """Serve the numbers of a store at ``/metrics`` meanwhile; gives the port.
+
+    Args:
+        session: The connection.
+        host: The address to listen at.
+        port: 0 takes any that is free.
+
+    Raises:
+        MissingExtra: prometheus-client is not installed.
+        ConfigurationError: The port is taken, or not ours to take.
+    """
+    registry = metrics_registry(session)
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The metrics cannot be served at {host}:{port}: {error.strerror or error}.",
+            hint="--metrics-port 9464 takes another port",
+        ) from error
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _StoreCollector:
+    """Collects the numbers of a store anew each time."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def describe(self) -> list[Metric]:
+        """Return nothing: what there is depends on the store."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry()
+        _Numbers(self._session, registry).collect()
+        yield from registry.collect()
 
 
 class _Numbers:

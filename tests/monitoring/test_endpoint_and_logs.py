@@ -1,0 +1,106 @@
+"""The scheduler's /metrics, and logs as JSON with the id of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from featurestore.cli import app
+from featurestore.errors import ConfigurationError
+from featurestore.jobs.metrics import serving_metrics
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import DAY, NOW, Clock
+
+Define = Callable[..., str]
+
+
+def read(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
+    return found
+
+
+def test_what_is_scraped_is_the_store_as_it_is_then(
+    shop: FeatureStore, define: Define, clock: Clock
+) -> None:
+    define()
+    with serving_metrics(shop.session, host="127.0.0.1", port=0) as port:
+        before = read(port)
+        assert ("featurestore_monitor_state", ("alarm", "watch")) not in before
+        clock.now = NOW + DAY
+        shop.check_monitor("watch")
+        assert read(port)["featurestore_monitor_state", ("alarm", "watch")] == 1.0
+        with (
+            pytest.raises(ConfigurationError, match="cannot be served"),
+            serving_metrics(shop.session, host="127.0.0.1", port=port),
+        ):
+            pass
+    with pytest.raises(OSError):
+        read(port)
+
+
+def test_a_scheduler_serves_its_metrics_and_logs_lines_of_json(
+    shop: FeatureStore, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs.py").write_text(
+        "import featurestore\n"
+        "featurestore.sql_job('hourly', sql='select id, \"at\", late from sales', "
+        "inputs={'sales': 'sales'}, featuregroup='hourly', primary_key='id', event_time='at', "
+        "closed='left', schedule='0 0 * * *', start='2024-03-08T00:00Z', catchup=1)\n"
+    )
+    shop.register_jobs(tmp_path / "jobs.py")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    words = ["--location", shop.location, "--log-format", "json"]
+    start = ["scheduler", "start", "--every", "60s", "--metrics-port", str(port)]
+    program = "from featurestore.cli import main; main()"
+    command = [sys.executable, "-c", program, *words, *start]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    log = tmp_path / "log.jsonl"
+    with log.open("w") as told, subprocess.Popen(command, stderr=told, env=environment) as process:
+        try:
+            until = time.monotonic() + 60
+            while '"done: ' not in log.read_text() and time.monotonic() < until:
+                time.sleep(0.2)
+            name = "featurestore_job_last_success_timestamp_seconds"
+            assert read(port)[name, ("hourly",)] > time.time() - 600
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            finally:
+                process.kill()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    (run, *_) = shop.get_runs("hourly")
+    of_run = [each for each in lines if each.get("run_id") == run.run_id]
+    assert {each["job"] for each in of_run} == {"hourly"}
+    assert {"time", "level", "logger", "message", "run_id", "job", "work"} <= set(of_run[0])
+
+
+def test_every_command_takes_the_format_of_logs(
+    shop: FeatureStore, define: Define, capfd: pytest.CaptureFixture[str]
+) -> None:
+    define()
+    words = ["job", "run", "watch", "--location", shop.location, "--log-format=json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    (run,) = shop.get_runs("watch")
+    told = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
+    assert {each["run_id"] for each in told if "run_id" in each} == {run.run_id}

@@ -22,7 +22,8 @@ from tests.lineage.schemas import check_event
 JOBS = """
 import featurestore
 featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $window_end as at "
-                     "from weather group by origin", inputs={"weather": "weather"}, featuregroup="daily", primary_key="origin",
+                     "from weather group by origin", inputs={"weather": "weather"},
+                     featuregroup="daily", primary_key="origin",
                      event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
 
 @featurestore.job(featuregroup="broken", event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)

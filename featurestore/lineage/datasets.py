@@ -115,11 +115,10 @@ def _written_dataset(
     if manifest.plan is not None:
         lineage = columns.of_plan(manifest.plan)
         told["columnLineage"] = facets.column_lineage(lineage, paths, only=schema.names)
+    rows, size = _size_of(manifest)
+    shards = [len(split.shards) for split in manifest.splits]
     written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=sum(split.rows for split in manifest.splits),
-        size=sum(split.bytes for split in manifest.splits),
-        fileCount=sum(len(split.shards) for split in manifest.splits),
-        producer=PRODUCER,
+        rowCount=rows, size=size, fileCount=sum(shards), producer=PRODUCER
     )
     output = OutputDataset(*named(path), facets=told, outputFacets={"outputStatistics": written})
     return _inputs(manifest.sources, paths), [output]
@@ -135,12 +134,18 @@ def _metrics_of(
     told = {}
     for name, count in nulls.items():
         told[name] = data_quality_metrics_dataset.ColumnMetrics(nullCount=count)
+    rows, size = _size_of(manifest)
     return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
-        columnMetrics=told,
-        rowCount=sum(split.rows for split in manifest.splits),
-        bytes=sum(split.bytes for split in manifest.splits),
-        producer=PRODUCER,
+        columnMetrics=told, rowCount=rows, bytes=size, producer=PRODUCER
     )
+
+
+def _size_of(manifest: Manifest) -> tuple[int, int]:
+    rows = size = 0
+    for split in manifest.splits:
+        rows += split.rows
+        size += split.bytes
+    return rows, size
 
 
 def _dropped(work: Work, paths: StorePaths) -> OutputDataset:

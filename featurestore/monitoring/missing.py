@@ -86,8 +86,7 @@ def missing_of(
         asked: The change that was asked for.
         alphas: The chance of one test of one window, and of windows counted together.
     """
-    known = [_counted(each, feature) for each in members if feature in each.columns]
-    before = Counted(sum(each.missing for each in known), sum(each.rows for each in known))
+    before = _sum([_counted(each, feature) for each in members if feature in each.columns])
     least = max(min(asked, before.share / 2), _LEAST_SHARE)
     excess = _excess(feature, now, others, groups, before.share)
     return Missing(feature, _counted(now, feature), before, least, *alphas, excess)
@@ -162,4 +161,8 @@ def _counted(profile: Profile, feature: str) -> Counted:
 
 
 def _sum(parts: Sequence[Counted]) -> Counted:
-    return Counted(sum(each.missing for each in parts), sum(each.rows for each in parts))
+    missing = rows = 0.0
+    for each in parts:
+        missing += each.missing
+        rows += each.rows
+    return Counted(missing, rows)

@@ -51,6 +51,10 @@ class Ops(Protocol):
         """Return ``yes`` where the condition holds, else ``no``; either may be a number."""
         ...
 
+    def is_floating(self, data: Any) -> bool:
+        """Return whether numbers are floats."""
+        ...
+
     def isnan(self, data: Any) -> Any:
         """Return where numbers are NaN."""
         ...
@@ -112,6 +116,9 @@ class NumpyOps:
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         return np.where(condition, yes, no)
+
+    def is_floating(self, data: Any) -> bool:
+        return bool(np.issubdtype(data.dtype, np.floating))
 
     def isnan(self, data: Any) -> Any:
         return np.isnan(data)

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from featurestore.errors import missing_extra
-from featurestore.readers.selection import PRESENT
-from featurestore.transform.apply import apply_chain
+from featurestore.transform.apply import transform_columns
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import Kind
-from featurestore.transform.ops import Ops, Value
+from featurestore.transform.ops import Value
 from featurestore.transform.siphash import KEY, siphash
 from featurestore.transform.words import SEPARATORS
 
@@ -44,6 +43,9 @@ class TensorFlowOps:
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
         yes = self._tf.convert_to_tensor(yes, dtype)
         return self._tf.where(condition, yes, self._tf.convert_to_tensor(no, dtype))
+
+    def is_floating(self, data: Any) -> bool:
+        return bool(data.dtype.is_floating)
 
     def isnan(self, data: Any) -> Any:
         return self._tf.math.is_nan(data)
@@ -140,28 +142,8 @@ def transform_tensors(transformations: Transformations, batch: Mapping[str, Any]
 
     A tensor ``<name>_present`` tells missing values of a column; missing numbers may be NaN.
     """
-    ops: Ops = TensorFlowOps()
-    result = {}
-    for name, tensor in batch.items():
-        if name in transformations:
-            column = transformations[name]
-            tensor = _transformed(ops, column, tensor, batch.get(name + PRESENT))
-        result[name] = tensor
-    return result
+    return transform_columns(TensorFlowOps(), transformations, batch, _as_it_is)
 
 
-def _transformed(ops: Ops, column: FittedColumn, tensor: Any, present: Any | None) -> Any:
-    kind = column.given.kind
-    if present is not None:
-        present = ops.cast(present, "bool")
-    if kind == "whole" and tensor.dtype.is_floating:
-        # Whole numbers with missing ones among them come as floats with NaN.
-        there = ~ops.isnan(tensor)
-        present = there if present is None else present & there
-        tensor = ops.where(there, tensor, 0.0)
-    value = Value(kind, tensor, present)
-    if kind == "number":
-        value = Value(kind, ops.number(value))
-    elif kind == "whole":
-        value = Value(kind, ops.cast(tensor, "int64"), present)
-    return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)
+def _as_it_is(_column: FittedColumn, tensor: Any) -> tuple[Any, None]:
+    return tensor, None

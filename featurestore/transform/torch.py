@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from featurestore.errors import missing_extra
-from featurestore.readers.selection import PRESENT
-from featurestore.transform.apply import apply_chain
+from featurestore.transform.apply import transform_columns
 from featurestore.transform.batches import decoded
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import Kind
-from featurestore.transform.ops import NumpyOps, Ops, Value
+from featurestore.transform.ops import NumpyOps, Value
 
 
 def import_torch() -> Any:
@@ -46,6 +45,9 @@ class TorchOps:
         if isinstance(yes, np.ndarray):
             return np.where(self._array(condition), yes, no)
         return self._torch.where(condition, yes, no)
+
+    def is_floating(self, data: Any) -> bool:
+        return bool(data.is_floating_point())
 
     def isnan(self, data: Any) -> Any:
         return self._torch.isnan(data)
@@ -111,40 +113,20 @@ def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) 
 
     Texts come as lists or arrays of str or bytes, None is missing; all else as tensors or arrays.
     """
-    ops: Ops = TorchOps()
-    result = {}
-    for name, given in batch.items():
-        if name in transformations:
-            column = transformations[name]
-            given = _transformed(ops, column, given, batch.get(name + PRESENT))
-        result[name] = given
-    return result
+    return transform_columns(TorchOps(), transformations, batch, _read)
 
 
-def _transformed(ops: Ops, column: FittedColumn, given: Any, present: Any | None) -> Any:
+def _read(column: FittedColumn, given: Any) -> tuple[Any, Any | None]:
     torch = import_torch()
-    kind = column.given.kind
-    if present is not None:
-        present = torch.as_tensor(present).to(torch.bool)
-    if kind in ("text", "binary") or not isinstance(given, torch.Tensor):
-        data, there = decoded(column, given)
-        if kind not in ("text", "binary"):
-            given = torch.from_numpy(np.ascontiguousarray(data))
-        else:
-            given = data
-        if there is not None:
-            there = torch.from_numpy(there)
-            present = there if present is None else present & there
-    elif kind == "whole" and given.is_floating_point():
-        there = ~torch.isnan(given)
-        present = there if present is None else present & there
-        given = torch.where(there, given, 0.0)
-    value = Value(kind, given, present)
-    if kind == "number":
-        value = Value(kind, ops.number(value))
-    elif kind == "whole":
-        value = Value(kind, ops.cast(given, "int64"), present)
-    return apply_chain(ops, column.chain, value, column.output, narrow=column.narrow)
+    is_text = column.given.kind in ("text", "binary")
+    if isinstance(given, torch.Tensor) and not is_text:
+        return given, None
+    data, there = decoded(column, given)
+    if there is not None:
+        there = torch.from_numpy(there)
+    if is_text:
+        return data, there
+    return torch.from_numpy(np.ascontiguousarray(data)), there
 
 
 def preprocessor_module(fitted: Transformations) -> Any:

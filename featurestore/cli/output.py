@@ -88,14 +88,23 @@ def show_rows(
             sys.stdout.write(f"there are more: --page {next_page}\n")
 
 
-def show_record(context: typer.Context, record: Mapping[str, Any]) -> None:
-    """Print one record: as a JSON object, or a line a key."""
+def show_record(
+    context: typer.Context,
+    record: Mapping[str, Any],
+    *,
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+) -> None:
+    """Print one record: as a JSON object, or a line a key and then the tables."""
+    tables = tables or {}
     if settings(context).output is Output.JSON:
-        show_json(record)
+        show_json({**record, **tables})
         return
     width = max(map(len, record))
     for key, value in record.items():
         sys.stdout.write(f"{key.replace('_', ' '):<{width}}  {value_text(value)}\n")
+    for key, rows in tables.items():
+        sys.stdout.write(f"\n{key.replace('_', ' ')}:\n")
+        _table(rows, list(rows[0]))
 
 
 def show_text(context: typer.Context, text: str, *, data: Any) -> None:

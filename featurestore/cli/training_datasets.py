@@ -50,7 +50,7 @@ def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber 
 
 @app.command(epilog="Example: featurestore td show late_flights --version 1")
 def show(context: typer.Context, name: Name, version: Version = None) -> None:
-    """Show splits, shards, columns, sources and hashes of a training dataset."""
+    """Show splits, shards, columns, sources, hashes and transformations of a training dataset."""
     dataset = store(context).get_training_dataset(name, version=version)
     manifest = dataset.manifest
     columns, losses = [], {}
@@ -81,7 +81,9 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         "layout_because": manifest.layout.get("reason"),
         "not_reproducible_because": manifest.reproducible_reason,
     }
-    show_record(context, details)
+    fitted = dataset.transformations
+    tables = {} if fitted is None else {"transformations": fitted.records()}
+    show_record(context, details, tables=tables)
 
 
 @app.command(epilog="Example: featurestore td verify late_flights --recompute")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore import transform as t
 
 Example = Callable[..., pa.Table]
 Run = Callable[..., Any]
@@ -91,6 +92,21 @@ def test_show_tells_label_proportions_layout_and_losses(run: Run) -> None:
         assert shares["1"] == pytest.approx(counts["1"] / sum(counts.values()))
     assert told["layout"] == "fixed"
     assert told["losses"] == {}
+
+
+def test_show_prints_the_table_of_transformations(
+    run: Run, location: str, example: Example
+) -> None:
+    with featurestore.connect(location) as store:
+        chains = {"label": t.vocabulary() | t.one_hot()}
+        store.create_training_dataset(
+            example(60), "coded", label="label", key="at", transformations=chains
+        )
+    told = run("td", "show", "coded", as_json=True)["transformations"]
+    assert [(each["input"], each["output"]) for each in told] == [("label", "float32 [3]")]
+    printed = run("td", "show", "coded")
+    assert "transformations:\n" in printed and "one_hot()" in printed
+    assert "transformations" not in run("td", "show", "d", as_json=True)
 
 
 def test_clean_lists_and_removes_what_killed_exports_left(run: Run, location: str) -> None:

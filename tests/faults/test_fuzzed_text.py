@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import os
 import shutil
 import sqlite3
@@ -26,11 +27,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import featurestore
+from featurestore import transform as t
 from featurestore import usersql
 from featurestore.errors import FeatureStoreError
 from featurestore.model import manifest, sealed
+from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.statistics.codec import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
+from featurestore.transform.fitted import Transformations
+from featurestore.transform.written import from_written
 
 TABLE = pa.table(
     {
@@ -40,6 +45,8 @@ TABLE = pa.table(
         "s": [f"text {n}" for n in range(20)],
     }
 )
+# Each value twice, so that none looks like a row number.
+CODED = pa.concat_tables([TABLE, TABLE]).append_column("row", pa.array(range(40)))
 EXPECTATIONS = [
     {
         "type": "expect_column_values_to_be_between",
@@ -52,6 +59,14 @@ EXPECTATIONS = [
     },
     {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id", "mostly": 0.5}},
 ]
+CHAINS = {
+    "x": t.impute("median") | t.log1p() | t.standardize(),
+    "id": t.quantile_bins(3) | t.one_hot(),
+    "s": t.text_tokens(2),
+    "t": t.clip(0) | t.cast("int64"),
+}
+# Of each feature kind, what a changed chain is applied to.
+VALUES = {"number": [1.5, None], "whole": [3, None], "text": ["text 3", None], "binary": [b"a"]}
 JOBS = """
 import featurestore
 featurestore.sql_job("hourly", sql="select id, t, x from g", inputs={"g": "g"}, featuregroup="hourly",
@@ -135,6 +150,15 @@ class World:
             store.insert_into_featuregroup(TABLE.slice(0, 1), "g", mode="upsert")
             store.add_featuregroup_tag("g", "owner", "ada")
             store.create_training_dataset(TABLE.drop_columns(["s"]), "d", label="x", key="id")
+            coded = store.create_training_dataset(
+                CODED,
+                "coded",
+                label="x",
+                features=["id", "s", "t"],
+                key="row",
+                transformations=CHAINS,
+            )
+            self.transformations = coded.transformations.to_json()  # type: ignore[union-attr]
             store.register_jobs(folder / "jobs.py")
             self.statistics = store.featuregroup("g").statistics().to_json()
         states = sorted((self.template / "featuregroups/g/v1_statistics").rglob("*.state"))
@@ -318,6 +342,25 @@ CONDITION = st.lists(
 ).map(" ".join)
 
 
+def fuzz_transformations(world: World, data: st.DataObject) -> None:
+    """Fitted ones whose checksum fits, and those that a feature view keeps."""
+    value = changed(world.transformations, data, world.outside)
+    content = json.dumps(value).encode()
+    with contextlib.suppress(ValueError):
+        content = sealed.sealed(value)
+    with contextlib.suppress(FeatureStoreError):
+        fitted = Transformations.from_bytes(content, path="t.json")
+        assert Transformations.from_bytes(fitted.to_bytes(), path="t.json") == fitted
+        assert repr(fitted)
+        for column in fitted.columns:
+            if math.prod(column.output.shape) < 10_000 and column.given.kind in VALUES:
+                fitted.apply({column.name: VALUES[column.given.kind]})
+    asked = {each["name"]: each["steps"] for each in world.transformations["columns"]}
+    with contextlib.suppress(FeatureStoreError, MalformedJson):
+        written = JsonObject.of(changed(asked, data, world.outside)).each(JsonObject.array)
+        assert isinstance(from_written(written, view="v"), dict)
+
+
 def fuzz_expectations(world: World, data: st.DataObject) -> None:
     from featurestore.plugins.validator import find_validator
 
@@ -383,6 +426,7 @@ TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
     "expectations": (fuzz_expectations, 250),
     "statistics": (fuzz_statistics, 250),
     "states of statistics": (fuzz_statistics_state, 150),
+    "transformations": (fuzz_transformations, 150),
     "manifests": (fuzz_manifest, 100),
     "definitions": (fuzz_definition, 20),
     "commits": (fuzz_commit, 20),

@@ -186,6 +186,13 @@ class RecordAccess(Protocol):
         """
         ...
 
+    def byte_rows(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
+        """Return strings or binaries of one length as a view of records, uint8 of (n, length).
+
+        Anything stands where there is no value. None where lengths differ.
+        """
+        ...
+
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
         """Return what writes columns of single numbers into arrays, as fast as the layout allows.
 

@@ -63,6 +63,7 @@ DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 # Read at once.
 _MOST_ROWS = 32_768
 _MOST_BYTES = 16 * 1024 * 1024
+_WIDE_STEP_BYTES = 1024 * 1024
 _AHEAD = 3
 _THREADS = 2
 
@@ -544,7 +545,6 @@ class Reader:
         """
         self.order.check_workers(worker, workers)
         self.check_step(start_step)
-        rows = min(_MOST_ROWS, _MOST_BYTES // max(1, self.row_bytes))
         return StepRanges(
             self.order,
             epochs,
@@ -552,9 +552,20 @@ class Reader:
             workers=workers,
             start_epoch=start_epoch,
             start_step=start_step,
-            most=max(1, rows // self.order.worker_batch(workers)),
+            most=self.steps_at_once(workers),
             steps=steps,
         )
+
+    def steps_at_once(self, workers: int) -> int:
+        """Return how many steps of a worker are read at once, at most.
+
+        Wide ones are read one by one: to cut them apart would cost more than it spares.
+        """
+        batch = self.order.worker_batch(workers)
+        if batch * self.row_bytes >= _WIDE_STEP_BYTES:
+            return 1
+        rows = min(_MOST_ROWS, _MOST_BYTES // max(1, self.row_bytes))
+        return max(1, rows // batch)
 
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
         """Yield the columns of ranges of steps as (steps * batch, ...), read ahead in a thread."""

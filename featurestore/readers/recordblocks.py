@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.plugins.format import PlaneReader, RecordAccess
+from featurestore.readers.byterows import ByteRows
 from featurestore.readers.memory import Memory
 from featurestore.readers.order import PADDING, EpochOrder, Rows
 from featurestore.readers.outputs import finish
@@ -41,6 +42,20 @@ class PackedBlocks(Blocks, Protocol):
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
         """Return the columns as the arrays of a packing."""
         ...
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Where the values of a range of steps go."""
+
+    packing: Packing
+    read_alone: ReadAlone
+    byte_rows: ByteRows
+
+    @property
+    def alone(self) -> list[str]:
+        """The outputs that are neither single numbers nor byte rows."""
+        return [name for name in self.packing.alone if name not in self.byte_rows.arrays]
 
 
 @dataclass
@@ -73,49 +88,49 @@ class RecordBlocks:
         self, steps: StepRange, packing: Packing, read_alone: ReadAlone
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
         """Return the arrays of a packing's groups, of shape (outputs, rows), and the others."""
+        byte_rows = ByteRows(self.access, self.columns, self._memory, rows=steps.row_count)
+        decode = _Decoding(packing, read_alone, byte_rows)
         if not steps.part.order.shuffle:
             parts = self.files.slices(*steps.canonical_ranges())
             count = sum(map(len, parts))  # padding stands at the end of the last step
-            return self._decode(parts, slice(0, count), packing, read_alone, rows=steps.row_count)
+            found, alone = self._decode(parts, slice(0, count), decode, np.arange(steps.row_count))
+            return found, alone | byte_rows.arrays
         # Rows are read in the order in which they lie in the files, and put in their own order when
         # they are small.
         locations = self._locations(steps)
         order = np.argsort(locations)
         padded = int(np.searchsorted(locations[order], PADDING, side="right"))
         records = self._gathered(locations[order[padded:]])
-        found, alone = self._decode(
-            records, slice(padded, len(order)), packing, read_alone, rows=len(order)
-        )
+        found, alone = self._decode(records, slice(padded, len(order)), decode, order)
         wanted = np.empty_like(order)
         wanted[order] = np.arange(len(order))
         arrays = self._borrow(packing, len(order))
         for array, target in zip(found, arrays, strict=True):
             np.take(array, wanted, axis=1, out=target, mode="clip")
-        return arrays, {name: values[wanted] for name, values in alone.items()}
+        return arrays, {name: values[wanted] for name, values in alone.items()} | byte_rows.arrays
 
     def _decode(
-        self,
-        pieces: Iterable[Records],
-        real: slice,
-        packing: Packing,
-        read_alone: ReadAlone,
-        *,
-        rows: int,
+        self, pieces: Iterable[Records], real: slice, decoding: _Decoding, yielded: Rows
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
-        """Return what records hold in the rows ``real``, padding in the others."""
+        """Return what records hold in the rows ``real``, padding in the others.
+
+        ``yielded`` are the rows where byte rows are put, since these are not moved again.
+        """
+        packing, byte_rows, rows = decoding.packing, decoding.byte_rows, len(yielded)
         arrays = self._borrow(packing, rows)
         numbers = packing.parts(arrays)
         if packing.weighted:
             numbers[PADDING_WEIGHT][:] = 1
-        alone: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in packing.alone}
+        alone: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in decoding.alone}
         read_planes, start = self._plane_reader(packing), real.start
         for records in pieces:
             here = slice(start, start + len(records))
             read_planes(records, arrays, start)
+            byte_rows.put(records, yielded[here])
             for column in self.columns:
                 if column.name in alone:
-                    alone[column.name].append(read_alone(records, column))
-                elif not column.masked:
+                    alone[column.name].append(decoding.read_alone(records, column))
+                elif column.name in numbers and not column.masked:
                     # Filled in place; nulls that the manifest knows nothing of are refused.
                     present = self.access.present(records, column.name)
                     finish(column, (numbers[column.name][here], present), in_place=True)
@@ -123,6 +138,8 @@ class RecordBlocks:
         for array in arrays:
             array[:, : real.start] = 0
             array[:, real.stop :] = 0
+        byte_rows.clear(yielded[: real.start])
+        byte_rows.clear(yielded[real.stop :])
         others: Arrays = {}
         for column in self.columns:
             if column.name in alone:

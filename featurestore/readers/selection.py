@@ -35,6 +35,7 @@ class SelectedColumn:
 
     ``dtype`` is object for texts, binaries and decimals (bytes in object arrays). ``fill`` is None
     where nulls are not filled; ``masked`` columns come with a second column ``<name>_present``.
+    ``byte_rows``: binaries may be read as uint8 of (rows, bytes) where all are of one length.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SelectedColumn:
     weight: bool = False
     fill: Any = None
     masked: bool = False
+    byte_rows: bool = False
 
     @property
     def zero(self) -> Any:

@@ -79,7 +79,8 @@ def tf_dataset(
     if reader.order.remainder == "pad" and workers == 1:
         _say_once(_ABOUT_PADDING)
     packing = Packing(reader.columns, reader.order.remainder != "drop", batch // replicas)
-    part = _Part(reader, tf, packing)
+    one_by_one = replicas == 1 and reader.steps_at_once(workers) == 1
+    part = _Part(reader, tf, packing, one_by_one)
     iterations = reader.iterations(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
@@ -97,11 +98,15 @@ def tf_dataset(
 
 @dataclass(frozen=True)
 class _Part:
-    """The datasets of one reader, in batches of a given size."""
+    """The datasets of one reader, in batches of a given size.
+
+    ``one_by_one``: what is read at once is one batch.
+    """
 
     reader: Reader
     tf: Any
     packing: Packing
+    one_by_one: bool
 
     def dataset(self, iterations: Iterations, source: Blocks) -> Any:
         """Return a dataset of batches; records of one width are read by several threads."""
@@ -111,8 +116,19 @@ class _Part:
             steps = self.in_turn(iterations)
         if self.reader.order.remainder == "keep":
             # The steps of a range are of one size, so padding goes when they are apart.
-            return steps.unbatch().map(self.without_padding)
-        return steps.map(self.element).unbatch()
+            return self.apart(steps).map(self.without_padding)
+        return self.apart(steps.map(self.element))
+
+    def apart(self, ranges: Any) -> Any:
+        """Return a dataset of the steps of ranges; a range of one step is not copied."""
+        if not self.one_by_one:
+            return ranges.unbatch()
+
+        def step_of(*parts: Any) -> Any:
+            steps = self.tf.nest.map_structure(lambda each: self.tf.squeeze(each, 0), parts)
+            return steps[0] if len(steps) == 1 else steps
+
+        return ranges.map(step_of)
 
     def by_number(self, iterations: Iterations, source: PackedBlocks) -> Any:
         """Return a dataset of ranges of steps that are read by their numbers, in any thread."""

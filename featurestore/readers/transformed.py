@@ -32,6 +32,11 @@ class Transform(Protocol):
         """The columns whose missing values become values."""
         ...
 
+    @property
+    def byte_rows(self) -> tuple[str, ...]:
+        """The binary columns that are also taken as uint8 of (rows, bytes)."""
+        ...
+
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return type and shape of a column's results; None where nothing is done to it."""
         ...
@@ -95,7 +100,9 @@ def transformed_columns(
             columns.append(column)
             continue
         looked_at = column.name in transform.settled and column.fill is None
-        stored.append(replace(column, masked=column.masked or looked_at))
+        byte_rows = column.name in transform.byte_rows and column.fill is None
+        masked = column.masked or looked_at
+        stored.append(replace(column, masked=masked, byte_rows=byte_rows))
         dtype, shape = form
         columns.append(replace(column, dtype=dtype, shape=shape, fill=None))
     return TransformedColumns(tuple(stored), tuple(columns), transform)

@@ -424,6 +424,29 @@ class FormatConformance:
                 assert found is not None, name
                 assert found.tolist() == expected
 
+    def test_byte_rows_are_the_bytes_of_each_record_or_nothing(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
+        cells: dict[str, list[bytes | None]] = {
+            "same": [b"a\0", b"\0\0", b"ef"],
+            "null": [b"ab", None, b"\0d"],
+            "longer": [b"a", b"bc", b""],
+        }
+        table = pa.table({name: pa.array(each, pa.binary()) for name, each in cells.items()})
+        layout = layout_of(dataset_format, table)
+        written = records_of(dataset_format, tmp_path, table, layout)
+        if written is None:
+            return
+        access, records = written
+        assert access.byte_rows(records, "longer") is None
+        for name in ("same", "null"):
+            found = access.byte_rows(records, name)
+            if found is None:
+                continue
+            assert found.shape == (3, 2) and found.dtype == np.uint8
+            for row, value in zip(found, cells[name], strict=True):
+                assert value is None or row.tobytes() == value
+
 
 def records_of(
     dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout

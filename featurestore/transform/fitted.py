@@ -148,6 +148,16 @@ class Transformations:
         """The columns whose missing values come out as values."""
         return tuple(column.name for column in self.columns if column.settles_missing)
 
+    @cached_property
+    def byte_rows(self) -> tuple[str, ...]:
+        """The binary columns that are also taken as uint8 of (rows, bytes)."""
+        names = []
+        for column in self.columns:
+            first = column.chain.steps[0]
+            if RULES[first.rule].takes_byte_rows(first):
+                names.append(column.name)
+        return tuple(names)
+
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return numpy type and shape of a column's results; None: it is not transformed."""
         if name not in self:
@@ -248,7 +258,14 @@ class Transformations:
         """Where their file lies below the dataset."""
         return f"{TRANSFORMATIONS}/{self.sha256}.json"
 
-    def _records(self) -> list[dict[str, object]]:
+    def records(self) -> list[dict[str, object]]:
+        """Return the table that is printed: input, rule, fitted values and output of each column.
+
+        >>> from featurestore import transform as t
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> dataset.fit({"seats": t.bins([150])}).records()
+        [{'input': 'seats', 'rule': 'bins(edges=[150.0])', 'fitted': '', 'output': 'int32, 3 codes'}]
+        """
         records: list[dict[str, object]] = []
         for column in self.columns:
             records.append(
@@ -263,7 +280,7 @@ class Transformations:
 
     def __repr__(self) -> str:
         rows = [["input", "rule", "fitted on " + self.fit_on, "output"]]
-        for record in self._records():
+        for record in self.records():
             rows.append([str(value) for value in record.values()])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
@@ -273,7 +290,7 @@ class Transformations:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html.records(self._records())
+        return html.records(self.records())
 
 
 def _column(data: JsonObject) -> FittedColumn:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.cores import usable_cores
+from featurestore.readers.memory import Memory
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -21,6 +22,7 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 ENCODINGS = ("file", "raw")
 # What is tried on bytes of a dataset; other decoders of the library are not.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+_MEMORY = Memory()
 # Images that a thread takes at once.
 _AT_ONCE = 64
 
@@ -47,11 +49,16 @@ def decode_images(
     Raises:
         InvalidArgument: Bytes are no image; the first such row is named.
     """
-    images = np.zeros((len(cells), height, width, channels), dtype=np.uint8)
+    # Aligned, so that TensorFlow takes the memory as it is, and used again: new pages cost time.
+    shape = len(cells), height, width, channels
+    images = _MEMORY.borrow([(shape, np.dtype(np.uint8))], purpose="images")[0]
     decoder = _Decoder(images, MODES[channels])
-    rows = [row for row, cell in enumerate(cells.tolist()) if cell]
-    if present is not None:
-        rows = [row for row in rows if present[row]]
+    rows = []
+    for row, cell in enumerate(cells.tolist()):
+        if cell and (present is None or present[row]):
+            rows.append(row)
+        else:
+            images[row] = 0
     parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
 
     def decode(part: list[int]) -> None:
@@ -73,6 +80,11 @@ def raw_images(
 ) -> Pixels:
     """Return images whose bytes are their pixels, row by row; missing ones are zeros.
 
+    Args:
+        cells: The bytes of each image, or uint8 of (rows, bytes), which are not copied.
+        present: Which rows have an image; None: all of them.
+        shape: Of an image.
+
     Raises:
         InvalidArgument: An image has more or fewer bytes than the shape; the first one is named.
 
@@ -80,16 +92,25 @@ def raw_images(
     [98, 0]
     """
     size = int(np.prod(shape))
+    if cells.dtype == np.uint8:
+        if cells.shape[1] != size:
+            raise _wrong_size(0, cells.shape[1], shape)
+        return cells.reshape(-1, *shape)
     missing = b"\0" * size
     found = cells.tolist()
     for row, cell in enumerate(found):
         if not cell or (present is not None and not present[row]):
             found[row] = missing
         elif len(cell) != size:
-            raise InvalidArgument(
-                f"Row {row} of the batch has {len(cell)} bytes; pixels of shape {shape} are {size}."
-            )
+            raise _wrong_size(row, len(cell), shape)
     return np.frombuffer(bytearray().join(found), dtype=np.uint8).reshape(-1, *shape)
+
+
+def _wrong_size(row: int, found: int, shape: tuple[int, ...]) -> InvalidArgument:
+    wanted = int(np.prod(shape))
+    return InvalidArgument(
+        f"Row {row} of the batch has {found} bytes; pixels of shape {shape} are {wanted}."
+    )
 
 
 class _Decoder:
@@ -108,7 +129,8 @@ class _Decoder:
         size = target.shape[1], target.shape[0]
         try:
             with self._library.open(io.BytesIO(encoded), formats=_FORMATS) as file:
-                image = file.convert(self._mode)
+                file.load()
+                image = file if file.mode == self._mode else file.convert(self._mode)
         except (OSError, SyntaxError, ValueError, self._library.DecompressionBombError) as error:
             raise InvalidArgument(
                 f"Row {row} of the batch is no image that can be decoded ({error}); it begins with "

@@ -118,3 +118,45 @@ def test_what_is_no_image_column_is_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(InvalidArgument, match="channels=2"):
         t.decode_image(8, channels=2)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_raw_pixels_come_as_stored_with_missing_ones_and_padding_among_them(
+    tmp_path: Path, pixels: Any, shuffle: bool
+) -> None:
+    cells = [None if row % 7 == 0 else each.tobytes() for row, each in enumerate(pixels)]
+    dataset = make(tmp_path, cells, "tfrecord", encoding="raw")
+    options = {"global_batch_size": 64, "remainder": "pad", "nulls": "mask", "shuffle": shuffle}
+    reader = dataset.reader("train", **options)
+    seen = 0
+    for batch in (*reader.batches(0), *reader.batches(1)):
+        for row, image, there, weight in zip(
+            batch["id"], batch["image"], batch["image_present"], batch["sample_weight"], strict=True
+        ):
+            expected = there and weight > 0
+            assert expected == (weight > 0 and row % 7 != 0)
+            assert (image == (pixels[row] if expected else 0)).all()
+            seen += expected
+    assert seen == 2 * sum(cell is not None for cell in cells)
+
+
+@pytest.mark.tensorflow
+def test_wide_steps_reach_tensorflow_as_they_are_read(tmp_path: Path) -> None:
+    large = np.random.default_rng(1).integers(0, 256, (40, 128, 96, 3), dtype=np.uint8)
+    store = featurestore.connect(tmp_path)
+    rows = pa.table({"id": range(40), "image": [each.tobytes() for each in large]})
+    chains = {"image": t.decode_image((128, 96), encoding="raw")}
+    dataset = store.create_training_dataset(
+        rows, "large", features=["image"], label="id", progress=False, transformations=chains
+    )
+    for remainder, sizes in (("drop", [32]), ("keep", [32, 8]), ("pad", [32, 32])):
+        reader = dataset.reader("train", global_batch_size=32, remainder=remainder)
+        assert reader.steps_at_once(1) == 1
+        found = [len(element[1]) for element in reader.tf_dataset()]
+        assert found == sizes
+        for element in reader.tf_dataset():
+            weights = np.ones(len(element[1])) if len(element) < 3 else element[2].numpy()
+            for image, row, weight in zip(
+                element[0]["image"].numpy(), element[1].numpy(), weights, strict=True
+            ):
+                assert (image == (large[row] if weight else 0)).all()

@@ -250,6 +250,16 @@ def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
     return data.view(f"S{width}")[:, 0]
 
 
+def view_bytes(records: Records, slot: Slot) -> Records | None:
+    """Return strings or binaries of one length as a view, of null rows what stands there.
+
+    None where lengths differ.
+    """
+    if slot.field.column.wire != BYTES or slot.entry is not None or slot.field.width == 0:
+        return None
+    return records[:, slot.offset : slot.offset + slot.field.width]
+
+
 def _constant_bytes(records: Records, slot: Slot) -> Records:
     """Return the bytes where a string stands, and what fills it up."""
     width = slot.field.width

@@ -144,5 +144,8 @@ class FixedAccess:
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bytes_] | None:
         return fixed.read_padded(records, self._layout.template.slot(column))
 
+    def byte_rows(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.uint8] | None:
+        return fixed.view_bytes(records, self._layout.template.slot(column))
+
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> FixedPlaneReader:
         return FixedPlaneReader(self._layout.template, groups)

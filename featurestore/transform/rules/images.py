@@ -45,6 +45,9 @@ class DecodeImage(Rule):
             )
         return Value("vector", pixels)
 
+    def takes_byte_rows(self, step: Step) -> bool:
+        return bool(step.options["encoding"] == "raw")
+
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         options.number("height", least=1)
         options.number("width", least=1)

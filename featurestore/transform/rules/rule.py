@@ -51,6 +51,10 @@ class Rule:
         """Return the column with the step applied."""
         raise NotImplementedError
 
+    def takes_byte_rows(self, step: Step) -> bool:
+        """Return whether binaries of one length may come as uint8 of (rows, bytes)."""
+        return False
+
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         """Check what a file says of a step; MalformedJson names what is wrong."""
 

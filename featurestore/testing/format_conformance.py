@@ -443,7 +443,8 @@ class FormatConformance:
             found = access.byte_rows(records, name)
             if found is None:
                 continue
-            assert found.shape == (3, 2) and found.dtype == np.uint8
+            assert found.shape == (3, 2)
+            assert found.dtype == np.uint8
             for row, value in zip(found, cells[name], strict=True):
                 assert value is None or row.tobytes() == value
 

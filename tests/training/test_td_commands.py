@@ -105,7 +105,8 @@ def test_show_prints_the_table_of_transformations(
     told = run("td", "show", "coded", as_json=True)["transformations"]
     assert [(each["input"], each["output"]) for each in told] == [("label", "float32 [3]")]
     printed = run("td", "show", "coded")
-    assert "transformations:\n" in printed and "one_hot()" in printed
+    assert "transformations:\n" in printed
+    assert "one_hot()" in printed
     assert "transformations" not in run("td", "show", "d", as_json=True)
 
 

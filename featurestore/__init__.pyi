@@ -33,6 +33,8 @@ from featurestore.jobs.service import JobStatus
 from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.on_demand import OnDemandFeature
+from featurestore.model.on_demand import feature as feature
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.source import SourceReport, SourceSpec
 from featurestore.model.source import source as source
@@ -217,7 +219,10 @@ def get_feature(feature: str, *, dataframe_type: Literal["python"]) -> list[dict
 def get_feature(feature: str, *, dataframe_type: Literal["spark"]) -> SparkDataFrame: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -231,7 +236,10 @@ def get_features(
 ) -> FeatureFrame: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -245,7 +253,10 @@ def get_features(
 ) -> pd.DataFrame: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -259,7 +270,10 @@ def get_features(
 ) -> pl.DataFrame: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -273,7 +287,10 @@ def get_features(
 ) -> pa.Table: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -287,7 +304,10 @@ def get_features(
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -301,7 +321,10 @@ def get_features(
 ) -> list[dict[str, Any]]: ...
 @overload
 def get_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -363,7 +386,10 @@ def sql(
     dataframe_type: Literal["spark"],
 ) -> SparkDataFrame: ...
 def explain_features(
-    features: str | WindowFeature | Sequence[str | WindowFeature],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature],
     *,
     labels: object | None = None,
     label_time: datetime | str | None = None,
@@ -384,7 +410,10 @@ def check_leakage(
 def create_feature_view(
     name: str,
     *,
-    features: str | Sequence[str | Mapping[str, Any]],
+    features: str
+    | WindowFeature
+    | OnDemandFeature
+    | Sequence[str | WindowFeature | OnDemandFeature | Mapping[str, Any]],
     labels: str | None = None,
     label: str | Sequence[str] | None = None,
     label_time: str | None = None,

@@ -11,6 +11,7 @@ from featurestore.model.arrow_json import type_to_json
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.names import check_name
+from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.references import FeatureReference, parse_group_reference
 from featurestore.model.sealed import sealed, unsealed
@@ -22,6 +23,8 @@ VIEW_FILE = "view.json"
 VIEW_FORMAT = 1
 # Of views with aggregates over windows or transformations, which earlier releases cannot read.
 WINDOWS_FORMAT = 2
+# Of views with on-demand features.
+ON_DEMAND_FORMAT = 3
 JOINS = ("left", "inner")
 
 
@@ -57,11 +60,20 @@ class ViewFeature:
 
 @dataclass(frozen=True)
 class ViewStep:
-    """One call of ``get_features``: its features and how they are joined to what came before."""
+    """One call of ``get_features``: its features and how they are joined to what came before.
+
+    ``on_demand`` features are computed of the rows that the call then has.
+    """
 
     features: tuple[ViewFeature, ...]
     join_key: Any = None
     join: Literal["left", "inner"] = "left"
+    on_demand: tuple[OnDemandFeature, ...] = ()
+
+    @property
+    def asked(self) -> list[str | WindowFeature | OnDemandFeature]:
+        """What ``get_features`` is asked for."""
+        return [*[feature.asked for feature in self.features], *self.on_demand]
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,14 @@ class FeatureViewSpec:
         return tuple(found)
 
     @property
+    def on_demand(self) -> tuple[OnDemandFeature, ...]:
+        """The features of all steps that are computed of each row."""
+        found: list[OnDemandFeature] = []
+        for step in self.steps:
+            found += step.on_demand
+        return tuple(found)
+
+    @property
     def windows(self) -> tuple[WindowLineage, ...]:
         """What the aggregates over windows are made of."""
         found = []
@@ -118,10 +138,12 @@ class FeatureViewSpec:
         steps = []
         for step in self.steps:
             features = list(map(_feature_json, step.features))
-            steps.append({"features": features, "join_key": step.join_key, "join": step.join})
-        newer = bool(self.windows or self.transformations)
+            told = {"features": features, "join_key": step.join_key, "join": step.join}
+            if step.on_demand:
+                told["on_demand"] = [feature.to_json() for feature in step.on_demand]
+            steps.append(told)
         data = {
-            "format": WINDOWS_FORMAT if newer else VIEW_FORMAT,
+            "format": self._format,
             "name": self.name,
             "version": self.version,
             "steps": steps,
@@ -136,13 +158,24 @@ class FeatureViewSpec:
             data["transformations"] = dict(self.transformations)
         return data
 
+    @property
+    def _format(self) -> int:
+        """The oldest format that can say what the view holds."""
+        if self.on_demand:
+            return ON_DEMAND_FORMAT
+        if self.windows or self.transformations:
+            return WINDOWS_FORMAT
+        return VIEW_FORMAT
+
     @classmethod
     def from_json(cls, data: object) -> FeatureViewSpec:
         """Return the view that ``to_json`` wrote; MalformedJson says what is wrong with it."""
         given = JsonObject.of(data)
         known = given.number("format", least=1)
-        if known > WINDOWS_FORMAT:
-            raise MalformedJson(f"it has format {known}; this release reads up to {WINDOWS_FORMAT}")
+        if known > ON_DEMAND_FORMAT:
+            raise MalformedJson(
+                f"it has format {known}; this release reads up to {ON_DEMAND_FORMAT}"
+            )
         labels = given.optional_text("labels")
         transformations: Mapping[str, Any] = {}
         if "transformations" in given:
@@ -222,7 +255,10 @@ def _step(data: JsonObject) -> ViewStep:
     if join_key is not None and not isinstance(join_key, str | list | dict):
         raise data.wrong("join_key", "a name, a list or an object")
     features = tuple(map(_feature, data.objects("features")))
-    return ViewStep(features, join_key, join)  # type: ignore[arg-type]
+    on_demand: tuple[OnDemandFeature, ...] = ()
+    if "on_demand" in data:
+        on_demand = tuple(map(OnDemandFeature.from_json, data.objects("on_demand")))
+    return ViewStep(features, join_key, join, on_demand)  # type: ignore[arg-type]
 
 
 def _feature_json(feature: ViewFeature) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from featurestore.model import html
 from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.window_features import WindowFunction
 from featurestore.model.window_json import micros, value_to_json
 
@@ -128,6 +129,19 @@ class WindowOutput:
 
 
 @dataclass(frozen=True)
+class OnDemandOutput:
+    """A feature that is computed of each row of the left side; ``kind`` is its type."""
+
+    feature: OnDemandFeature
+    kind: pa.DataType
+
+    @property
+    def name(self) -> str:
+        """Its name in the result."""
+        return self.feature.name
+
+
+@dataclass(frozen=True)
 class WindowJoin:
     """How the aggregates of one source meet the left side.
 
@@ -162,7 +176,8 @@ class FeaturePlan:
     ``left_schema`` has the left side's own names; ``left_renames`` holds the left columns whose
     name in the result is another one. ``left_rows`` is how many rows the left side has, where that
     is known. A plan has ``windows`` or ``joins``; where both were asked for, the plan of the
-    windows feeds the other.
+    windows feeds the other. ``on_demand`` features are computed of the rows of a left plan that has
+    all their inputs.
     """
 
     left_source: Source | None
@@ -185,6 +200,7 @@ class FeaturePlan:
     left_query: QuerySource | None = None
     asked: tuple[str, ...] | None = None
     windows: tuple[WindowJoin, ...] = ()
+    on_demand: tuple[OnDemandOutput, ...] = ()
 
     def __repr__(self) -> str:
         columns, groups = len(self.columns), len(self.sources)
@@ -211,6 +227,8 @@ class FeaturePlan:
             extra["samples"] = list(map(_sample_json, self.samples))
         if self.windows:
             extra["windows"] = list(map(_window_json, self.windows))
+        if self.on_demand:
+            extra["on_demand"] = [output.feature.to_json() for output in self.on_demand]
         if self.left_renames:
             extra["left_renames"] = list(map(asdict, self.left_renames))
         left, fixed_time = None, None
@@ -374,6 +392,7 @@ class FeaturePlan:
             schema=schema,
             joins=tuple(joins),
             windows=tuple(windows),
+            on_demand=tuple(each for each in self.on_demand if each.name in columns),
         )
 
     def filter(self, predicate: str) -> FeaturePlan:

@@ -28,6 +28,9 @@ def describe(plan: FeaturePlan) -> str:
         lines += ["", *_window(plan, window, number)]
     for number, join in enumerate(plan.joins, start=1):
         lines += ["", *_join(plan, join, number)]
+    for output in plan.on_demand:
+        text = printable_line(output.feature.sql)
+        lines += ["", f"on demand  {output.name} = {text} ({output.kind})"]
     if plan.filters:
         lines += ["", f"filter     {' and '.join(plan.filters)}"]
     for sample in plan.samples:

@@ -12,6 +12,7 @@ from featurestore import usersql
 from featurestore.hashing import row_hash
 from featurestore.model.plan import ROW, FeaturePlan, QuerySource, RowSample
 from featurestore.plugins.engine import Engine, Relation
+from featurestore.retrieval.on_demand import computed
 from featurestore.session import Session
 
 Labels = Callable[[], Relation]
@@ -38,6 +39,8 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         left = run_query(session, plan.left_query)
     elif plan.left_source is None and labels is not None:
         left = labels()
+    if plan.on_demand and left is not None:
+        plan, left = computed(engine, plan, left)
     plan = with_compiled_conditions(plan, dialect=engine.dialect)
     if not plan.cuts_rows:
         return engine.retrieve(plan, labels=left)
@@ -110,6 +113,8 @@ def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
     for window in plan.windows:
         for aggregate in window.outputs:
             fields.append(pa.field(aggregate.name, aggregate.kind))
+    for computed_output in plan.on_demand:
+        fields.append(pa.field(computed_output.name, computed_output.kind))
     return pa.schema(fields)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.epochs import PLAUSIBLE_FROM, misread_advice
+from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, JoinKind
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
@@ -18,6 +19,7 @@ from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.join_keys import JoinKey
 from featurestore.retrieval.labels import open_labels
+from featurestore.retrieval.on_demand import plan_on_demand
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
@@ -33,8 +35,8 @@ from featurestore.retrieval.window_ties import check_ties
 from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
 
-# Features by name, and aggregates over windows by ``window(...)`` or as text.
-Requested = str | WindowFeature | Sequence[str | WindowFeature]
+# Features by name, aggregates by ``window(...)`` or as text, and those of ``feature(...)``.
+Requested = str | WindowFeature | OnDemandFeature | Sequence[str | WindowFeature | OnDemandFeature]
 
 
 def get_features(
@@ -140,8 +142,13 @@ def _plan(
     specs = pins.specs()
     asked = _Asked.of(features, specs, versions, registered.groups_with)
     if labels is None:
-        plan = _without_labels(asked, pins=pins, options=options)
-        return plan, None
+        if not asked.features and not asked.windows:
+            raise InvalidArgument(
+                f"On-demand features alone ({listing(asked.names)}) have no rows to be computed of.",
+                hint="ask for stored features, too, or give labels=",
+            )
+        plan = _without_labels(asked.stored(), pins=pins, options=options)
+        return _with_on_demand(plan, asked), None
     if options.include_keys:
         raise InvalidArgument(
             "include_keys is for retrieval without labels: all columns of the labels are returned "
@@ -149,9 +156,19 @@ def _plan(
             hint="leave include_keys out",
         )
     opened = open_labels(session, labels, pins=pins, specs=specs, versions=versions)
-    plan = _with_labels(asked, opened.left, pins=pins, options=options)
+    plan = _with_labels(asked.stored(), opened.left, pins=pins, options=options)
+    plan = _with_on_demand(plan, asked)
     _warn_of_early_times(opened.left, plan)
     return plan, opened.relation
+
+
+def _with_on_demand(plan: FeaturePlan, asked: _Asked) -> FeaturePlan:
+    """Return the plan with what is computed of its rows, in the order that was asked for."""
+    if not asked.on_demand:
+        return plan
+    computed = plan_on_demand(asked.on_demand, left=plan)
+    first = [name for name in plan.columns if name not in asked.names]
+    return reordered(computed, [*first, *asked.names])
 
 
 def _warn_of_early_times(left: LabelSide, plan: FeaturePlan) -> None:
@@ -177,6 +194,7 @@ class _Asked:
 
     features: tuple[Feature, ...]
     windows: tuple[tuple[Feature, WindowFeature], ...]
+    on_demand: tuple[OnDemandFeature, ...]
     names: tuple[str, ...]
 
     @classmethod
@@ -187,8 +205,8 @@ class _Asked:
         versions: Mapping[str, int] | None,
         groups_with: Callable[[str], Iterable[str]],
     ) -> _Asked:
-        given: list[str | WindowFeature] = []
-        if isinstance(requested, str | WindowFeature):
+        given: list[str | WindowFeature | OnDemandFeature] = []
+        if isinstance(requested, str | WindowFeature | OnDemandFeature):
             given.append(requested)
         else:
             given += requested
@@ -196,8 +214,13 @@ class _Asked:
             raise nothing_requested()
         features: list[Feature] = []
         windows = []
+        on_demand = []
         names = []
         for each in given:
+            if isinstance(each, OnDemandFeature):
+                on_demand.append(each)
+                names.append(each.name)
+                continue
             if isinstance(each, str) and "|" not in each:
                 found = resolve(each, specs=specs, versions=versions, groups_with=groups_with)
                 features += found
@@ -207,7 +230,13 @@ class _Asked:
             found = resolve(str(wanted.reference), specs=specs, versions=versions)
             windows.append((found[0], wanted))
             names.append(wanted.name)
-        return cls(tuple(features), tuple(windows), tuple(names))
+        return cls(tuple(features), tuple(windows), tuple(on_demand), tuple(names))
+
+    def stored(self) -> _Asked:
+        """Return the same without what is computed on demand."""
+        computed = {each.name for each in self.on_demand}
+        names = tuple(name for name in self.names if name not in computed)
+        return replace(self, on_demand=(), names=names)
 
     def options_of_windows(self, options: RetrievalOptions) -> RetrievalOptions:
         """Return the options of the step that adds the aggregates."""

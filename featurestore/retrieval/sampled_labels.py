@@ -22,6 +22,7 @@ from featurestore.retrieval.execution import (
     schema_of_all,
     with_compiled_conditions,
 )
+from featurestore.retrieval.on_demand import computed
 from featurestore.session import Session
 
 # Stands for no time among microseconds since 1970.
@@ -121,5 +122,8 @@ def run_over(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
     numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
     engine = session.engine
     plan = with_compiled_conditions(plan, dialect=engine.dialect)
-    relation = engine.retrieve(plan, labels=engine.from_arrow(numbered.to_reader()))
+    left = engine.from_arrow(numbered.to_reader())
+    if plan.on_demand:
+        plan, left = computed(engine, plan, left)
+    relation = engine.retrieve(plan, labels=left)
     return engine.stream(relation).read_all()

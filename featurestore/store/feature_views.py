@@ -9,6 +9,8 @@ from featurestore.store.connected import Connected
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from featurestore.model.on_demand import OnDemandFeature
+    from featurestore.model.window_features import WindowFeature
     from featurestore.transform import Chain
     from featurestore.views import FeatureView
 
@@ -22,7 +24,10 @@ class FeatureViewCalls(Connected):
         self,
         name: str,
         *,
-        features: str | Sequence[str | Mapping[str, Any]],
+        features: str
+        | WindowFeature
+        | OnDemandFeature
+        | Sequence[str | WindowFeature | OnDemandFeature | Mapping[str, Any]],
         labels: str | None = None,
         label: str | Sequence[str] | None = None,
         label_time: str | None = None,
@@ -39,8 +44,9 @@ class FeatureViewCalls(Connected):
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
-            features: References as in ``get_features``; behind them one object for each further
-                join: ``{"features": ["weather.temp as dest_temp"], "join_key": {"dest": "origin"}}``
+            features: References, aggregates and on-demand features as in ``get_features``; behind
+                them one object for each further join:
+                ``{"features": ["weather.temp as dest_temp"], "join_key": {"dest": "origin"}}``
                 (and ``"join": "inner"``).
             labels: The group on the label side; None: labels come with each call.
             label: The label column or columns of training datasets.

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
+    from featurestore.model.on_demand import OnDemandFeature
     from featurestore.model.plan import FeaturePlan
     from featurestore.model.window_features import WindowFeature
     from featurestore.retrieval import FeatureFrame, LeakReport
@@ -40,7 +41,10 @@ class FeatureCalls(Connected):
 
     def get_features(
         self,
-        features: str | WindowFeature | Sequence[str | WindowFeature],
+        features: str
+        | WindowFeature
+        | OnDemandFeature
+        | Sequence[str | WindowFeature | OnDemandFeature],
         *,
         labels: object | None = None,
         label_time: datetime | str | None = None,
@@ -57,7 +61,8 @@ class FeatureCalls(Connected):
         Args:
             features: References: ``f`` (searched in the latest version of every group),
                 ``group.f``, ``group@v2.f``, ``group.*``, each with ``as name`` where it is to be
-                called otherwise.
+                called otherwise; and what ``featurestore.window`` and ``featurestore.feature``
+                give.
             labels: The left side: a dataframe, a FeatureFrame or the name of a group; its columns
                 come first. None: the group of the first feature.
             label_time: The labels' time column, or one time for all rows. Found by itself where
@@ -142,7 +147,10 @@ class FeatureCalls(Connected):
 
     def explain_features(
         self,
-        features: str | WindowFeature | Sequence[str | WindowFeature],
+        features: str
+        | WindowFeature
+        | OnDemandFeature
+        | Sequence[str | WindowFeature | OnDemandFeature],
         *,
         labels: object | None = None,
         label_time: datetime | str | None = None,

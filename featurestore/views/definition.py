@@ -13,6 +13,7 @@ from featurestore.model.arrow_json import type_from_json, type_to_json
 from featurestore.model.feature_view import JOINS, FeatureViewSpec, ViewFeature, ViewStep
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name
+from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.references import format_group_reference, parse_group_reference
 from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
@@ -21,8 +22,10 @@ from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.session import Session
 from featurestore.transform.steps import Chain
 from featurestore.transform.written import to_written
+from featurestore.usersql import check_column_expression
 
-Features = str | WindowFeature | Sequence[str | WindowFeature | Mapping[str, Any]]
+Asked = str | WindowFeature | OnDemandFeature
+Features = Asked | Sequence[Asked | Mapping[str, Any]]
 _STEP = ("features", "join_key", "join")
 
 
@@ -91,9 +94,9 @@ def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
 
 def _steps(features: Features) -> list[Mapping[str, Any]]:
     """Return the calls that a list says: its references are the first, each object is one more."""
-    if isinstance(features, str | WindowFeature | Mapping):
+    if isinstance(features, str | WindowFeature | OnDemandFeature | Mapping):
         features = [features]
-    first: list[str | WindowFeature] = []
+    first: list[Asked] = []
     further: list[Mapping[str, Any]] = []
     for each in features:
         if isinstance(each, Mapping):
@@ -104,7 +107,7 @@ def _steps(features: Features) -> list[Mapping[str, Any]]:
                 hint="references first; those of one more join: {'features': [...], 'join_key': "
                 "...}",
             )
-        elif not isinstance(each, str | WindowFeature):
+        elif not isinstance(each, str | WindowFeature | OnDemandFeature):
             raise InvalidArgument(
                 f"{each!r} is no reference, which is all that a feature view keeps.",
                 hint="write its rows to a group, and name that group's features",
@@ -126,7 +129,12 @@ def _step(asked: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
             "'faa'}, 'join': 'left'}",
         )
     found = []
+    on_demand = []
     for wanted in _listed(asked["features"]):
+        if isinstance(wanted, OnDemandFeature):
+            check_column_expression(wanted.sql)
+            on_demand.append(wanted)
+            continue
         if isinstance(wanted, WindowFeature):
             found.append(_window(wanted, specs))
             continue
@@ -134,13 +142,13 @@ def _step(asked: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
             group, version = feature.group
             kind = type_to_json(feature.spec.schema.field(feature.column).type)
             found.append(ViewFeature(group, version, feature.column, feature.name, kind))
-    return ViewStep(tuple(found), _plain(asked.get("join_key")), join)
+    return ViewStep(tuple(found), _plain(asked.get("join_key")), join, tuple(on_demand))
 
 
-def _listed(features: Any) -> list[str | WindowFeature]:
+def _listed(features: Any) -> list[Asked]:
     """Return references and aggregates in order, aggregates that were written as text read."""
-    given = [features] if isinstance(features, str | WindowFeature) else list(features)
-    found: list[str | WindowFeature] = []
+    given = [features] if isinstance(features, Asked) else list(features)
+    found: list[Asked] = []
     for each in given:
         if isinstance(each, str) and "|" in each:
             each = parse_window(each)

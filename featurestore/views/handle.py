@@ -64,6 +64,15 @@ class FeatureView:
         return [feature.reference for feature in self._spec.features]
 
     @property
+    def on_demand(self) -> dict[str, str]:
+        """The features that are computed of each row, with their expressions.
+
+        >>> store.get_feature_view("late_flights").on_demand
+        {}
+        """
+        return {feature.name: feature.sql for feature in self._spec.on_demand}
+
+    @property
     def labels(self) -> str | None:
         """The group on the label side, where the view has one."""
         return self._spec.labels

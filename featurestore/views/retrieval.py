@@ -43,7 +43,7 @@ def rows_of(
     for step in spec.steps:
         side = get_features(
             session,
-            [feature.asked for feature in step.features],
+            step.asked,
             labels=side,
             label_time=time,
             join_key=step.join_key,

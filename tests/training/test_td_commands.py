@@ -95,13 +95,14 @@ def test_show_tells_label_proportions_layout_and_losses(run: Run) -> None:
 
 
 def test_show_prints_the_table_of_transformations(
-    run: Run, location: str, example: Example
+    run: Run, location: str, example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with featurestore.connect(location) as store:
         chains = {"label": t.vocabulary() | t.one_hot()}
         store.create_training_dataset(
             example(60), "coded", label="label", key="at", transformations=chains
         )
+    capsys.readouterr()
     told = run("td", "show", "coded", as_json=True)["transformations"]
     assert [(each["input"], each["output"]) for each in told] == [("label", "float32 [3]")]
     printed = run("td", "show", "coded")

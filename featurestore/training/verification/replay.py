@@ -13,9 +13,12 @@ import pyarrow as pa
 
 from featurestore.aggregates.kernel import result_type
 from featurestore.errors import DatasetDamaged, FeatureStoreError, VersionNotFound
+from featurestore.model.json_object import JsonObject
+from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import (
     FeaturePlan,
     Join,
+    OnDemandOutput,
     Output,
     QuerySource,
     RowSample,
@@ -26,6 +29,7 @@ from featurestore.model.plan import (
 from featurestore.model.window_json import value_from_json
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.execution import run_query
+from featurestore.retrieval.on_demand import typed
 from featurestore.session import Session
 
 
@@ -63,6 +67,11 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     for each in data["joins"]:
         joins.append(_join(session, each))
     windows = tuple([_window(session, each) for each in data.get("windows", ())])
+    asked = [OnDemandFeature.from_json(JsonObject.of(each)) for each in data.get("on_demand", ())]
+    on_demand = typed(asked, schema=left_schema)
+    aggregates: list[WindowOutput | OnDemandOutput] = [*on_demand]
+    for window in windows:
+        aggregates += window.outputs
     return FeaturePlan(
         left_source=left,
         left_schema=left_schema,
@@ -71,7 +80,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         fixed_time=None if fixed_time is None else datetime.fromisoformat(fixed_time),
         joins=tuple(joins),
         columns=tuple(data["columns"]),
-        schema=_schema(data, left_schema, joins, windows),
+        schema=_schema(data, left_schema, joins, aggregates),
         how=data["how"],
         created_time_filter=data["created_time_filter"],
         left_plan=left_plan,
@@ -80,6 +89,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         left_renames=_outputs(data.get("left_renames", ())),
         left_query=query,
         windows=windows,
+        on_demand=on_demand,
     )
 
 
@@ -169,7 +179,10 @@ def _join(session: Session, data: Mapping[str, Any]) -> Join:
 
 
 def _schema(
-    data: Mapping[str, Any], left: pa.Schema, joins: Sequence[Join], windows: Sequence[WindowJoin]
+    data: Mapping[str, Any],
+    left: pa.Schema,
+    joins: Sequence[Join],
+    computed: Sequence[WindowOutput | OnDemandOutput],
 ) -> pa.Schema:
     types = {field.name: field.type for field in left}
     for each in data.get("left_renames", ()):
@@ -177,7 +190,6 @@ def _schema(
     for join in joins:
         for output in join.outputs:
             types[output.name] = join.source.spec.schema.field(output.column).type
-    for window in windows:
-        for aggregate in window.outputs:
-            types[aggregate.name] = aggregate.kind
+    for each in computed:
+        types[each.name] = each.kind
     return pa.schema([(name, types[name]) for name in data["columns"]])

@@ -1,0 +1,94 @@
+"""On-demand features: computed of each row when features are retrieved, stored nowhere.
+
+The same expression runs for training and for scoring, on every engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from featurestore.errors import ColumnConflict, InvalidArgument
+from featurestore.model.json_object import JsonObject
+from featurestore.model.names import check_feature_names
+
+
+@dataclass(frozen=True)
+class OnDemandFeature:
+    """A feature that an SQL expression makes of the features and label columns of its row."""
+
+    name: str
+    sql: str
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the expression as it was written."""
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, str]:
+        """Return what plans, manifests and feature views write."""
+        return {"name": self.name, "sql": self.sql, "sha256": self.sha256}
+
+    @classmethod
+    def from_json(cls, data: JsonObject) -> OnDemandFeature:
+        """Return the feature that ``to_json`` wrote; MalformedJson where it was changed."""
+        found = cls(data.text("name"), data.text("sql"))
+        if data.text("sha256") != found.sha256:
+            raise data.wrong("sha256", "the hash of its expression")
+        return found
+
+
+def feature(name: str, sql: str) -> OnDemandFeature:
+    """Return a feature to ask ``get_features`` for, computed of each row when it is retrieved.
+
+    Args:
+        name: Of the column.
+        sql: An expression over the other features that are asked for and the columns of the labels,
+            in the SQL of ``FeatureFrame.filter``: DuckDB's, with what means the same on every
+            engine. It cannot read the clock or aggregate rows.
+
+    Raises:
+        InvalidName: The name is none of a feature.
+        InvalidArgument: The expression is no text.
+
+    >>> feature("per_seat", "distance / seats").name
+    'per_seat'
+    """
+    check_feature_names([name])
+    if not isinstance(sql, str) or not sql.strip():
+        raise InvalidArgument(
+            f"The feature {name!r} is {sql!r}, which is no expression.",
+            hint="featurestore.feature('per_seat', 'distance / seats')",
+        )
+    return OnDemandFeature(name, sql.strip())
+
+
+def check_new_names(features: Iterable[OnDemandFeature], taken: Iterable[str]) -> None:
+    """Refuse names that other columns of the rows have, ignoring case as the engines do.
+
+    Raises:
+        ColumnConflict: A name is taken.
+    """
+    seen = {name.lower() for name in taken}
+    for each in features:
+        if each.name.lower() in seen:
+            raise ColumnConflict(
+                f"The on-demand feature {each.name!r} has the name of another column (ignoring "
+                "case).",
+                hint=f"featurestore.feature('{each.name}_2', ...)",
+            )
+        seen.add(each.name.lower())
+
+
+def stated(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the on-demand features of a plan's JSON, those of the plans that feed it first."""
+    found = []
+    left = plan.get("left_plan")
+    if isinstance(left, Mapping):
+        found += stated(left)
+    listed = plan.get("on_demand")
+    if isinstance(listed, list):
+        found += [each for each in listed if isinstance(each, Mapping)]
+    return found

@@ -1,0 +1,190 @@
+"""On-demand features: one expression for training and scoring, on both engines, told by the plan."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+import pytest
+
+import featurestore
+import featurestore_schemas
+from featurestore import feature
+from featurestore import transform as t
+from featurestore.errors import (
+    ColumnConflict,
+    FeatureStoreError,
+    FeatureViewDamaged,
+    InvalidArgument,
+    InvalidName,
+    InvalidSql,
+)
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.sealed import sealed
+from featurestore.store import FeatureStore
+
+START = datetime(2013, 1, 1, 22, tzinfo=UTC)
+FLIGHTS = pa.table(
+    {
+        "tail": ["N1", "N2", "N9", "N1"] * 10,
+        "asked": [START + timedelta(hours=hour) for hour in range(40)],
+        "distance": pa.array([1000 + hour for hour in range(40)], pa.int64()),
+        "late": [False, True] * 20,
+    }
+)
+ASKED = [
+    feature("per_seat", "distance / seats"),
+    "planes.seats",
+    feature("far", "distance > 1020 and seats is not null"),
+    feature("hour", "hour(asked)"),
+    feature("tail_2", "substring(tail, 2, 1) || '-x'"),
+    feature("day", "cast(asked as date)"),
+]
+
+
+def fill(location: Path, **options: Any) -> FeatureStore:
+    store = featurestore.connect(location, **options)
+    planes = pa.table({"tail": ["N1", "N2"], "seats": pa.array([0, 200], pa.int64())})
+    store.create_featuregroup(planes, "planes", primary_key="tail")
+    store.create_featuregroup(FLIGHTS, "flights", primary_key="tail", event_time="asked")
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with fill(tmp_path / "store") as store:
+        yield store
+
+
+def by_hand(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of labels with its features, computed without the library."""
+    seats = {"N1": 0, "N2": 200}.get(row["tail"])
+    return {
+        **row,
+        "per_seat": row["distance"] / seats if seats else None,
+        "seats": seats,
+        "far": row["distance"] > 1020 and seats is not None,
+        "hour": row["asked"].hour,
+        "tail_2": row["tail"][1] + "-x",
+        "day": row["asked"].date(),
+    }
+
+
+@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+def test_every_row_has_what_its_expression_says_on_both_engines(
+    tmp_path: Path, engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    fill(tmp_path / "store").close()
+    with featurestore.connect(tmp_path / "store", engine=engine) as store:
+        frame = store.get_features(ASKED, labels=FLIGHTS)
+        found = frame.to_arrow()
+        assert found.schema.names == list(by_hand(FLIGHTS.to_pylist()[0]))
+        assert [str(found.schema.field(name).type) for name in ("per_seat", "far", "hour")] == [
+            "double",
+            "bool",
+            "int64",
+        ]
+        assert found.to_pylist() == list(map(by_hand, FLIGHTS.to_pylist()))
+        cut = frame.filter("far and hour > 12").select(["hour", "distance"]).to_arrow().to_pylist()
+        expected = []
+        for row in map(by_hand, FLIGHTS.to_pylist()):
+            if row["far"] and row["hour"] > 12:
+                expected.append({"hour": row["hour"], "distance": row["distance"]})
+        assert cut == expected
+
+
+def test_a_later_retrieval_takes_them_as_inputs(store: FeatureStore) -> None:
+    first = store.get_features(["planes.seats", feature("a", "distance * 2")], labels=FLIGHTS)
+    again = store.get_features([feature("b", "a + 1")], labels=first)
+    assert again.to_arrow().column("b").to_pylist() == [2 * n + 1 for n in range(1000, 1040)]
+    alone = store.get_features(feature("b", "distance + 1"), labels=FLIGHTS)
+    assert alone.to_arrow().column("b").to_pylist() == list(range(1001, 1041))
+    windowed = [featurestore.window("flights.distance", "max", over=None), feature(
+        "share", "distance / distance_max"
+    )]  # fmt: skip
+    found = store.get_features(windowed, labels=FLIGHTS, label_time="asked").to_arrow()
+    assert found.column("share").to_pylist()[:2] == [1.0, 1.0]
+
+
+def test_a_dataset_states_them_verifies_them_and_is_the_same_when_it_is_made_again(
+    store: FeatureStore,
+) -> None:
+    def make(sql: str) -> Any:
+        frame = store.get_features(["planes.seats", feature("far", sql)], labels="flights")
+        chains = {"far": t.cast("float32")}
+        return store.create_training_dataset(frame, "d", label="late", transformations=chains)
+
+    first, same, other = make("distance > 9"), make("distance > 9"), make("distance > 1010")
+    assert first.roles["far"] == "feature"
+    (stated,) = first.manifest.plan["on_demand"]
+    assert stated["sql"] == "distance > 9"
+    assert len(stated["sha256"]) == 64
+    assert first.verify(recompute=True).ok
+    assert first.manifest.plan_hash == same.manifest.plan_hash != other.manifest.plan_hash
+    assert first.manifest.content_hash == same.manifest.content_hash != other.manifest.content_hash
+
+
+def test_explain_coverage_and_the_leak_check_know_them(
+    store: FeatureStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = store.explain_features(ASKED, labels="flights")
+    printed = capsys.readouterr().out
+    assert "on demand  per_seat = distance / seats (double)" in printed
+    assert [source.spec.name for source in plan.sources] == ["flights", "planes"]
+    frame = store.get_features(ASKED, labels="flights")
+    assert not store.check_leakage(frame).leaks
+    assert [each.group for each in frame.coverage().groups] == ["planes@v1"]
+
+
+def test_a_view_computes_the_same_for_training_and_for_scoring(store: FeatureStore) -> None:
+    view = store.create_feature_view("v", features=ASKED, labels="flights", label="late")
+    assert view.on_demand["far"] == "distance > 1020 and seats is not null"
+    expected = sorted(map(str, map(by_hand, FLIGHTS.to_pylist())))
+    columns = list(by_hand(FLIGHTS.to_pylist()[0]))
+    again = store.get_feature_view("v")
+    assert sorted(map(str, again.get_features().select(columns).to_arrow().to_pylist())) == expected
+    scored = again.get_features(labels=FLIGHTS.slice(3, 2)).select(columns).to_arrow().to_pylist()
+    assert scored == [by_hand(row) for row in FLIGHTS.slice(3, 2).to_pylist()]
+    content = view.spec.to_bytes()
+    schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
+    jsonschema.validate(json.loads(content), json.loads(schema.read_text()))
+    changed = json.loads(content)
+    changed["steps"][0]["on_demand"][0]["sql"] = "seats"
+    changed.pop("checksum")
+    with pytest.raises(FeatureViewDamaged, match="sha256"):
+        FeatureViewSpec.from_bytes(sealed(changed), path="view.json")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "words"),
+    [
+        (lambda: feature("x", "nothing + 1"), InvalidSql, "'x'.*does not exist: 'nothing'"),
+        (lambda: feature("x", "now()"), InvalidSql, "reads the clock"),
+        (lambda: feature("x", "sum(seats)"), InvalidSql, "no proven equal"),
+        (lambda: feature("x", "seats +"), InvalidSql, "cannot be parsed"),
+        (lambda: feature("x", "tail + 1"), InvalidSql, "'x'"),
+        (lambda: feature("Seats", "distance"), ColumnConflict, "'Seats' has the name"),
+        (lambda: feature("late", "distance"), ColumnConflict, "'late' has the name"),
+        (lambda: feature("a b", "distance"), InvalidName, "'a b'"),
+        (lambda: feature("x", ""), InvalidArgument, "no expression"),
+        (lambda: feature("x", lambda row: 1), InvalidArgument, "no expression"),  # type: ignore[arg-type, return-value]
+    ],
+)
+def test_what_no_row_can_be_given_is_refused_before_anything_is_read(
+    store: FeatureStore, wanted: Any, error: type[FeatureStoreError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        store.get_features(["planes.seats", wanted()], labels=FLIGHTS)
+
+
+def test_without_rows_to_be_computed_of_they_are_refused(store: FeatureStore) -> None:
+    with pytest.raises(InvalidArgument, match="no rows to be computed of"):
+        store.get_features([feature("x", "seats * 2")])
+    rows = store.get_features(["planes.seats", feature("x", "seats * 2")]).to_arrow()
+    assert sorted(rows.column("x").to_pylist()) == [0, 400]

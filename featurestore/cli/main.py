@@ -39,9 +39,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# The nouns, each with its module; "" holds the commands without a noun.
+# The modules of commands without a noun, and the nouns, each with its module.
+_WITHOUT_NOUN = ("setup", "server")
 _NOUNS = {
-    "": "setup",
     "fg": "featuregroups",
     "features": "features",
     "fv": "feature_views",
@@ -134,8 +134,10 @@ def _global_first(args: list[str]) -> list[str]:
 
 
 def _add_nouns() -> None:
+    for module in _WITHOUT_NOUN:
+        app.add_typer(importlib.import_module(f"featurestore.cli.{module}").app)
     for word, module in _NOUNS.items():
-        app.add_typer(importlib.import_module(f"featurestore.cli.{module}").app, name=word or None)
+        app.add_typer(importlib.import_module(f"featurestore.cli.{module}").app, name=word)
 
 
 def _output() -> Output:

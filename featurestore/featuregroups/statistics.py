@@ -76,6 +76,15 @@ def statistics_of(
     return files.result(counted, _count(session, group, counted))
 
 
+def stored_statistics(
+    session: Session, name: str, *, version: int | None = None
+) -> Statistics | None:
+    """Return the statistics of the newest rows of a group where they are stored, and else None."""
+    group = open_group(session, name, version)
+    counted = commits.latest_data_version(group.path, group.delta_version)
+    return _files(session, group.spec).get(counted)
+
+
 def statistics_to_compare(
     session: Session, name: str, compare_with: int | str | None
 ) -> Statistics | None:

@@ -141,13 +141,14 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
     statuses = []
     for job in found:
         try:
-            statuses.append(_status(session, job))
+            statuses.append(status_of(session, job))
         except InvalidJob as error:  # a registry from elsewhere may hold any schedule
             warn_caller(f"The job {job.spec.name!r} is left out: {error.message}")
     return Listing(statuses)
 
 
-def _status(session: Session, job: RegisteredJob) -> JobStatus:
+def status_of(session: Session, job: RegisteredJob) -> JobStatus:
+    """Return how a job stands."""
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
         failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])

@@ -50,9 +50,13 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
             delta_version=state.version,
             description=meta.description,
             created=found[0].timestamp if found else None,
+            changed=found[-1].timestamp if found else None,
         )
     else:
-        featuregroups.advance(connection, name, version, delta_version=state.version, spec=spec)
+        written = found[-1].timestamp if found else None
+        featuregroups.advance(
+            connection, name, version, delta_version=state.version, spec=spec, at=written
+        )
     describe(connection, name, version, meta)
     for commit in found:
         if known is None or commit.delta_version > known.delta_version:

@@ -59,6 +59,7 @@ def add(
     delta_version: int,
     description: str = "",
     created: datetime | None = None,
+    changed: datetime | None = None,
 ) -> int:
     """Register a version and its features; return its id.
 
@@ -77,6 +78,7 @@ def add(
             f"Feature group {spec.name!r} version {spec.version} exists already.",
             hint="leave version=None for the next version, or use insert_into_featuregroup",
         )
+    made = created or utc_now()
     inserted = connection.execute(
         featuregroups.insert().values(
             name=spec.name,
@@ -86,7 +88,8 @@ def add(
             spec=json.dumps(spec.to_json()),
             description=description,
             job=spec.job,
-            created=to_micros(created or utc_now()),
+            created=to_micros(made),
+            changed=to_micros(changed or made),
         )
     )
     key = inserted.inserted_primary_key
@@ -194,8 +197,9 @@ def advance(
     *,
     delta_version: int,
     spec: FeatureGroupSpec | None = None,
+    at: datetime | None = None,
 ) -> None:
-    """Record the table's Delta version and, where it gained columns, its spec.
+    """Record the table's Delta version, written ``at``, and its spec where it gained columns.
 
     What is known of a later one stays.
     """
@@ -203,6 +207,8 @@ def advance(
     if row is None:
         return
     changed: dict[str, object] = {"delta_version": max(row.delta_version, delta_version)}
+    if delta_version > row.delta_version:
+        changed["changed"] = to_micros(at or utc_now())
     if spec is not None:
         stored = _group(row).spec
         if set(stored.schema.names) < set(spec.schema.names):

@@ -37,7 +37,10 @@ featuregroups = Table(
     Column("description", Text, nullable=False, server_default=""),
     Column("job", String(63)),
     Column("created", BigInteger, nullable=False),
+    # When it was last written, as far as this registry was told.
+    Column("changed", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("name", "version", name="uq_featuregroups_name_version"),
+    Index("ix_featuregroups_changed", "changed"),
 )
 
 features = Table(

@@ -1,0 +1,293 @@
+"""What the registry knows of the whole store: newest first, what fails, how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.model.window import Window
+from featurestore.registry import runs
+from featurestore.registry.featuregroups import KIND
+from featurestore.registry.tables import (
+    contains_text,
+    feature_views,
+    featuregroups,
+    features,
+    incidents,
+    is_latest,
+    job_states,
+    lineage,
+    tags,
+    training_datasets,
+    validation_reports,
+    windows,
+)
+from featurestore.registry.tables import runs as run_rows
+
+OWNER = "owner"
+
+
+@dataclass(frozen=True)
+class GroupLine:
+    """A version of a feature group, as lists show it: ``features`` counts its features."""
+
+    name: str
+    version: int
+    delta_version: int
+    description: str
+    job: str | None
+    created: datetime
+    changed: datetime
+    features: int
+
+
+@dataclass(frozen=True)
+class GroupFilter:
+    """Which groups a list shows: all conditions that are given hold."""
+
+    text: str = ""
+    tag: str = ""
+    owner: str = ""
+    changed_within: timedelta | None = None
+    newest_first: bool = False
+
+
+@dataclass(frozen=True)
+class DatasetLine:
+    """A version of a training dataset, as lists show it."""
+
+    name: str
+    version: int
+    format: str
+    rows: int
+    description: str
+    created: datetime
+
+
+@dataclass(frozen=True)
+class FailedValidation:
+    """The newest report of a group, where it found something."""
+
+    name: str
+    version: int
+    policy: str
+    rows: int
+    created: datetime
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What an alert told of and has not ended."""
+
+    id: str
+    job: str
+    family: str
+    began: datetime
+
+
+def counts(connection: Connection) -> dict[str, int]:
+    """Return how many groups, features, datasets, views and jobs there are, versions not counted."""
+    groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
+    columns = (
+        sa.select(sa.func.count())
+        .select_from(features.join(featuregroups))
+        .where(features.c.role == "feature", is_latest(featuregroups))
+    )
+    datasets = sa.select(sa.func.count(sa.distinct(training_datasets.c.name)))
+    views = sa.select(sa.func.count(sa.distinct(feature_views.c.name)))
+    jobs = sa.select(sa.func.count()).select_from(job_states)
+    asked = {
+        "feature groups": groups,
+        "features": columns,
+        "training datasets": datasets,
+        "feature views": views,
+        "jobs": jobs,
+    }
+    return {name: int(connection.execute(query).scalar_one()) for name, query in asked.items()}
+
+
+def groups(
+    connection: Connection, wanted: GroupFilter, *, limit: int, offset: int = 0
+) -> list[GroupLine]:
+    """Return the latest version of the groups that a filter lets through, a page of them."""
+    columns = featuregroups.c
+    number = (
+        sa.select(sa.func.count())
+        .where(features.c.featuregroup_id == columns.id, features.c.role == "feature")
+        .correlate(featuregroups)
+        .scalar_subquery()
+    )
+    query = sa.select(featuregroups, number.label("features")).where(is_latest(featuregroups))
+    if wanted.text:
+        query = query.where(contains_text(connection, columns.name, wanted.text))
+    if wanted.tag:
+        key, _, value = wanted.tag.partition("=")
+        query = query.where(_is_tagged(key, value))
+    if wanted.owner:
+        query = query.where(_is_tagged(OWNER, wanted.owner))
+    if wanted.changed_within is not None:
+        query = query.where(columns.changed >= to_micros(utc_now() - wanted.changed_within))
+    order: list[sa.ColumnElement[Any]] = [columns.name]
+    if wanted.newest_first:
+        order = [columns.changed.desc(), columns.name]
+    found = connection.execute(query.order_by(*order).limit(limit).offset(offset))
+    return [_group(row) for row in found]
+
+
+def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
+    """Return the tags of groups as ``key=value``, the most used first."""
+    query = (
+        sa.select(tags.c.key, tags.c.value)
+        .where(tags.c.kind == KIND, tags.c.key != OWNER)
+        .group_by(tags.c.key, tags.c.value)
+        .order_by(sa.func.count().desc(), tags.c.key, tags.c.value)
+    )
+    return [f"{row.key}={row.value}" for row in connection.execute(query.limit(limit))]
+
+
+def owners(connection: Connection, *, limit: int = 100) -> list[str]:
+    """Return whose groups there are, by their tag ``owner``."""
+    query = sa.select(tags.c.value).distinct().where(tags.c.kind == KIND, tags.c.key == OWNER)
+    return list(connection.execute(query.order_by(tags.c.value).limit(limit)).scalars())
+
+
+def datasets(
+    connection: Connection, *, text: str = "", newest_first: bool = False, limit: int, offset: int
+) -> list[DatasetLine]:
+    """Return versions of training datasets whose name contains a text, a page of them."""
+    columns = training_datasets.c
+    query = sa.select(training_datasets)
+    if text:
+        query = query.where(contains_text(connection, columns.name, text))
+    order: list[sa.ColumnElement[Any]] = [columns.name, columns.version.desc()]
+    if newest_first:
+        order = [columns.created.desc(), columns.name]
+    found = connection.execute(query.order_by(*order).limit(limit).offset(offset))
+    lines = []
+    for row in found:
+        created = from_micros(row.created)
+        lines.append(
+            DatasetLine(row.name, row.version, row.format, row.rows, row.description, created)
+        )
+    return lines
+
+
+def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
+    """Return the last run of each job whose last run failed, the newest first."""
+    newest = (
+        sa.select(run_rows.c.job, sa.func.max(run_rows.c.started).label("started"))
+        .group_by(run_rows.c.job)
+        .subquery()
+    )
+    same = sa.and_(newest.c.job == run_rows.c.job, newest.c.started == run_rows.c.started)
+    query = (
+        sa.select(run_rows.c.run_id)
+        .join(newest, same)
+        .where(run_rows.c.state == runs.FAILED)
+        .order_by(run_rows.c.started.desc())
+    )
+    identifiers = connection.execute(query.limit(limit)).scalars().all()
+    return [runs.get(connection, each) for each in identifiers]
+
+
+def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tuple[Window, str]]:
+    """Return the windows of a job that were tried, with their states, the newest first."""
+    columns = windows.c
+    query = (
+        sa.select(columns.window_start, columns.window_end, columns.state)
+        .where(columns.job == job)
+        .order_by(columns.window_end.desc())
+    )
+    found = []
+    for row in connection.execute(query.limit(limit)):
+        window = Window(from_micros(row.window_start), from_micros(row.window_end))
+        found.append((window, str(row.state)))
+    return found
+
+
+def failed_validations(connection: Connection, *, limit: int = 20) -> list[FailedValidation]:
+    """Return the groups whose newest report found something, the newest first."""
+    reports = validation_reports
+    newer = reports.alias("newer")
+    same = sa.and_(
+        newer.c.kind == reports.c.kind,
+        newer.c.name == reports.c.name,
+        newer.c.version == reports.c.version,
+        newer.c.id > reports.c.id,
+    )
+    query = (
+        sa.select(reports)
+        .where(reports.c.kind == KIND, reports.c.success.is_(False))
+        .where(~sa.exists(sa.select(newer.c.id).where(same).correlate(reports)))
+        .order_by(reports.c.id.desc())
+    )
+    found = []
+    for row in connection.execute(query.limit(limit)):
+        created = from_micros(row.created)
+        found.append(FailedValidation(row.name, row.version, row.policy, row.rows, created))
+    return found
+
+
+def open_incidents(connection: Connection, *, limit: int = 20) -> list[Incident]:
+    """Return what alerts told of and has not ended, the newest first."""
+    query = (
+        sa.select(incidents).where(incidents.c.ended.is_(None)).order_by(incidents.c.began.desc())
+    )
+    found = []
+    for row in connection.execute(query.limit(limit)):
+        found.append(Incident(row.id, row.job, row.family, from_micros(row.began)))
+    return found
+
+
+def edges(
+    connection: Connection, *, limit: int, of: Mapping[str, str] | None = None
+) -> list[tuple[str, str, int, str | None, str, int | None]]:
+    """Return (kind, name, version, job, source, its version) of what was made from what.
+
+    ``of``: ``{"name": ...}`` or ``{"source": ...}`` for those of one result or one source.
+    """
+    columns = lineage.c
+    chosen = (
+        columns.kind,
+        columns.name,
+        columns.version,
+        columns.job,
+        columns.source,
+        columns.source_version,
+    )
+    query = sa.select(*chosen).distinct()
+    for name, value in (of or {}).items():
+        query = query.where(columns[name] == value)
+    found = connection.execute(query.order_by(*chosen).limit(limit))
+    return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in found]
+
+
+def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
+    same = sa.and_(
+        tags.c.kind == KIND,
+        tags.c.name == featuregroups.c.name,
+        tags.c.version == featuregroups.c.version,
+        tags.c.key == key,
+    )
+    if value:
+        same = sa.and_(same, tags.c.value == value)
+    return sa.exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
+
+
+def _group(row: Any) -> GroupLine:
+    return GroupLine(
+        name=row.name,
+        version=row.version,
+        delta_version=row.delta_version,
+        description=row.description,
+        job=row.job,
+        created=from_micros(row.created),
+        changed=from_micros(row.changed),
+        features=row.features,
+    )

@@ -1,0 +1,109 @@
+"""Feature groups: definitions, commits, statistics, reports, rows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from featurestore.registry.overview import GroupFilter
+from featurestore.server.api.answers import (
+    REFUSALS,
+    Items,
+    Limit,
+    Name,
+    Offset,
+    Version,
+    items,
+    record,
+)
+from featurestore.server.context import Settings, Store
+from featurestore.server.records import featuregroups as records
+
+router = APIRouter(prefix="/featuregroups", tags=["feature groups"], responses=REFUSALS)
+
+
+@router.get("")
+def list_groups(
+    store: Store,
+    q: Annotated[str, Query(max_length=200, description="A part of the name.")] = "",
+    tag: Annotated[str, Query(max_length=600, description="key or key=value.")] = "",
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> Items:
+    """Return the latest version of each group."""
+    wanted = GroupFilter(text=q, tag=tag)
+    return items(
+        lambda count, skipped: records.lines(store, wanted, limit=count, offset=skipped),
+        asdict,
+        limit=limit,
+        offset=offset,
+    )
+
+
+@router.get("/{name}")
+def get_latest(store: Store, name: Name) -> dict[str, Any]:
+    """Return the latest version of a group, and which versions there are."""
+    group = store.featuregroup(name)
+    return record({**records.definition(group), "versions": records.versions(store, name)})
+
+
+@router.get("/{name}/{version}")
+def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
+    """Return everything about a version except its rows."""
+    return record(records.definition(store.featuregroup(name, version=version)))
+
+
+@router.get("/{name}/{version}/commits")
+def list_commits(
+    store: Store,
+    name: Name,
+    version: Version,
+    limit: Limit = 100,
+    before: Annotated[int | None, Query(ge=0, description="Only before this version.")] = None,
+) -> Items:
+    """Return commits, the newest first."""
+    group = store.featuregroup(name, version=version)
+    found = records.history(group, limit=limit, before=before)
+    return Items(items=[record(each) for each in found], next=None)
+
+
+@router.get("/{name}/{version}/statistics")
+def get_statistics(store: Store, name: Name, version: Version) -> dict[str, Any]:
+    """Return the stored statistics of the newest rows (statistics.schema.json)."""
+    group = store.featuregroup(name, version=version)
+    return record(records.needed_statistics(group).to_json())
+
+
+@router.get("/{name}/{version}/validations")
+def list_validations(
+    store: Store, name: Name, version: Version, limit: Limit = 100, offset: Offset = 0
+) -> Items:
+    """Return reports of audits, the newest first (validation_report.schema.json)."""
+    group = store.featuregroup(name, version=version)
+    found = records.validations(store, group)
+    return items(
+        lambda count, skipped: found[skipped : skipped + count], dict, limit=limit, offset=offset
+    )
+
+
+@router.get("/{name}/{version}/rows")
+def get_rows(
+    store: Store,
+    settings: Settings,
+    name: Name,
+    version: Version,
+    limit: Limit = 20,
+    delta_version: Annotated[
+        int | None, Query(ge=0, le=2**53, description="As of this Delta version.")
+    ] = None,
+    at: Annotated[
+        datetime | None, Query(description="As of this time, where no Delta version is given.")
+    ] = None,
+) -> dict[str, Any]:
+    """Return the first rows: the names of columns, and a list of values for each row."""
+    group = store.featuregroup(name, version=version)
+    as_of = at if delta_version is None else delta_version
+    return records.rows(group, limit=min(limit, settings.rows), as_of=as_of)

@@ -1,0 +1,65 @@
+"""Training datasets: manifests, statistics, and whether their files are what they were."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+
+from featurestore.server.api.answers import (
+    REFUSALS,
+    Items,
+    Limit,
+    Name,
+    Offset,
+    Version,
+    items,
+    record,
+)
+from featurestore.server.context import Store
+from featurestore.server.records import training_datasets as records
+
+router = APIRouter(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
+Split = Annotated[str, Path(max_length=200, description="A split.")]
+
+
+@router.get("")
+def list_datasets(
+    store: Store,
+    q: Annotated[str, Query(max_length=200, description="A part of the name.")] = "",
+    limit: Limit = 100,
+    offset: Offset = 0,
+) -> Items:
+    """Return every version of every training dataset."""
+    return items(
+        lambda count, skipped: records.lines(store, text=q, limit=count, offset=skipped),
+        asdict,
+        limit=limit,
+        offset=offset,
+    )
+
+
+@router.get("/{name}")
+def get_latest(store: Store, name: Name) -> dict[str, Any]:
+    """Return the latest version of a dataset, and which versions there are."""
+    dataset = store.get_training_dataset(name)
+    return record({**records.definition(dataset), "versions": records.versions(store, name)})
+
+
+@router.get("/{name}/{version}")
+def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
+    """Return what the manifest of a version says."""
+    return record(records.definition(store.get_training_dataset(name, version=version)))
+
+
+@router.get("/{name}/{version}/statistics/{split}")
+def get_statistics(store: Store, name: Name, version: Version, split: Split) -> dict[str, Any]:
+    """Return the statistics of a split (statistics.schema.json)."""
+    return record(store.get_training_dataset(name, version=version).statistics(split).to_json())
+
+
+@router.post("/{name}/{version}/verify")
+def verify(store: Store, name: Name, version: Version) -> dict[str, Any]:
+    """Read every file again and return what differs from the manifest."""
+    return record(store.get_training_dataset(name, version=version).verify().to_json())

@@ -1,0 +1,1 @@
+"""Pictures as SVG without a script or a style of their own: colors come from the style sheet."""

@@ -1,0 +1,27 @@
+"""The pages, a module for each."""
+
+from fastapi import APIRouter
+
+from featurestore.server.pages import (
+    basket,
+    feature_views,
+    featuregroups,
+    home,
+    jobs,
+    lineage,
+    search,
+    training_datasets,
+)
+
+router = APIRouter()
+for _module in (
+    home,
+    search,
+    featuregroups,
+    training_datasets,
+    feature_views,
+    jobs,
+    lineage,
+    basket,
+):
+    router.include_router(_module.router)

@@ -1,0 +1,24 @@
+"""The list of feature views, and the page of one."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from featurestore.server.context import Store
+from featurestore.server.pages.rendering import page
+
+router = APIRouter(prefix="/views")
+
+
+@router.get("")
+def list_page(request: Request, store: Store) -> HTMLResponse:
+    """Show the feature views."""
+    return page(request, "views.html", title="Feature views", found=store.get_feature_views())
+
+
+@router.get("/{name}/{version}")
+def view_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
+    """Show what a view reads."""
+    view = store.get_feature_view(name, version=version)
+    return page(request, "view.html", title=f"{name} v{version}", view=view)

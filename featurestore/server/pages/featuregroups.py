@@ -1,0 +1,195 @@
+"""The list of feature groups, and the pages of one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from featurestore.errors import InvalidArgument
+from featurestore.featuregroups import FeatureGroup
+from featurestore.registry import overview
+from featurestore.registry.overview import GroupFilter
+from featurestore.server.context import Settings, Store, moment
+from featurestore.server.drawing.heatmap import heatmap
+from featurestore.server.drawing.histogram import histogram
+from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.rendering import csv_file, is_partial, page
+from featurestore.server.records import featuregroups as records
+from featurestore.statistics import compare_statistics
+from featurestore.store import FeatureStore
+
+router = APIRouter(prefix="/groups")
+FRESH = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
+_COLUMNS = ["name", "version", "features", "changed", "description"]
+Before = Annotated[int | None, Query(ge=0)]
+
+
+@router.get("")
+def list_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    q: str = "",
+    tag: str = "",
+    owner: str = "",
+    fresh: str = "",
+    sort: str = "name",
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
+    """Show the feature groups that a filter lets through."""
+    wanted = GroupFilter(
+        text=q.strip(),
+        tag=tag,
+        owner=owner,
+        changed_within=FRESH.get(fresh),
+        newest_first=sort == "changed",
+    )
+    found = one_page(
+        lambda limit, offset: records.lines(store, wanted, limit=limit, offset=offset),
+        number=number,
+        size=settings.page,
+    )
+    if format == "csv":
+        rows = [
+            (each.name, each.version, each.features, each.changed, each.description)
+            for each in found.items
+        ]
+        return csv_file("feature-groups", _COLUMNS, rows)
+    with store.session.registry.reading() as connection:
+        tags, owners = overview.tag_values(connection), overview.owners(connection)
+    return page(
+        request,
+        "featuregroups_table.html" if is_partial(request) else "featuregroups.html",
+        title="Feature groups",
+        found=found,
+        chosen={"q": q, "tag": tag, "owner": owner, "fresh": fresh, "sort": sort},
+        tags=tags,
+        owners=owners,
+        fresh=list(FRESH),
+    )
+
+
+@router.get("/{name}")
+def latest(store: Store, name: str) -> RedirectResponse:
+    """Lead to the latest version."""
+    group = store.featuregroup(name)
+    return RedirectResponse(f"/groups/{group.name}/{group.version}")
+
+
+@router.get("/{name}/{version}")
+def group_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
+    """Show the schema of a group, and what its statistics say of each feature."""
+    group, shown = _opened(store, name, version)
+    definition = records.definition(group)
+    counted = records.statistics(group)
+    columns = records.columns(definition, counted)
+    return page(
+        request,
+        "featuregroup.html",
+        **shown,
+        tab="schema",
+        definition=definition,
+        columns=columns,
+        counted=counted is not None,
+        histogram=histogram,
+    )
+
+
+@router.get("/{name}/{version}/rows")
+def rows_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    version: int,
+    as_of: str = "",
+    format: str = "html",
+) -> Response:
+    """Show the first rows, as they are or as they were."""
+    group, shown = _opened(store, name, version)
+    found = records.rows(group, limit=settings.rows, as_of=moment(as_of))
+    if format == "csv":
+        return csv_file(f"{name}-v{version}", found["columns"], found["rows"])
+    return page(request, "featuregroup_rows.html", **shown, tab="rows", found=found, as_of=as_of)
+
+
+@router.get("/{name}/{version}/history")
+def history_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    version: int,
+    before: Before = None,
+    format: str = "html",
+) -> Response:
+    """Show the commits, the newest first."""
+    group, shown = _opened(store, name, version)
+    commits = group.history(limit=settings.page, before=before)
+    if format == "csv":
+        columns = list(commits[0]._summary()) if commits else []
+        rows = [list(each._summary().values()) for each in commits]
+        return csv_file(f"{name}-v{version}-history", columns, rows)
+    older = commits[-1].delta_version if len(commits) == settings.page else None
+    return page(
+        request,
+        "featuregroup_history.html",
+        **shown,
+        tab="history",
+        commits=commits,
+        older=older,
+    )
+
+
+@router.get("/{name}/{version}/statistics")
+def statistics_page(
+    request: Request, store: Store, name: str, version: int, against: str = ""
+) -> HTMLResponse:
+    """Show the stored statistics, correlations, and the drift against another version."""
+    group, shown = _opened(store, name, version)
+    counted = records.statistics(group)
+    drift = None
+    if against and counted is not None:
+        other = store.featuregroup(name, version=_number(against))
+        drift = compare_statistics(records.needed_statistics(other), counted)
+    return page(
+        request,
+        "featuregroup_statistics.html",
+        **shown,
+        tab="statistics",
+        counted=counted,
+        heatmap=heatmap,
+        histogram=histogram,
+        drift=drift,
+        against=against,
+    )
+
+
+@router.get("/{name}/{version}/validation")
+def validation_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
+    """Show the reports of the audits."""
+    _, shown = _opened(store, name, version)
+    reports = store.get_validation_history(name, version=version)[::-1]
+    return page(
+        request, "featuregroup_validation.html", **shown, tab="validation", reports=reports[:50]
+    )
+
+
+def _opened(store: FeatureStore, name: str, version: int) -> tuple[FeatureGroup, dict[str, object]]:
+    group = store.featuregroup(name, version=version)
+    shown: dict[str, object] = {
+        "group": group,
+        "title": f"{name} v{version}",
+        "versions": records.versions(store, name),
+    }
+    return group, shown
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidArgument(f"{text!r} is no version of a group.", hint="against=1")
+    return int(text)

@@ -1,0 +1,26 @@
+"""The first page, and whether the server is well."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse
+
+from featurestore.server.context import Store
+from featurestore.server.pages.rendering import page
+from featurestore.server.records.home import home
+
+router = APIRouter()
+
+
+@router.get("/")
+def first_page(request: Request, store: Store) -> HTMLResponse:
+    """Show what is new and what fails."""
+    return page(request, "home.html", title="Feature store", home=home(store))
+
+
+@router.get("/healthz")
+def health(store: Store) -> PlainTextResponse:
+    """Answer where the registry can be read."""
+    with store.session.registry.reading() as connection:
+        connection.exec_driver_sql("SELECT 1")
+    return PlainTextResponse("ok\n")

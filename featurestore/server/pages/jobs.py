@@ -1,0 +1,67 @@
+"""The list of jobs, and the page of one: its windows and runs."""
+
+from __future__ import annotations
+
+import os
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+
+from featurestore.errors import JobNotFound
+from featurestore.jobs import service
+from featurestore.registry import runs
+from featurestore.server.context import Settings, Store
+from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.rendering import csv_file, page
+from featurestore.server.records import jobs as records
+from featurestore.storage import files
+
+router = APIRouter(prefix="/jobs")
+_RUNS = 100
+
+
+@router.get("")
+def list_page(
+    request: Request, store: Store, settings: Settings, number: PageNumber = 1
+) -> HTMLResponse:
+    """Show the jobs and how they stand."""
+    found = one_page(
+        lambda limit, offset: list(store.get_jobs(limit=limit, offset=offset)),
+        number=number,
+        size=settings.page,
+    )
+    return page(request, "jobs.html", title="Jobs", found=found)
+
+
+@router.get("/{name}")
+def job_page(request: Request, store: Store, name: str, format: str = "html") -> Response:
+    """Show the windows of a job and its runs, the newest first."""
+    job = service.get_job(store.session, name)
+    with store.session.registry.reading() as connection:
+        found = runs.of_job(connection, name, last=_RUNS)[::-1]
+    if format == "csv":
+        rows = [list(records.run(each).values()) for each in found]
+        columns = list(records.run(found[0])) if found else []
+        return csv_file(f"{name}-runs", columns, rows)
+    return page(
+        request,
+        "job.html",
+        title=name,
+        job=job,
+        status=service.status_of(store.session, job),
+        strip=records.strip(store, name),
+        runs=found,
+    )
+
+
+@router.get("/{name}/runs/{run_id}/log")
+def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
+    """Show the log of a run."""
+    with store.session.registry.reading() as connection:
+        logs = [each.log for each in runs.of_job(connection, name) if each.run_id == run_id]
+    folder = os.path.join(store.session.logs_path, "")
+    for log in logs:
+        # The registry's word is no leave to read any file of the machine.
+        if log is not None and os.path.realpath(log).startswith(os.path.realpath(folder) + os.sep):
+            return PlainTextResponse(files.read_bytes(log).decode(errors="replace"))
+    raise JobNotFound(f"There is no log of run {run_id!r} of job {name!r}.")

@@ -1,0 +1,170 @@
+"""Templates and what they need: every text is escaped by them, numbers and times look alike."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, Response
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from featurestore import __version__
+from featurestore.model.printable import printable_line, value_text
+from featurestore.model.statistics import ColumnStatistics
+
+_LONGEST = 24
+
+
+def page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    """Return a page made of a template."""
+    return _render(request, template, 200, values)
+
+
+def error_page(request: Request, status: int, told: Mapping[str, object]) -> HTMLResponse:
+    """Return the page of an error."""
+    return _render(request, "error.html", status, {"told": told, "title": told["title"]})
+
+
+def is_partial(request: Request) -> bool:
+    """Tell whether a script asks for the part of a page that changed."""
+    headers = request.headers
+    return headers.get("hx-request") == "true" and "hx-history-restore-request" not in headers
+
+
+def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
+    """Return a table as a file to download."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(value) for value in row])
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _cell(value: object) -> str:
+    """Return a value as a cell; a text that a spreadsheet would compute is kept a text.
+
+    >>> _cell("=1+1"), _cell(-1), _cell(None)
+    ("'=1+1", '-1', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value if isinstance(value, str) else value_text(value)
+
+
+def _render(
+    request: Request, template: str, status: int, values: Mapping[str, Any]
+) -> HTMLResponse:
+    text = (
+        _environment()
+        .get_template(template)
+        .render(
+            request=request,
+            path=request.url.path,
+            partial=is_partial(request),
+            location=request.app.state.store.location,
+            release=__version__,
+            **values,
+        )
+    )
+    return HTMLResponse(text, status_code=status)
+
+
+@cache
+def _environment() -> Environment:
+    found = Environment(
+        loader=PackageLoader("featurestore.server"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters.update(
+        number=number,
+        when=when,
+        ago=ago,
+        share=share,
+        line=printable_line,
+        text=value_text,
+        statistic=statistic,
+    )
+    found.globals.update(with_query=with_query)
+    return found
+
+
+def number(value: object) -> str:
+    """Return a number as people read it.
+
+    >>> number(1234567), number(0.123456789), number(None)
+    ('1,234,567', '0.123457', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return value_text(value)
+
+
+def statistic(value: object, column: ColumnStatistics) -> str:
+    """Return a number, text or time of a column's statistics on one short line."""
+    if value is None:
+        return ""
+    if column.kind == "time":
+        return str(value)[:19].replace("T", " ")
+    text = printable_line(number(value))
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def share(value: float | None) -> str:
+    """Return a share in per cent."""
+    if value is None:
+        return ""
+    return "0 %" if value == 0 else f"{100 * value:.2g} %"
+
+
+def when(value: object) -> str:
+    """Return a time to the second in UTC.
+
+    >>> when(datetime(2013, 1, 1, 6, tzinfo=UTC))
+    '2013-01-01 06:00:00'
+    """
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        return aware.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return "" if value is None else str(value)
+
+
+def ago(value: datetime | None) -> str:
+    """Return how long ago a time was."""
+    if value is None:
+        return "never"
+    seconds = max((datetime.now(UTC) - value).total_seconds(), 0)
+    for unit, length in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
+        count = int(seconds // length)
+        if count:
+            return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def with_query(request: Request, **changed: object) -> str:
+    """Return the address of a request with some arguments changed; None takes one away."""
+    found = dict(request.query_params)
+    for name, value in changed.items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = str(value)
+    return f"?{urlencode(found)}" if found else request.url.path

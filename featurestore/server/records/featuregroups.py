@@ -1,0 +1,112 @@
+"""Feature groups: their definition, columns, rows, history, statistics and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from featurestore.errors import StatisticsNotFound
+from featurestore.featuregroups import FeatureGroup
+from featurestore.featuregroups.overview import details
+from featurestore.featuregroups.statistics import stored_statistics
+from featurestore.featuregroups.table import TableVersion
+from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.registry import featuregroups, overview
+from featurestore.registry.overview import GroupFilter, GroupLine
+from featurestore.server.records.jsonable import jsonable
+from featurestore.store import FeatureStore
+
+
+@dataclass(frozen=True)
+class GroupColumn:
+    """A column of a group, with what its statistics say where there are some."""
+
+    name: str
+    type: str
+    role: str
+    description: str
+    statistics: ColumnStatistics | None
+    rows: int
+
+    @property
+    def missing(self) -> float | None:
+        """The share of rows without a value."""
+        if self.statistics is None or self.rows == 0:
+            return None
+        return self.statistics.missing / self.rows
+
+
+def lines(
+    store: FeatureStore, wanted: GroupFilter, *, limit: int, offset: int = 0
+) -> list[GroupLine]:
+    """Return the groups of a list, a page of them."""
+    with store.session.registry.reading() as connection:
+        return overview.groups(connection, wanted, limit=limit, offset=offset)
+
+
+def versions(store: FeatureStore, name: str) -> list[int]:
+    """Return the versions of a group, the newest first."""
+    with store.session.registry.reading() as connection:
+        return featuregroups.versions(connection, name)[::-1]
+
+
+def definition(group: FeatureGroup) -> dict[str, Any]:
+    """Return everything about a group except its rows."""
+    return details(group)
+
+
+def statistics(group: FeatureGroup) -> Statistics | None:
+    """Return the statistics of the newest data where they are stored; a page never counts."""
+    return stored_statistics(group._session, group.name, version=group.version)
+
+
+def needed_statistics(group: FeatureGroup) -> Statistics:
+    """Return the stored statistics.
+
+    Raises:
+        StatisticsNotFound: Nothing counted this version of the data.
+    """
+    found = statistics(group)
+    if found is None:
+        raise StatisticsNotFound(
+            f"Nothing counted the newest rows of feature group {group.name!r} yet.",
+            hint=f"store.update_featuregroup_statistics({group.name!r})",
+        )
+    return found
+
+
+def columns(found: Mapping[str, Any], counted: Statistics | None) -> list[GroupColumn]:
+    """Return the columns of a definition, with their statistics."""
+    known: dict[str, ColumnStatistics] = {}
+    if counted is not None:
+        known = {each.name: each for each in counted.columns}
+    rows = 0 if counted is None else counted.rows
+    shown = []
+    for column in found["columns"]:
+        shown.append(GroupColumn(statistics=known.get(column["name"]), rows=rows, **column))
+    return shown
+
+
+def rows(group: FeatureGroup, *, limit: int, as_of: TableVersion | None = None) -> dict[str, Any]:
+    """Return the first rows of a group: the names of columns, and a list of values for each row."""
+    frame = group.read(as_of=as_of)
+    table = frame.head(limit)
+    values = []
+    for row in table.to_pylist():
+        values.append(jsonable(list(row.values())))
+    return {"columns": table.column_names, "rows": values}
+
+
+def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> list[dict[str, Any]]:
+    """Return commits, the newest first."""
+    found = []
+    for commit in group.history(limit=limit, before=before):
+        found.append(vars(commit))
+    return found
+
+
+def validations(store: FeatureStore, group: FeatureGroup) -> list[dict[str, Any]]:
+    """Return the reports of a group's audits, the newest first."""
+    reports = store.get_validation_history(group.name, version=group.version)
+    return [report.to_json() | {"success": report.success} for report in reversed(reports)]

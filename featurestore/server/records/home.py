@@ -1,0 +1,48 @@
+"""What the first page tells: how much there is, what is new, what fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from featurestore.registry import overview
+from featurestore.registry.overview import (
+    DatasetLine,
+    FailedValidation,
+    GroupFilter,
+    GroupLine,
+    Incident,
+)
+from featurestore.registry.runs import Run
+from featurestore.store import FeatureStore
+
+_NEWEST = 8
+
+
+@dataclass(frozen=True)
+class Home:
+    """The first page."""
+
+    counts: dict[str, int]
+    groups: list[GroupLine]
+    datasets: list[DatasetLine]
+    failing_jobs: list[Run]
+    failed_validations: list[FailedValidation]
+    incidents: list[Incident]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is in the store yet."""
+        return not any(self.counts.values())
+
+
+def home(store: FeatureStore) -> Home:
+    """Return what the registry knows of the store; no table is opened."""
+    with store.session.registry.reading() as connection:
+        return Home(
+            counts=overview.counts(connection),
+            groups=overview.groups(connection, GroupFilter(newest_first=True), limit=_NEWEST),
+            datasets=overview.datasets(connection, newest_first=True, limit=_NEWEST, offset=0),
+            failing_jobs=overview.failing_jobs(connection),
+            failed_validations=overview.failed_validations(connection),
+            incidents=overview.open_incidents(connection),
+        )

@@ -1,0 +1,83 @@
+"""A small store behind the application: groups, a dataset, a view, jobs, and texts that mean harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.server import ServerSettings, create_app
+from featurestore.store import FeatureStore
+
+HARM = "<script>alert('x')</script>\"'{{ 7 * 7 }}"
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+JOBS = """
+import featurestore
+
+doubled = featurestore.sql_job(
+    "doubled",
+    sql="select shop, seen, 2 * sales as twice from visits",
+    inputs={"visits": "visits"},
+    featuregroup="doubled",
+    primary_key=["shop"],
+    event_time="seen",
+    schedule="0 * * * *",
+    window="1h",
+    start="2024-03-01T12:00Z",
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+    """A store in which everything that has a page exists."""
+    folder = tmp_path_factory.mktemp("served")
+    with featurestore.connect(folder / "store") as store:
+        visits = []
+        for hour in range(6):
+            for shop in ("a", "b"):
+                at = NOON + timedelta(minutes=30 + 60 * hour)
+                visits.append({"shop": shop, "seen": at, "sales": float(hour), "note": HARM})
+        store.create_featuregroup(
+            visits,
+            "visits",
+            primary_key="shop",
+            event_time="seen",
+            description=HARM,
+            descriptions={"sales": HARM},
+            tags={"owner": "ann", "team": HARM},
+        )
+        store.create_featuregroup(visits[:4], "visits", primary_key=["shop"], event_time="seen")
+        labels = [{"shop": "a", "asked_at": NOON + timedelta(hours=3), "good": True}]
+        labels.append({"shop": "b", "asked_at": NOON + timedelta(hours=4), "good": False})
+        frame = store.get_features(["visits.sales"], labels=labels)
+        for _ in range(2):
+            store.create_training_dataset(frame, "sells", label="good", progress=False)
+        store.create_feature_view("selling", features=["visits.sales"], description=HARM)
+        file = folder / "shop_jobs.py"
+        file.write_text(JOBS)
+        store.register_jobs(file)
+        store.backfill_job("doubled", NOON, NOON + timedelta(hours=3))
+        yield store
+
+
+@pytest.fixture(scope="module")
+def client(served_store: FeatureStore) -> Iterator[TestClient]:
+    """A client of the application over that store."""
+    app = create_app(served_store, ServerSettings(page=3))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture
+def empty_client(tmp_path: Path) -> Iterator[TestClient]:
+    """A client of a server over an empty store."""
+    with (
+        featurestore.connect(tmp_path / "empty") as store,
+        TestClient(create_app(store), base_url="http://localhost") as client,
+    ):
+        yield client

@@ -1,0 +1,141 @@
+"""The pages: each link leads somewhere, texts stay texts, nothing is computed to show them."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import deque
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.server import ServerSettings, create_app
+from featurestore.server.app import POLICY
+from featurestore.store import FeatureStore
+from tests.server.conftest import HARM
+
+STARTS = ["/", "/search?q=s", "/groups", "/datasets", "/views", "/jobs", "/lineage"]
+STARTS += ["/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed&fresh=1d&owner=ann"]
+
+
+def pages_of(client: TestClient) -> dict[str, str]:
+    """Return every page that can be reached by links, with its text."""
+    found: dict[str, str] = {}
+    waiting = deque(STARTS)
+    while waiting and len(found) < 200:
+        address = waiting.popleft()
+        if address in found:
+            continue
+        answer = client.get(address)
+        assert answer.status_code == 200, f"{address}: {answer.text[:500]}"
+        found[address] = answer.text
+        if not answer.headers["content-type"].startswith("text/html"):
+            continue
+        for link in re.findall(r'(?:href|src)="([^"]+)"', answer.text):
+            link = html.unescape(link).split("#")[0]
+            if link.startswith("?"):
+                link = address.split("?")[0] + link
+            assert link.startswith("/") or not link, f"{address} leads to {link}"
+            if link:
+                waiting.append(link)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pages(client: TestClient) -> dict[str, str]:
+    return pages_of(client)
+
+
+def test_every_link_of_every_page_leads_to_a_page_of_this_server(pages: dict[str, str]) -> None:
+    for part in ("/groups/visits/1/statistics", "/datasets/sells/2/diff", "/jobs/doubled"):
+        assert part in pages
+    assert any(address.endswith("/log") for address in pages)
+    assert "/static/htmx.min.js" in pages
+
+
+def test_texts_of_a_store_are_shown_as_they_are_and_never_run(pages: dict[str, str]) -> None:
+    shown = 0
+    for address, text in pages.items():
+        if "<html" not in text and "<table" not in text:
+            continue
+        assert "<script>alert" not in text, address
+        assert not re.search(r"<[^>]*\son\w+=", text), address
+        shown += html.escape(HARM[:30]) in text or "&lt;script&gt;alert" in text
+    assert shown >= 4
+    assert not any("49" in text and "{{" in text for text in pages.values())
+
+
+def test_pages_need_no_script_and_no_style_of_their_own(pages: dict[str, str]) -> None:
+    for address, text in pages.items():
+        if "<html" in text:
+            assert not re.search(r"<script(?![^>]*src=)", text), address
+            assert " style=" not in text, address
+            assert "<style" not in text, address
+    assert "unsafe" not in POLICY
+
+
+def test_an_empty_store_shows_what_to_type_and_its_lists_are_empty(
+    empty_client: TestClient,
+) -> None:
+    assert "create_featuregroup" in empty_client.get("/").text
+    for address in ["/groups", "/datasets", "/views", "/jobs", "/lineage", "/search?q=x"]:
+        assert empty_client.get(address).status_code == 200
+
+
+def test_lists_come_by_pages_and_as_csv_that_no_spreadsheet_computes(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "many") as store:
+        for number in range(5):
+            store.create_featuregroup([{"x": 1}], f"group_{number}", description="=1+1")
+        client = TestClient(create_app(store, ServerSettings(page=2)), base_url="http://localhost")
+        seen = re.findall(r'href="/groups/(group_\d)/1"', client.get("/groups?page=3").text)
+        assert seen == ["group_4"]
+        table = client.get("/groups?format=csv&page=2").text.splitlines()
+        assert [line.split(",")[0] for line in table] == ["name", "group_2", "group_3"]
+        assert table[1].endswith(",'=1+1")
+
+
+def test_the_newest_written_groups_stand_first(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "order") as store:
+        for name in ("a", "b"):
+            store.create_featuregroup([{"x": 1}], name)
+        store.insert_into_featuregroup([{"x": 2}], "a")
+        client = TestClient(create_app(store), base_url="http://localhost")
+        names = re.findall(r'href="/groups/([ab])/1"', client.get("/groups?sort=changed").text)
+        assert names == ["a", "b"]
+
+
+def test_a_page_never_counts_statistics(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "uncounted") as store:
+        store.create_featuregroup([{"x": 1}], "plain", statistics=False)
+        client = TestClient(create_app(store), base_url="http://localhost")
+        assert "update_featuregroup_statistics" in client.get("/groups/plain/1/statistics").text
+        assert not (tmp_path / "uncounted/feature_groups/plain/1_statistics").exists()
+        answer = client.get("/api/v1/featuregroups/plain/1/statistics")
+        assert answer.status_code == 404
+        assert "update_featuregroup_statistics" in answer.json()["hint"]
+
+
+def test_a_dataset_is_verified_by_its_button(client: TestClient) -> None:
+    assert "ok, 2 rows" in client.post("/datasets/sells/1/verify").text
+
+
+def test_a_log_is_read_from_the_folder_of_logs_alone(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    run = served_store.get_runs("doubled")[0]
+    address = f"/jobs/doubled/runs/{run.run_id}/log"
+    assert client.get(address).status_code == 200
+    with served_store.session.registry.transaction() as connection:
+        connection.exec_driver_sql("UPDATE runs SET log = 'registry.db'")
+    assert client.get(address).status_code == 404
+
+
+def test_an_address_that_is_none_is_answered_with_what_exists(client: TestClient) -> None:
+    missing = client.get("/groups/visit/1")
+    assert missing.status_code == 404
+    assert "visits" in missing.text
+    assert client.get("/nothing").status_code == 404
+    assert client.get("/groups/visits/first").status_code == 422
+    assert client.get("/lineage?node=nothing").status_code == 400

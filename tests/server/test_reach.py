@@ -1,0 +1,79 @@
+"""Who reaches the server: this machine, by its own names, and forms of its own pages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.errors import ConfigurationError
+from featurestore.server import ServerSettings, serve
+from featurestore.store import FeatureStore
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_an_address_that_others_reach_is_refused(served_store: FeatureStore, host: str) -> None:
+    with pytest.raises(ConfigurationError, match="this machine alone"):
+        serve(served_store, ServerSettings(host=host))
+
+
+def test_other_names_of_this_machine_are_not_answered(client: TestClient) -> None:
+    assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
+    for host in ("localhost:8787", "127.0.0.1", "[::1]:8787"):
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200, host
+
+
+def test_forms_of_other_sites_are_refused(client: TestClient) -> None:
+    address = "/datasets/sells/1/verify"
+    for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):
+        assert client.post(address, headers=headers).status_code == 403
+    assert client.post(address, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
+
+
+def test_every_answer_carries_the_headers_that_keep_it_to_itself(client: TestClient) -> None:
+    for address in ("/", "/nothing", "/api/v1/store", "/static/style.css"):
+        headers = client.get(address).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "store") as store:
+        store.create_featuregroup([{"x": 1}], "numbers")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = str(Path(sys.executable).with_name("featurestore"))
+    words = [command, "--location", str(tmp_path / "store")]
+    process = subprocess.Popen(
+        [*words, "serve", "--port", str(port)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert f"http://127.0.0.1:{port}" in process.stdout.readline()
+        assert "numbers" in _read(f"http://127.0.0.1:{port}/groups")
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def _read(address: str) -> str:
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)

@@ -1,0 +1,103 @@
+"""The REST interface says what the library says, page by page, and refuses what the library does."""
+
+from __future__ import annotations
+
+import json
+
+import schemathesis
+from hypothesis import given, settings
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.featuregroups.overview import details
+from featurestore.server import create_app
+from featurestore.server.records.jsonable import jsonable
+from featurestore.store import FeatureStore
+
+
+def test_what_it_says_of_groups_is_what_the_library_says(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    group = served_store.featuregroup("visits", version=1)
+    address = "/api/v1/featuregroups/visits/1"
+    assert client.get(address).json() == jsonable(details(group))
+    commits = client.get(f"{address}/commits").json()["items"]
+    assert commits == [jsonable(vars(each)) for each in group.history()]
+    assert client.get(f"{address}/statistics").json() == jsonable(group.statistics().to_json())
+    rows = client.get(f"{address}/rows", params={"limit": 2}).json()
+    assert rows["columns"] == group.schema.names
+    assert len(rows["rows"]) == 2
+    latest = client.get("/api/v1/featuregroups/visits").json()
+    assert (latest["version"], latest["versions"]) == (2, [2, 1])
+
+
+def test_what_it_says_of_datasets_and_jobs_is_what_the_library_says(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    dataset = served_store.get_training_dataset("sells", version=1)
+    found = client.get("/api/v1/training-datasets/sells/1").json()
+    assert found["content_hash"] == dataset.manifest.content_hash
+    assert client.post("/api/v1/training-datasets/sells/1/verify").json()["ok"]
+    runs = client.get("/api/v1/jobs/doubled/runs").json()["items"]
+    assert {run["state"] for run in runs} == {"done"}
+    assert "log" not in runs[0]
+    assert client.get("/api/v1/jobs/doubled").json()["definition"]["name"] == "doubled"
+
+
+def test_lists_come_by_page(client: TestClient) -> None:
+    seen: list[str] = []
+    offset: int | None = 0
+    while offset is not None:
+        page = client.get("/api/v1/features", params={"limit": 2, "offset": offset}).json()
+        seen += [each["reference"] for each in page["items"]]
+        offset = page["next"]
+    assert len(seen) == len(set(seen)) == 7
+    assert "doubled.twice" in seen
+
+
+def test_errors_are_problem_objects_with_the_hint_of_the_library(client: TestClient) -> None:
+    answer = client.get("/api/v1/featuregroups/visit")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    told = answer.json()
+    assert told["title"] == "FeatureGroupNotFound"
+    assert "visits" in told["hint"]
+    assert client.get("/api/v1/featuregroups/visits/1/rows?delta_version=99").status_code == 404
+    assert client.get("/api/v1/jobs?limit=x").status_code == 422
+
+
+def test_an_answer_that_the_client_has_is_not_sent_again(client: TestClient) -> None:
+    first = client.get("/api/v1/featuregroups/visits/1")
+    again = client.get(
+        "/api/v1/featuregroups/visits/1", headers={"If-None-Match": first.headers["etag"]}
+    )
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+
+
+def test_the_interface_keeps_to_its_description(served_store: FeatureStore) -> None:
+    """Schemathesis makes requests from the OpenAPI description and judges the answers by it."""
+    app = create_app(served_store)
+    schema = schemathesis.openapi.from_asgi(
+        "/api/v1/openapi.json", app, headers={"Host": "localhost"}
+    )
+    operations = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        operations += 1
+
+        @settings(max_examples=15, deadline=None)
+        @given(case=operation.as_strategy())
+        def check(case: schemathesis.Case) -> None:
+            case.call_and_validate(headers={"Host": "localhost"})
+
+        check()
+    assert operations >= 15
+
+
+def test_a_value_that_json_lacks_is_written_as_text(tmp_path: object) -> None:
+    with featurestore.connect(f"{tmp_path}/odd") as store:
+        store.create_featuregroup([{"x": float("nan"), "b": b"\x00\xff"}], "odd")
+        client = TestClient(create_app(store), base_url="http://localhost")
+        text = client.get("/api/v1/featuregroups/odd/1/rows").text
+        assert json.loads(text)["rows"] == [["NaN", "AP8="]]

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import exists
 from sqlalchemy.engine import Connection
 
 from featurestore.model.times import from_micros, to_micros, utc_now
@@ -224,7 +225,7 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
     query = (
         sa.select(reports)
         .where(reports.c.kind == KIND, reports.c.success.is_(False))
-        .where(~sa.exists(sa.select(newer.c.id).where(same).correlate(reports)))
+        .where(~exists(sa.select(newer.c.id).where(same).correlate(reports)))
         .order_by(reports.c.id.desc())
     )
     found = []
@@ -277,7 +278,7 @@ def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
     )
     if value:
         same = sa.and_(same, tags.c.value == value)
-    return sa.exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
+    return exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
 
 
 def _group(row: Any) -> GroupLine:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.aggregates.pairs import product
+from featurestore.aggregates.pairs import square
 
 Integers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
@@ -113,7 +113,7 @@ def of_squares(values: Doubles, *, bits: int) -> FixedPoint:
     sizes = np.abs(values)
     least = np.min(sizes, where=sizes > 0, initial=1.0)
     if least > 2.0 ** (-_MODERATE // 2) and sizes.max(initial=0.0) < 2.0 ** (_MODERATE // 2):
-        squares, errors = product(values, values)
+        squares, errors = square(values)
         top = _exponent(squares) - bits
         pieces = _cut_doubles(squares, top, bits)
         rest = _cut_doubles(errors, top, bits)
@@ -145,14 +145,15 @@ def _cut_doubles(values: Doubles, top: int, bits: int) -> list[Integers] | None:
     has no more bits than before: both steps are exact. None where numbers are too small for that.
     """
     pieces: list[Integers] = []
-    rest, unit = values, top
+    rest, unit = values.copy(), top
     while not pieces or rest.any():
         if unit < -_MODERATE:
             return None
-        digit = np.rint(rest * 2.0**-unit)
+        digit = rest * 2.0**-unit
+        np.rint(digit, out=digit)
         pieces.append(digit.astype(np.int64))
         digit *= 2.0**unit
-        rest = rest - digit
+        rest -= digit
         unit -= bits
     return pieces
 

@@ -26,6 +26,20 @@ def product(left: Doubles, right: Doubles) -> tuple[Doubles, Doubles]:
     return found, error + left_low * right_low
 
 
+def square(values: Doubles) -> tuple[Doubles, Doubles]:
+    """Return squares and their errors: what ``product`` returns, for less."""
+    found = values * values
+    high, low = _split(values)
+    error = high * high
+    error -= found
+    high *= low
+    high *= 2
+    error += high
+    low *= low
+    error += low
+    return found, error
+
+
 def sum_of_three(first: Doubles, second: Doubles, third: Doubles) -> Doubles:
     """Return sums of three doubles, rounded once.
 

@@ -19,7 +19,7 @@ Flags = npt.NDArray[np.bool_]
 # Columns of the stream. Of a row ``MOMENT`` is twice its time in microseconds, of a label one more,
 # so that labels come after the rows of their moment; that of a label without a time is null.
 GROUP, MOMENT, KNOWN, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
-CHUNK_ROWS = 250_000
+CHUNK_ROWS = 60_000
 # A group with so many rows and labels is cut.
 GROUP_ROWS = 1_000_000
 

@@ -247,6 +247,32 @@ class WindowOfRows(Window):
         """Return the sum of the numbers of the rows that each label sees."""
         return summands.prefix[self._entered] - summands.prefix[self._left]
 
+    def extremes(
+        self, codes: Integers, present: Flags, choose: Callable[..., Integers], *, neutral: int
+    ) -> Integers:
+        """Return the greatest or smallest code among the flagged rows that each label sees.
+
+        What a label sees is the union of two runs of rows whose length is one power of two. The
+        extremes of all runs of one length come from those of half the length.
+        """
+        found = np.full(self.labels, neutral, np.int64)
+        lengths = self._entered - self._left
+        seeing = np.flatnonzero(lengths > 0)
+        level = np.frexp(lengths[seeing].astype(np.float64))[1].astype(np.int8) - 1
+        seeing = seeing[np.argsort(level, kind="stable")]
+        first, last = self._left[seeing], self._entered[seeing]
+        runs = codes if present.all() else np.where(present, codes, neutral)
+        start = 0
+        for number, stop in enumerate(np.cumsum(np.bincount(level)).tolist()):
+            if number > 0:
+                half = 1 << (number - 1)
+                runs = choose(runs[:-half], runs[half:])
+            if stop > start:
+                ends = runs[last[start:stop] - (1 << number)]
+                found[seeing[start:stop]] = choose(runs[first[start:stop]], ends)
+            start = stop
+        return found
+
 
 class WindowOfLabels(Window):
     """Where rows wait or are replaced: each is seen by a range of labels."""

@@ -41,7 +41,7 @@ def _in_doubles(
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         left, left_rest = pairs.product(n, squares[0])
         left_rest = left_rest + n * squares[1]
-        right, right_rest = pairs.product(high, high)
+        right, right_rest = pairs.square(high)
         right_rest = right_rest + 2 * high * low
         whole, lost = pairs.total(left, -right)
         difference, rest = pairs.total(whole, lost + (left_rest - right_rest))

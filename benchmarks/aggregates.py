@@ -8,6 +8,7 @@ python benchmarks/aggregates.py                          all shapes, beside Duck
 python benchmarks/aggregates.py --only dense --no-peers  one shape, ours alone
 python benchmarks/aggregates.py --memory --cores         also peak memory, and one core against two
 python benchmarks/aggregates.py --spark --only zipf      the spark engine beside rangeBetween
+python benchmarks/aggregates.py --large-key              one key with 50 M rows, and its peak memory
 python benchmarks/aggregates.py --quick                  a tenth of the rows
 """
 
@@ -35,6 +36,7 @@ LENGTHS = ("1d", "7d", "30d")
 LIMITS = {1: 1.6, 3: 2.0, 12: 2.5}
 CREATED_LIMIT, CORES_LIMIT, MEMORY_LIMIT, SPARK_LIMIT = 1.4, 1.6, 2.5, 2.0
 TRIALS = 3
+LARGE_ROWS, LARGE_MEMORY = 50_000_000, 2048
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,60 @@ def child(what: str, place: Path) -> None:
     print((_status("VmHWM") - before) // 1024)
 
 
+def large_key(place: Path, *, scale: float) -> None:
+    """Print what 14 aggregates of a key with 50 M rows cost, in a process of its own."""
+    import featurestore
+
+    rows = int(LARGE_ROWS * scale)
+    if not place.exists():
+        store = featurestore.connect(place, engine="duckdb")
+        random = np.random.default_rng(2)
+        for part in range(10):
+            first, last = part * rows // 10, (part + 1) * rows // 10
+            event = START + np.arange(first, last) * (SPAN // rows)
+            amount = np.round(random.lognormal(3, 1, last - first), 2)
+            table = pa.table(
+                {"key": np.zeros(last - first, int), "event": moments(event), "amount": amount}
+            )
+            if part == 0:
+                store.create_featuregroup(
+                    table, "w", primary_key=["key"], event_time="event", statistics=False
+                )
+            else:
+                store.insert_into_featuregroup(table, "w")
+        store.close()
+    command = [sys.executable, __file__, "--child", "large", "--place", str(place)]
+    environment = {**os.environ, "FEATURESTORE_DUCKDB_MEMORY_LIMIT": "512MiB"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    peak, seconds, work = map(int, done.stdout.split()[-3:])
+    missed = "" if peak <= LARGE_MEMORY else "  MISSED"
+    print(
+        f"one key with {rows:,} rows, 100,000 labels, 14 aggregates: {seconds} s ({work} s of "
+        f"processor time), peak memory of the process {peak:,} MiB (<= {LARGE_MEMORY}){missed}"
+    )
+
+
+def large_child(place: Path) -> None:
+    """Print the peak memory, the seconds and the processor time of the retrieval of one key."""
+    import featurestore
+
+    random = np.random.default_rng(3)
+    count = 100_000
+    times = random.integers(START, START + SPAN, count)
+    labels = pa.table({"key": np.zeros(count, int), "at": moments(times)})
+    store = featurestore.connect(place, engine="duckdb")
+    features = [
+        *asked("w", 12),
+        featurestore.window("w.amount", "sum", over=None),
+        featurestore.window("w.amount", "max", over=None),
+    ]
+    started, worked = time.perf_counter(), time.process_time()
+    found = store.get_features(features, labels=labels, label_time="at", dataframe_type="arrow")
+    assert found.num_rows == count
+    seconds, work = time.perf_counter() - started, time.process_time() - worked
+    print(_status("VmHWM") // 1024, round(seconds), round(work))
+
+
 def spark(shape: Shape, place: Path, *, peers: bool) -> None:
     """Print 12 aggregates on Spark beside the as-of plan and a hand-written rangeBetween."""
     import featurestore
@@ -302,16 +358,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
-    for flag in ("--memory", "--cores", "--spark"):
+    for flag in ("--memory", "--cores", "--spark", "--large-key"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--place", help="keep the stores here")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.child == "large":
+        large_child(Path(arguments.place))
+        return
     if arguments.child:
         child(arguments.child, Path(arguments.place))
         return
     scale = 0.1 if arguments.quick else arguments.scale
     with Place(arguments.place) as place:
+        if arguments.large_key:
+            large_key(place / f"large-{scale}", scale=scale)
+            return
         for name in arguments.only:
             shape, own = shape_of(name, scale), place / f"{name}-{scale}"
             if not own.exists():

@@ -140,7 +140,7 @@ def _sum(values: Sequence[Any]) -> Any:
     if not isinstance(values[0], float):
         return sum(values)
     if all(map(math.isfinite, values)):
-        return float(sum(map(Fraction, values)))
+        return _rounded(sum(map(Fraction, values), Fraction(0)))
     # Infinities of one sign are the sum; with both, or with NaN, there is none.
     odd = {value for value in values if not math.isfinite(value)}
     if len(odd) == 1:
@@ -164,5 +164,13 @@ def _variance(values: Sequence[Any]) -> float | None:
     if not all(map(math.isfinite, numbers)):
         return math.nan
     exact = list(map(Fraction, numbers))
-    squares = sum(number * number for number in exact)
-    return float((count * squares - sum(exact) ** 2) / (count * (count - 1)))
+    squares = sum((number * number for number in exact), Fraction(0))
+    return _rounded((count * squares - sum(exact) ** 2) / (count * (count - 1)))
+
+
+def _rounded(number: Fraction) -> float:
+    """Return the nearest double; infinity for what is beyond them all."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf

@@ -20,8 +20,8 @@ Flags = npt.NDArray[np.bool_]
 # so that labels come after the rows of their moment; that of a label without a time is null.
 GROUP, MOMENT, KNOWN, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
 CHUNK_ROWS = 60_000
-# A group with so many rows and labels is cut.
-GROUP_ROWS = 1_000_000
+# A group with so many rows and labels is cut into parts of fewer.
+GROUP_ROWS, PART_ROWS = 1_000_000, 250_000
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def parts_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
             yield from _ended(table.slice(0, last), goes_on)
             held, goes_on = table.slice(last).to_batches(), False
             rows, last = rows - last, 0
-        if last == 0 and rows >= GROUP_ROWS:
+        if last == 0 and rows >= (PART_ROWS if goes_on else GROUP_ROWS):
             table = pa.Table.from_batches(held)
-            place = _last_change_of_time(table)
-            if place > 0:
-                yield Part(table.slice(0, place), begins=not goes_on, ends=False)
-                held, goes_on = table.slice(place).to_batches(), True
-                rows -= place
+            start = 0
+            for stop in _changes_of_time(table):
+                yield Part(table.slice(start, stop - start), begins=not goes_on, ends=False)
+                start, goes_on = stop, True
+            held, rows = table.slice(start).to_batches(), rows - start
     if held:
         yield from _ended(pa.Table.from_batches(held), goes_on)
 
@@ -86,10 +86,20 @@ def _ended(table: pa.Table, goes_on: bool) -> Iterator[Part]:
         yield Part(table.slice(end))
 
 
-def _last_change_of_time(table: pa.Table) -> int:
-    """Return the last place at which another time begins; 0 where there is none."""
+def _changes_of_time(table: pa.Table) -> list[int]:
+    """Return places at which another time begins, where possible with a part's rows between."""
     moments = table.column(MOMENT).combine_chunks()
-    return int(np.flatnonzero(differs(pc.shift_right(moments, 1)))[-1])
+    changes = np.flatnonzero(differs(pc.shift_right(moments, 1)))[1:]
+    places, start = [], 0
+    while table.num_rows - start >= PART_ROWS:
+        nearest = int(np.searchsorted(changes, start + PART_ROWS, side="right")) - 1
+        if nearest < 0 or changes[nearest] <= start:
+            nearest += 1
+        if nearest == len(changes):
+            break
+        start = int(changes[nearest])
+        places.append(start)
+    return places
 
 
 def _first_of_last_group(batch: pa.RecordBatch) -> int:

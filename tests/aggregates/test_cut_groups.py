@@ -116,6 +116,7 @@ def answers(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(parts, "GROUP_ROWS", group_rows)
+        patched.setattr(parts, "PART_ROWS", max(group_rows // 2, 1))
         found = pa.Table.from_batches(asked(batches()), asked.schema)
     return found.sort_by("row")
 
@@ -162,7 +163,8 @@ def test_a_number_is_added_to_sums_without_an_error(
 
 
 def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "GROUP_ROWS", 200)
+    monkeypatch.setattr(parts, "GROUP_ROWS", 400)
+    monkeypatch.setattr(parts, "PART_ROWS", 200)
     held: list[int] = []
     absorb = CutGroup._absorb
 

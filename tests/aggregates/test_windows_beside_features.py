@@ -124,10 +124,14 @@ def test_groups_roles_and_features_stand_beside_each_other_whatever_the_labels_a
 ) -> None:
     fill(store)
     wanted = in_order([expected(label) for label in ASKED])
-    for name, labels in LABELS.items():
+    # The engine's own table and what knows nothing of it; the embedded engine takes them all.
+    names = list(LABELS) if engine_name == "duckdb" else list(LABELS)[2:]
+    for name in names:
+        labels = LABELS[name]
         frame = both_roles(store, labels(store))
-        assert in_order(frame.to_arrow().to_pylist()) == wanted, name
-    assert frame.to_arrow().to_pylist() == [expected(label) for label in ASKED]  # their order
+        rows = frame.to_arrow().to_pylist()
+        assert in_order(rows) == wanted, name
+    assert rows == [expected(label) for label in ASKED]  # their order
     assert store.check_leakage(frame).ok
     dataset = made_of_both_roles(store)
     if engine_name != "duckdb":

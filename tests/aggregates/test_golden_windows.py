@@ -1,0 +1,156 @@
+"""The bits of every function over a fixed table, kept in a file: both engines give them for ever.
+
+python -m tests.aggregates.test_golden_windows    writes the file, from the embedded engine
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import featurestore
+from featurestore import FeatureStore
+
+GOLDEN = Path(__file__).parent / "golden_windows.json"
+START = datetime(2024, 1, 1, tzinfo=UTC)
+CHOICES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "x": (
+        pa.float64(),
+        [0.1, 0.2, None, -3.5, 1e16, 1e-9, -1e16, 19.99, 5e-324, 1e200, -0.0, 2.5, 0.1],
+    ),
+    "odd": (pa.float64(), [1.5, float("nan"), None, float("inf"), -2.0, float("-inf"), 7.25]),
+    "f": (pa.float32(), [0.1, 3.5, None, -1e30, 1e-30]),
+    "n": (pa.int64(), [1, -7, None, 2**40, 2**53 + 1]),
+    "d": (pa.decimal128(12, 2), [Decimal("1.25"), Decimal("-9.50"), None, Decimal("0.07")]),
+    "s": (pa.string(), ["", "a", None, "zz", "ä"]),
+    "b": (pa.bool_(), [True, None, False]),
+    "u": (pa.timestamp("us", "UTC"), [START, None, START + timedelta(days=400)]),
+}
+NUMBERS = ["sum", "count", "mean", "min", "max", "std", "var", "first", "last", "count_distinct"]
+FUNCTIONS: dict[str, list[str]] = {
+    "x": NUMBERS,
+    "odd": NUMBERS,
+    "f": NUMBERS,
+    "n": NUMBERS,
+    "d": NUMBERS,
+    "s": ["min", "max", "first", "last", "count", "count_distinct"],
+    "b": ["any", "all", "first", "last", "count", "count_distinct"],
+    "u": ["min", "max", "first", "last", "count_distinct"],
+}
+ROWS, LABELS = 120, 24
+
+
+def table() -> pa.Table:
+    """Return rows of three keys; some are known late, and some are versions of others."""
+    number = list(range(ROWS))
+    event = [START + timedelta(hours=(each * 37) % 90) for each in number]
+    late = [timedelta(hours=(each * 11) % 17 - 3) for each in number]
+    columns: dict[str, Any] = {
+        "key": [each % 3 for each in number],
+        "part": [each % 2 for each in number],
+        "event": pa.array(event, pa.timestamp("us", "UTC")),
+        "created": pa.array(map(sum_of, event, late), pa.timestamp("us", "UTC")),
+    }
+    for place, (name, (kind, values)) in enumerate(CHOICES.items()):
+        chosen = [values[(each * 5 + each // 7 + place) % len(values)] for each in number]
+        columns[name] = pa.array(chosen, kind)
+    return pa.table(columns)
+
+
+def sum_of(moment: datetime, length: timedelta) -> datetime:
+    return moment + length
+
+
+def labels() -> pa.Table:
+    """Return labels of the keys and of one without rows, between -2 and 113 hours."""
+    at = [START + timedelta(hours=each * 5 - 2) for each in range(LABELS)]
+    keys = [each % 4 for each in range(LABELS)]
+    return pa.table({"key": keys, "at": pa.array(at, pa.timestamp("us", "UTC"))})
+
+
+def asked() -> list[Any]:
+    found: list[Any] = []
+    for column, functions in FUNCTIONS.items():
+        for function in functions:
+            for over in ("12h", "2d", None):
+                found.append(featurestore.window(f"golden.{column}", function, over=over))
+    for column in ("x", "s"):
+        found.append(featurestore.window(f"golden.{column}", "last_n", over="2d", n=3))
+    found.append(featurestore.window("golden.x", "sum", over="1d", offset="6h"))
+    found.append(featurestore.window("golden.x", "std", over="2d", where="b", name="x_std_b"))
+    found.append(featurestore.window("golden.n", "max", over="6h", fill_value=-1, name="n_filled"))
+    return found
+
+
+def text(value: Any) -> Any:
+    """Return a value as text with all its bits; doubles in hexadecimal."""
+    if isinstance(value, float):
+        return value.hex()
+    if isinstance(value, list):
+        return [text(each) for each in value]
+    if value is None or isinstance(value, (int, str)):
+        return value
+    return str(value)
+
+
+def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
+    """Return what a store answers, with and without regard to when rows were known."""
+    store.create_featuregroup(
+        table(),
+        "golden",
+        primary_key=["key", "part"],
+        event_time="event",
+        created_time="created",
+        statistics=False,
+    )
+    found: dict[str, dict[str, list[Any]]] = {}
+    for name, waits in (("known", True), ("at once", False)):
+        frame = store.get_features(
+            asked(),
+            labels=labels(),
+            label_time="at",
+            created_time_filter=waits,
+        )
+        # Code of its own looks at every row.
+        assert store.check_leakage(frame).ok
+        columns = frame.to_arrow().drop_columns(["key", "at"]).to_pydict()
+        found[name] = {column: text(values) for column, values in columns.items()}
+    return found
+
+
+def test_both_engines_give_the_bits_of_the_golden_file(store: FeatureStore) -> None:
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    found = answers(store)
+    for name, columns in golden.items():
+        assert list(found[name]) == list(columns)
+        for column, values in columns.items():
+            assert found[name][column] == values, (name, column)
+
+
+def test_the_golden_file_holds_every_function_and_every_kind_of_number() -> None:
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    assert {each.function for each in asked()} == {
+        "sum", "count", "mean", "min", "max", "std", "var", "first", "last", "count_distinct",
+        "any", "all", "last_n",
+    }  # fmt: skip
+    odd: set[Any] = set()
+    for column in ("odd_sum_12h", "odd_max_12h", "odd_min_12h", "odd_last_12h"):
+        odd.update(golden["known"][column])
+    assert {"nan", "inf", "-inf", None} <= odd
+    assert golden["known"] != golden["at once"]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        made = answers(featurestore.connect(folder, engine="duckdb"))
+    lines = []
+    for name, columns in made.items():
+        inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(columns[key])}" for key in columns)
+        lines.append(f" {json.dumps(name)}: {{\n{inner}\n }}")
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -67,6 +67,7 @@ def connect(
     engine: str | Engine | None = None,
     registry: str | None = None,
     durability: Literal["full", "fast"] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> FeatureStore: ...
 def create_featuregroup(
     df: object,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featurestore.errors import ConfigurationError, listing
+from featurestore.errors import ConfigurationError, UnsupportedLocation, listing
 
 CONFIG_FILE = "featurestore.toml"
 DEFAULT_LOCATION = "featurestore-data"
@@ -57,6 +57,26 @@ def resolve(
         or file.get("durability")
         or DEFAULT_DURABILITY,
     )
+
+
+def check_remote(location: str, settings: Config) -> None:
+    """Refuse settings with which a store at a URI cannot be opened.
+
+    Raises:
+        ConfigurationError: It has no registry.
+        UnsupportedLocation: The engine cannot write there yet.
+    """
+    if settings.registry is None:
+        raise ConfigurationError(
+            f"The store at {location} needs registry=: a database cannot lie in an object store.",
+            hint=f"connect({location!r}, registry='postgresql://user@host/database'), or "
+            "registry='sqlite:////path/to/cache.db' for a cache on this machine",
+        )
+    if settings.engine != DEFAULT_ENGINE:
+        raise UnsupportedLocation(
+            f"The {settings.engine} engine does not work on {location} yet.",
+            hint=f"connect({location!r}, engine={DEFAULT_ENGINE!r}, registry=...)",
+        )
 
 
 def _read_file() -> Mapping[str, Any]:

@@ -42,6 +42,6 @@ def _place(context: typer.Context) -> tuple[str, str | None]:
     resolved = config.resolve(
         location=options.location, engine=options.engine, registry=options.registry
     )
-    directory = files.local_directory(resolved.location)
+    directory = files.location_of(resolved.location)
     files.ensure_writable(directory)
     return directory, resolved.registry

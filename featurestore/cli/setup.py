@@ -153,7 +153,7 @@ def _store(options: Settings) -> Iterator[Check]:
             location=options.location, engine=options.engine, registry=options.registry
         )
         yield Check("engine chosen", OK, resolved.engine)
-        directory = files.local_directory(resolved.location)
+        directory = files.location_of(resolved.location)
         if not files.exists(directory):
             yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
             return

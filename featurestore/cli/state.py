@@ -52,7 +52,7 @@ def check_store(options: Settings) -> None:
     resolved = config.resolve(
         location=options.location, engine=options.engine, registry=options.registry
     )
-    directory = files.local_directory(resolved.location)
+    directory = files.location_of(resolved.location)
     if is_store(directory) or resolved.registry is not None:
         return
     near = []

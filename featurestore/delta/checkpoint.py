@@ -87,7 +87,7 @@ def _add_text(found: Checkpoint, file: str) -> list[str]:
 
 
 def _add_table(found: Checkpoint, path: str) -> list[str]:
-    file = parquet.ParquetFile(path)
+    file = parquet.ParquetFile(files.opened(path))
     names = set(file.schema_arrow.names)
     small = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
     actions = file.read(columns=small)

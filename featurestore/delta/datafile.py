@@ -15,6 +15,8 @@ import pyarrow as pa
 from featurestore.delta import protocol
 from featurestore.delta.log import damaged_file
 from featurestore.errors import FeatureStoreError, TableDamaged
+from featurestore.storage import files
+from featurestore.storage.location import absolute, is_uri
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _ROWS_FIRST = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
@@ -80,7 +82,7 @@ def file_path(path: str, log_path: str) -> str:
         UnsupportedTable: The file lies outside the table, as those of a shallow clone do.
         TableDamaged: It is no path.
     """
-    path = os.path.abspath(path)
+    path = absolute(path)
     if not isinstance(log_path, str) or "\0" in unquote(log_path):
         raise TableDamaged(
             f"The Delta log of {path} names a file {log_path!r}, which is no path.",
@@ -96,6 +98,8 @@ def file_path(path: str, log_path: str) -> str:
     found = os.path.join(path, text)
     if not text.startswith("/") and ".." not in text:
         return found
+    if is_uri(path):
+        raise protocol.refusal(path, f"files outside its folder ({log_path})")
     found = os.path.normpath(found)
     if not found.startswith(os.path.join(path, "")):
         raise protocol.refusal(path, f"files outside its folder ({log_path})")
@@ -142,6 +146,6 @@ def _footer_rows(file: str) -> int:
     from pyarrow import parquet
 
     try:
-        return int(parquet.read_metadata(file).num_rows)
+        return int(parquet.read_metadata(files.opened(file)).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged_file(file, "is missing or no Parquet file") from error

@@ -16,6 +16,7 @@ from typing import Any
 
 from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.storage import files
+from featurestore.storage.location import absolute, is_uri
 
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
@@ -43,7 +44,7 @@ class FileState:
     path: str
     modified: int
     size: int
-    number: int
+    number: int | str
 
     @classmethod
     def of(cls, path: str) -> FileState:
@@ -135,8 +136,10 @@ def latest_version(path: str) -> int:
     A log that was seen before is not listed again: only the names after the last one are looked
     for.
     """
-    path = os.path.abspath(path)
+    path = absolute(path)
     seen = _LAST_SEEN.get(path)
+    if is_uri(path):
+        return _latest_listed(path, seen)
     if seen is None or not files.exists(commit_path(path, seen)):
         found = list_log(path)
         seen = found.latest
@@ -147,6 +150,25 @@ def latest_version(path: str) -> int:
         seen += 1
     _LAST_SEEN[path] = seen
     return seen
+
+
+def _latest_listed(path: str, seen: int | None) -> int:
+    """Return the last version of a log below a URI: one list of the names since the last one."""
+    if seen is not None:
+        before = f"{seen:0{_VERSION_DIGITS}d}"
+        commits = set()
+        for name in files.list_directory(os.path.join(path, LOG_FOLDER), after=before):
+            commits.add(_commit_version(name))
+        if seen in commits:
+            # A gap of one commit is damage and not the end.
+            while seen + 1 in commits or seen + 2 in commits:
+                seen += 1
+            _LAST_SEEN[path] = seen
+            return seen
+    found = list_log(path)
+    if found.commits and found.commits[-1] == found.latest:
+        _LAST_SEEN[path] = found.latest
+    return found.latest
 
 
 def commit_path(path: str, version: int) -> str:

@@ -8,7 +8,7 @@ the versions that can still be read are named.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from featurestore.delta import log
 from featurestore.delta.datafile import DataFile, file_path
@@ -16,6 +16,7 @@ from featurestore.delta.log import FileState, damaged_file, unreadable_file
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import FeatureStoreError, VersionVacuumed
 from featurestore.storage import files
+from featurestore.storage.location import absolute
 
 _MOST_RANGES = 10
 
@@ -32,9 +33,15 @@ def check_files(snapshot: Snapshot, wanted: Iterable[DataFile] | None = None) ->
         TableDamaged: One is missing that the latest version needs, or has another size.
         StorageError: One could not be looked at.
     """
-    for file in snapshot.files if wanted is None else wanted:
+    looked_for = snapshot.files if wanted is None else list(wanted)
+    listed: Mapping[str, int] = {}
+    if len(looked_for) > 1:
+        listed = files.sizes_below(snapshot.path)
+    for file in looked_for:
         try:
-            size = FileState.of(file.path).size
+            size = listed.get(file.path)
+            if size is None:
+                size = FileState.of(file.path).size
         except OSError as error:
             raise unreadable_data_file(file.path, error, version=snapshot.version) from error
         if size != file.bytes:
@@ -100,7 +107,7 @@ def readable_versions(path: str) -> list[int]:
 
 def _table_of(file: str) -> str | None:
     """Return the directory of the table that a data file lies in, None when there is none."""
-    folder = os.path.dirname(os.path.abspath(file))
+    folder = os.path.dirname(absolute(file))
     while folder != os.path.dirname(folder):
         if log.is_delta_table(folder):
             return folder

@@ -13,7 +13,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -36,6 +35,7 @@ from featurestore.delta.protocol import Protocol
 from featurestore.delta.replay import Replay
 from featurestore.delta.schema import UnknownTypeError, arrow_schema
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
+from featurestore.storage.location import absolute
 
 _log = logging.getLogger("featurestore.delta")
 # Snapshots that are remembered, and how far behind one may be to be the base of another.
@@ -114,13 +114,13 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
         TableDamaged: The log is missing or unreadable; names the file.
         UnsupportedTable: The table uses features that the store would read wrongly; names them.
     """
-    path = os.path.abspath(path)
+    path = absolute(path)
     if not log.is_delta_table(path):
         deleted = deletion_of(path)
         if deleted is not None:
             raise deleted
         raise TableDamaged(
-            f"There is no Delta log at {Path(path) / log.LOG_FOLDER}.",
+            f"There is no Delta log at {os.path.join(path, log.LOG_FOLDER)}.",
             hint="featurestore registry rebuild",
         )
     wanted = log.latest_version(path) if version is None else version

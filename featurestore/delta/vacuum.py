@@ -11,7 +11,6 @@ about to commit.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -21,6 +20,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore.storage import files
+from featurestore.storage.location import absolute
 
 # A file that no commit names may belong to a write that is under way.
 _LONGEST_WRITE = timedelta(days=1)
@@ -42,7 +42,7 @@ def remove_unneeded_files(
     candidates -= _added_between(path, latest + 1, latest_version(path))
     removed = []
     for file in sorted(candidates):
-        if files.remove(file, below=os.path.abspath(path)):  # else another vacuum took it
+        if files.remove(file, below=absolute(path)):  # else another vacuum took it
             removed.append(file)
     return removed
 
@@ -98,7 +98,7 @@ def _added_between(path: str, first: int, last: int) -> set[str]:
 
 
 def _data_files(path: str) -> Iterator[str]:
-    for file in files.walk(os.path.abspath(path), enter=_holds_data):
+    for file in files.walk(absolute(path), enter=_holds_data):
         if file.endswith(".parquet"):
             yield file
 

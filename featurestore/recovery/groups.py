@@ -14,6 +14,7 @@ from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
 from featurestore.model.window_lineage import windows_of_inputs
+from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import featuregroups, lineage, reports, tags, window_features
 from featurestore.storage import files
@@ -105,6 +106,7 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
     files.remove(os.path.join(path, LOG_FOLDER), below=paths.location)
     for directory in (path, paths.quarantine(name, version), paths.statistics(name, version)):
         files.remove(directory, below=paths.location)
+    claims.release(path, below=paths.location)
 
 
 def claim(connection: Connection, location: str, name: str, version: int) -> int:
@@ -121,7 +123,15 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
     taken = featuregroups.find(connection, name, version) is not None
     busy = version in versions_in_flight(connection, location, "create", name)
     if not taken and not busy:
+        own = claims.claim(connection, path)
         if not is_group(path):
+            if not own:
+                raise FeatureGroupExists(
+                    f"Feature group {name!r} version {version} is being created through another "
+                    "registry, or a process there was killed at it.",
+                    hint="leave version=None for the next version; connecting with that registry "
+                    "cleans up",
+                )
             if is_delta_table(path):
                 remove_files(paths, name, version)
             return version

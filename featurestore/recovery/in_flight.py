@@ -18,6 +18,7 @@ from featurestore.recovery.settle import settle
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
+from featurestore.storage.location import require_local
 
 # What observers are told of; the other intents are parts of these, or change no rows.
 _WORK: Mapping[str, WorkKind] = {
@@ -26,6 +27,15 @@ _WORK: Mapping[str, WorkKind] = {
     "delete": "delete",
     "export": "export",
     "remove": "remove",
+}
+_EXPORTS = ("Training datasets", "get_features(...) reads there; export with a store on a disk")
+_VIEWS = ("Feature views", "give get_features(...) the names themselves, or use a store on a disk")
+# What works on directories only, and what to do instead.
+_ON_DISK_ONLY = {
+    "export": _EXPORTS,
+    "remove": _EXPORTS,
+    views.DEFINE: _VIEWS,
+    views.UNDEFINE: _VIEWS,
 }
 # Intents of this process, by registry, whose writes have ended without being settled.
 _unsettled: set[tuple[str, str]] = set()
@@ -93,6 +103,8 @@ def in_flight(
         TrainingDatasetExists: The version to export exists, or another process is exporting it.
     """
     # The id of a run may come from a job that writes more than once; the intent has its own.
+    if kind in _ON_DISK_ONLY:
+        require_local(store.location, *_ON_DISK_ONLY[kind])
     own = new_run_id()
     write: InFlight | None = None
     try:

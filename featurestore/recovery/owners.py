@@ -1,9 +1,9 @@
 """Owners: the processes that write to a store, and whether they are alive.
 
 An owner is named ``<host>.<pid>.<machine>.<random>`` and holds the file of that name in
-``<location>/_owners`` as long as its process lives. For processes of one machine (one kernel and
-one file system, containers included) that lock decides at once. For others the heartbeat does: an
-owner that sent none for ``PATIENCE`` is taken for dead.
+``<location>/_owners`` (for a URI in a folder of this machine) as long as its process lives. For
+processes of one machine (one kernel and one file system, containers included) that lock decides at
+once. For others the heartbeat does: an owner that sent none for ``PATIENCE`` is taken for dead.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from featurestore.model import times
 from featurestore.model.paths import StorePaths
 from featurestore.registry import Registry, intents, owners
 from featurestore.storage import files, locks, machine
+from featurestore.storage.location import is_uri
 
 PATIENCE = timedelta(seconds=60)
 BEAT_SECONDS = PATIENCE.total_seconds() / 4
@@ -91,7 +92,7 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
     with _guard:
         if _is_mine(owner):
             return True
-    if match[1] == machine.machine_id(location):
+    if match[1] == _machine(location):
         return locks.is_held(_lock_file(location, owner))
     seen = owners.seen(connection, owner)
     return seen is not None and times.utc_now() - seen < PATIENCE
@@ -127,13 +128,13 @@ def forget_dead(connection: Connection, location: str) -> None:
 
     Call when their intents are settled.
     """
-    here = machine.machine_id(location)
-    for name in files.list_directory(StorePaths(location).owners):
+    here = _machine(location)
+    for name in files.list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
         # Only the machine of an owner knows whether its lock is held.
         if match is not None and match[1] == here and not is_alive(connection, location, name):
             try:
-                files.remove(_lock_file(location, name), below=location)
+                files.remove(_lock_file(location, name), below=_lock_folder(location))
             except StorageError as error:  # it stays free, and says nothing
                 _log.debug("the lock file of a dead owner stays: %s", error)
     for name in owners.every(connection):
@@ -152,9 +153,9 @@ def versions_in_flight(connection: Connection, location: str, kind: str, name: s
 
 def others(location: str) -> list[str]:
     """Return the other processes of this machine that write, or wrote and are still there."""
-    here = machine.machine_id(location)
+    here = _machine(location)
     found = []
-    for name in files.list_directory(StorePaths(location).owners):
+    for name in files.list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
         if match is None or match[1] != here or _is_mine(name):
             continue
@@ -172,7 +173,7 @@ def _this(location: str) -> _Owner:
     if known is not None and known.pid == os.getpid() and files.exists(_file_of(known)):
         return known
     host = re.sub(r"[^A-Za-z0-9-]", "-", machine.host_name())[:40] or "host"
-    name = f"{host}.{os.getpid()}.{machine.machine_id(location)}.{secrets.token_hex(4)}"
+    name = f"{host}.{os.getpid()}.{_machine(location)}.{secrets.token_hex(4)}"
     handle = locks.hold(_lock_file(location, name))
     owner = _Owner(name, location, os.getpid(), handle)
     _mine[location] = owner
@@ -185,7 +186,7 @@ def _leave(owner: _Owner) -> None:
     if owner.pid != os.getpid():
         return
     try:
-        files.remove(_file_of(owner), below=owner.location)
+        files.remove(_file_of(owner), below=_lock_folder(owner.location))
     except StorageError as error:
         _log.debug("the lock file of %s stays: %s", owner.name, error)
 
@@ -204,4 +205,15 @@ def _file_of(owner: _Owner) -> str:
 
 
 def _lock_file(location: str, name: str) -> str:
-    return os.path.join(StorePaths(location).owners, name)
+    return os.path.join(_lock_folder(location), name)
+
+
+def _machine(location: str) -> str:
+    return machine.machine_id(_lock_folder(location) if is_uri(location) else location)
+
+
+def _lock_folder(location: str) -> str:
+    """Return the folder of the lock files: beside the store, or on this machine for a URI."""
+    if is_uri(location):
+        return machine.lock_folder(location)
+    return StorePaths(location).owners

@@ -21,8 +21,11 @@ from featurestore.errors import ConfigurationError, RegistryError, listing
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.registry import tables
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 
 MEMORY_FILE = "registry.json"
+# What a place in an object store remembers of a registry that is a SQLite file of some machine.
+CACHE = "sqlite: a cache on each machine"
 _ID = re.compile(r"[0-9a-f]{32}")
 # Any constant works; it only has to be the same in every process that claims a place.
 _CLAIM_LOCK = 4_918_274_611
@@ -145,11 +148,18 @@ def claim(
         place = Place(row.id, row.is_first)
         moved = sa.update(_stores).where(_stores.c.id == row.id)
         connection.execute(moved.values(location=directory))
-    now = Memory(place.store, without_secrets(url))
+    now = Memory(place.store, _to_remember(url, directory))
     if not read_only and now != memory:
         fields = {"store": now.store, "registry": now.registry}
         files.write_json(os.path.join(directory, MEMORY_FILE), fields)
     return place
+
+
+def _to_remember(url: sa.URL, directory: str) -> str:
+    """Return what a location remembers of its registry: a file is of one machine, a URI of many."""
+    if is_uri(directory) and url.get_backend_name() == "sqlite":
+        return CACHE
+    return without_secrets(url)
 
 
 def find(connection: Connection, directory: str) -> Place | None:

@@ -14,10 +14,10 @@ recomputes them. Everything here can be computed again from the table.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from featurestore.errors import StorageError
@@ -173,7 +173,7 @@ class StatisticsFiles:
                 yield _StateFile(name, version, int(match[2]))
 
     def _path(self, name: str) -> str:
-        return str(PurePath(self.directory, name))
+        return os.path.join(self.directory, name)
 
 
 class _StateFile(NamedTuple):

@@ -1,18 +1,20 @@
-"""Files: every path of the store's own files goes through here.
+"""Files: every path of the store's own files goes through here, whether it is a URI or not.
 
-Object stores and HDFS are to come; nothing above this package calls ``open``.
+Nothing above this package calls ``open``.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,24 @@ from typing import Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
-from featurestore.storage import publication
+from featurestore.storage import publication, remote
 from featurestore.storage.failures import reading, writing
+from featurestore.storage.location import Location, is_uri, require_local
 
 _COPY_TRIES = 10
+_UPLOADS = 8
+
+
+def location_of(location: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a directory, or the URI of a place in an object store.
+
+    Raises:
+        UnsupportedLocation: ``location`` is a URI of another kind.
+    """
+    text = os.fspath(location)
+    if is_uri(text) and not text.startswith("file://"):
+        return Location.of(text).text
+    return local_directory(text)
 
 
 def local_directory(location: str | os.PathLike[str]) -> str:
@@ -38,7 +54,7 @@ def local_directory(location: str | os.PathLike[str]) -> str:
     if "://" in text or text.startswith(("dbfs:", "hdfs:")):
         raise UnsupportedLocation(
             f"location={text!r} is not a directory of this machine.",
-            hint="use a local or shared POSIX path; object stores and HDFS can be mounted",
+            hint="use a local or shared POSIX path",
         )
     path = os.path.abspath(os.path.expanduser(text))
     if "\\" in path:
@@ -55,6 +71,9 @@ def ensure_writable(directory: str) -> None:
     Raises:
         LocationNotWritable: Names the directory and why.
     """
+    if is_uri(directory):
+        remote.ensure_writable(directory)
+        return
     try:
         os.makedirs(directory, exist_ok=True)
         probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
@@ -70,12 +89,17 @@ def ensure_writable(directory: str) -> None:
 
 def make_directory(path: str) -> None:
     """Make a directory and those above it; nothing happens when it is there."""
+    if is_uri(path):
+        return
     with writing(path):
         os.makedirs(path, exist_ok=True)
 
 
 def write_atomically(path: str, data: bytes) -> None:
     """Write a file so that readers see the old content or the new: temporary, synced, renamed."""
+    if is_uri(path):
+        remote.write(path, data)
+        return
     directory = os.path.dirname(path)
     make_directory(directory)
     temporary = os.path.join(directory, f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
@@ -94,6 +118,11 @@ def write_atomically(path: str, data: bytes) -> None:
         _sync_directory(directory)
 
 
+def write_new(path: str, data: bytes) -> bool:
+    """Write a file whole below a URI; False when its name is taken."""
+    return remote.write_new(path, data)
+
+
 def write_json(path: str, data: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, indented, keys in their order."""
     write_atomically(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
@@ -102,7 +131,27 @@ def write_json(path: str, data: Mapping[str, Any]) -> None:
 def read_bytes(path: str) -> bytes:
     """Return the content of a file."""
     with reading(path):
+        if is_uri(path):
+            return remote.read(path)
         return Path(path).read_bytes()
+
+
+def upload(moves: Sequence[tuple[str, str]]) -> None:
+    """Write files of this machine, or objects of the same bucket, as objects; several at a time.
+
+    Each is given with the URI that it gets.
+    """
+    with ThreadPoolExecutor(min(_UPLOADS, max(len(moves), 1))) as pool:
+        list(pool.map(lambda move: remote.upload(*move), moves))
+
+
+def opened(path: str) -> str | io.BytesIO:
+    """Return what libraries take as a file: the path, or for a URI the bytes in memory.
+
+    Raises:
+        OSError: As the system says it.
+    """
+    return io.BytesIO(remote.read(path)) if is_uri(path) else path
 
 
 def read_json(path: str) -> Any:
@@ -115,6 +164,8 @@ def read_json(path: str) -> Any:
 
 def exists(path: str) -> bool:
     """Tell whether a file or directory exists."""
+    if is_uri(path):
+        return remote.find(path) is not None or remote.is_directory(path)
     return os.path.exists(path)
 
 
@@ -124,7 +175,7 @@ class FileStatus:
 
     size: int
     modified_ns: int
-    inode: int
+    inode: int | str
 
 
 def status(path: str) -> FileStatus:
@@ -133,6 +184,9 @@ def status(path: str) -> FileStatus:
     Raises:
         OSError: As the system says it, for callers that tell one reason from another.
     """
+    if is_uri(path):
+        there = remote.status(path)
+        return FileStatus(there.size, int(there.modified.timestamp() * 1e9), there.etag)
     found = os.stat(path)
     return FileStatus(found.st_size, found.st_mtime_ns, found.st_ino)
 
@@ -144,21 +198,29 @@ def read_text(path: str) -> str:
         OSError: As the system says it, for callers that tell one reason from another.
         UnicodeDecodeError: It is not UTF-8.
     """
+    if is_uri(path):
+        return remote.read(path).decode()
     return Path(path).read_text(encoding="utf-8")
 
 
 def is_readable(path: str) -> bool:
     """Tell whether this process may read a file or directory."""
+    if is_uri(path):
+        return exists(path)
     return os.access(path, os.R_OK)
 
 
 def is_file(path: str) -> bool:
     """Tell whether a path is a file."""
+    if is_uri(path):
+        return remote.find(path) is not None
     return os.path.isfile(path)
 
 
 def is_same(left: str, right: str) -> bool:
     """Tell whether two paths lead to one file or directory."""
+    if is_uri(left) or is_uri(right):
+        return left == right
     try:
         return os.path.samefile(left, right)
     except OSError:
@@ -167,6 +229,8 @@ def is_same(left: str, right: str) -> bool:
 
 def is_directory(path: str) -> bool:
     """Tell whether a path is a directory."""
+    if is_uri(path):
+        return remote.is_directory(path)
     return os.path.isdir(path)
 
 
@@ -176,6 +240,9 @@ def walk(directory: str, *, enter: Callable[[str], bool] | None = None) -> Itera
     Symbolic links to directories are not followed. ``enter`` tells from the name of a directory
     whether to look into it.
     """
+    if is_uri(directory):
+        yield from remote.walk(directory, enter=enter)
+        return
     for parent, inner, names in os.walk(directory):
         inner[:] = sorted(name for name in inner if enter is None or enter(name))
         for name in sorted(names):
@@ -185,14 +252,31 @@ def walk(directory: str, *, enter: Callable[[str], bool] | None = None) -> Itera
 def size(path: str) -> int:
     """Return the number of bytes of a file."""
     with reading(path):
+        if is_uri(path):
+            return remote.status(path).size
         return os.stat(path).st_size
 
 
-def list_directory(path: str) -> list[str]:
-    """Return the names in a directory, sorted; empty when there is none, and for a file."""
+def sizes_below(directory: str) -> dict[str, int]:
+    """Return the sizes of all files below a URI by path, in one list; nothing for a directory.
+
+    There a look at each file costs less than a list of all.
+    """
+    if not is_uri(directory):
+        return {}
+    return {path: found.size for path, found in remote.listed(directory)}
+
+
+def list_directory(path: str, *, after: str = "") -> list[str]:
+    """Return the names in a directory, sorted; empty when there is none, and for a file.
+
+    With ``after`` only those that come after it: of a directory without directories in it.
+    """
+    if is_uri(path):
+        return remote.names(path, after=after)
     with reading(path):
         try:
-            return sorted(os.listdir(path))
+            return sorted(name for name in os.listdir(path) if name > after)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -213,6 +297,8 @@ def remove(path: str, *, below: str) -> bool:
             directory what can go is gone then.
     """
     names = _names_below(path, below)
+    if is_uri(path):
+        return remote.remove(path)
     with ExitStack() as opened:
         try:
             parent = _open_directory(below, None, opened)
@@ -280,6 +366,8 @@ def inside(directory: str, relative: str) -> str:
     """
     if not is_relative_path(relative):
         raise StorageError(f"{relative!r} is not a path below {directory!r}.")
+    if is_uri(directory):
+        return f"{directory}/{relative}"
     path = directory
     for name in relative.split("/"):
         path = os.path.join(path, name)
@@ -293,6 +381,8 @@ def inside(directory: str, relative: str) -> str:
 
 def sha256(path: str) -> str:
     """Return the SHA-256 of a file."""
+    if is_uri(path):
+        return remote.sha256(path)
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -313,6 +403,7 @@ def rename(source: str, target: str) -> None:
 
     An existing target is replaced.
     """
+    require_local(source, "New names for files", "copy the object by hand")
     os.replace(source, target)
 
 

@@ -1,9 +1,96 @@
-"""Names of objects: relative to the root of a storage."""
+"""Locations: where a store is, a directory of this machine or a URI, and which storage it means.
+
+A URI is text and no path: what tidies up paths (``normpath``, ``PurePath``) makes another text of
+it. Paths below a location are made with ``os.path.join``, which leaves it as it is.
+"""
 
 from __future__ import annotations
 
-from featurestore.errors import InvalidArgument
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from featurestore.errors import InvalidArgument, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
+
+if TYPE_CHECKING:
+    from featurestore.storage.interface import Storage
+
+_SEPARATOR = "://"
+_URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
+# How the same storage is called elsewhere.
+_OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az"}
+OBJECT_STORES = ("s3", "gs", "az")
+
+# What this process opened, by scheme and host, with the options that it was given. Options may hold
+# credentials: they live here and are never written down.
+_options: dict[str, dict[str, str]] = {}
+_open: dict[str, Storage] = {}
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a store is: ``text`` is an absolute path or a URI without a slash at its end.
+
+    >>> Location.of("s3://models/features/").text
+    's3://models/features'
+    """
+
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> Location:
+        """Return the location of a URI.
+
+        Raises:
+            UnsupportedLocation: It is no URI of a kind that there is.
+        """
+        found = _URI.fullmatch(text)
+        scheme = found["scheme"] if found is not None else ""
+        scheme = _OTHER_NAMES.get(scheme, scheme)
+        if found is None or scheme not in OBJECT_STORES:
+            raise UnsupportedLocation(
+                f"location={_shown(text)!r} is no place of a kind that the store knows.",
+                hint="a directory, or s3://bucket/prefix (gs:// and az:// are untested); "
+                "credentials go into the environment or storage_options=",
+            )
+        prefix = (found["prefix"] or "").strip("/")
+        if prefix and not is_relative_path(prefix):
+            raise UnsupportedLocation(
+                f"location={text!r} has a part that is empty, '.', '..' or has a backslash.",
+                hint=f"{scheme}://bucket/prefix",
+            )
+        return cls(f"{scheme}://{found['host']}/{prefix}".rstrip("/"))
+
+    @property
+    def scheme(self) -> str:
+        """The kind of storage: "s3", "gs", "az"."""
+        return self.text.partition(_SEPARATOR)[0]
+
+    @property
+    def bucket(self) -> str:
+        """The bucket or container."""
+        return self.text.partition(_SEPARATOR)[2].partition("/")[0]
+
+
+def is_uri(text: str) -> bool:
+    """Tell whether a path is a URI, so that no call of the operating system may have it.
+
+    >>> is_uri("s3://models/features"), is_uri("/data/store")
+    (True, False)
+    """
+    return _SEPARATOR in text
+
+
+def absolute(path: str) -> str:
+    """Return a path made absolute; a URI as it is.
+
+    >>> absolute("s3://models/features")
+    's3://models/features'
+    """
+    return path if is_uri(path) else os.path.abspath(path)
 
 
 def check_name(name: str) -> str:
@@ -18,3 +105,67 @@ def check_name(name: str) -> str:
             hint="parts with '/' between them, none of them empty, '.' or '..'",
         )
     return name
+
+
+def use_options(location: str, options: Mapping[str, str] | None) -> None:
+    """Open the bucket of a location with these options from now on, in this process.
+
+    Without options those of an earlier call stay; what none of them says is the environment's.
+    """
+    root = _root_of(location)
+    if options is not None and dict(options) != _options.get(root, {}):
+        _options[root] = dict(options)
+        _open.pop(root, None)
+
+
+def is_any_open() -> bool:
+    """Tell whether this process has opened a storage at a URI."""
+    return bool(_open)
+
+
+def options_of(path: str) -> Mapping[str, str]:
+    """Return the options that the bucket of a URI was opened with; they may hold credentials."""
+    return _options.get(_root_of(path), {})
+
+
+def storage_of(path: str) -> tuple[Storage, str]:
+    """Return the storage of the bucket that a URI lies in, and the name of the URI there.
+
+    The name of the bucket itself is "".
+    """
+    root = _root_of(path)
+    found = _open.get(root)
+    if found is None:
+        from featurestore.storage.objects import ObjectStorage
+
+        found = ObjectStorage(root, _options.get(root, {}))
+        _open[root] = found
+    return found, path[len(root) + 1 :]
+
+
+def require_local(path: str, what: str, hint: str) -> None:
+    """Refuse what works on a directory only, before anything is written.
+
+    Raises:
+        UnsupportedLocation: The path is a URI.
+    """
+    if is_uri(path):
+        raise UnsupportedLocation(f"{what} below {path} are not possible yet.", hint=hint)
+
+
+def _root_of(path: str) -> str:
+    scheme, _, rest = path.partition(_SEPARATOR)
+    return f"{scheme}{_SEPARATOR}{rest.partition('/')[0]}"
+
+
+def _shown(text: str) -> str:
+    """Return a text without what may be a password in it."""
+    return re.sub(r"//[^/]*@", "//***@", text)
+
+
+def _forget_parent() -> None:
+    """Let a child made by ``fork`` open its own: threads and connections stay with the parent."""
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

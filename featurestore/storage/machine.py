@@ -15,6 +15,15 @@ def host_name() -> str:
     return socket.gethostname()
 
 
+def lock_folder(location: str) -> str:
+    """Return the folder of this machine for lock files of the processes that use a URI; made."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    key = hashlib.sha256(location.encode()).hexdigest()[:32]
+    folder = os.path.join(state, "featurestore", "owners", key)
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def machine_id(directory: str) -> str:
     """Return eight digits, equal where processes share a kernel and a directory's file system.
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, PublicationWarning, listing
 from featurestore.model.callers import warn_caller
+from featurestore.storage import remote
 from featurestore.storage.failures import writing
+from featurestore.storage.location import is_uri
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,6 +57,8 @@ class Publication:
 
         False when the name is taken; StorageError when the system refuses.
         """
+        if is_uri(target):
+            return self.put(target, remote.read(source))
         self._sync_files()
         # Said before the call: an interrupt may come when the name is there and the call has not
         # returned yet.
@@ -74,6 +78,17 @@ class Publication:
                 sync_path(os.path.dirname(target))
         return True
 
+    def put(self, target: str, data: bytes) -> bool:
+        """Write an object below a URI whose appearance makes the write visible.
+
+        False when the name is taken. After a StorageError nobody knows whether it is there, so the
+        files of the write stay.
+        """
+        self._published = True
+        if not remote.write_new(target, data):
+            self._published = False
+        return self._published
+
     def __enter__(self) -> Publication:
         return self
 
@@ -86,7 +101,10 @@ class Publication:
         if not self._published:
             for path in self._files:
                 with suppress(OSError):
-                    os.unlink(path)
+                    if is_uri(path):
+                        remote.remove_file(path)
+                    else:
+                        os.unlink(path)
 
     def _sync_files(self) -> None:
         """Sync the files that came since the last call: a write that lost a race links again."""
@@ -136,7 +154,7 @@ def sync(paths: Iterable[str]) -> None:
 
     Several at a time, each folder once.
     """
-    written = list(paths)
+    written = [path for path in paths if not is_uri(path)]
     folders = sorted({os.path.dirname(path) for path in written})
     for batch in (written, folders):
         if len(batch) == 1:
@@ -162,6 +180,8 @@ def sync_path(path: str) -> None:
 
 def make_directory(path: str, *, durable: bool = True) -> None:
     """Make a directory and those above it, and bring their names to disk."""
+    if is_uri(path):
+        return
     made = []
     missing = os.path.abspath(path)
     while not os.path.isdir(missing):

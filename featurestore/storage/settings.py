@@ -69,6 +69,11 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
     return Settings(store, client)
 
 
+def delta_options(settings: Settings) -> dict[str, str]:
+    """Return settings as delta-rs takes them: one mapping, and its own reading of files off."""
+    return {**settings.store, **settings.client, "aws_conditional_put": "etag"}
+
+
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name, value in options.items():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from featurestore import config
+from featurestore.config import check_remote
+from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import answering
 from featurestore.plugins.engine import find_engine
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.storage.location import is_uri, use_options
 from featurestore.storage.publication import is_durable
 from featurestore.store.alerts import AlertCalls
 from featurestore.store.feature_views import FeatureViewCalls
@@ -58,19 +62,25 @@ def connect(
     engine: str | Engine | None = None,
     registry: str | None = None,
     durability: Literal["full", "fast"] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> FeatureStore:
     """Connect to the store at a directory and make it the module's current store.
 
     Args:
-        location: Directory; else ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards,
-            ``./featurestore-data``.
+        location: Directory, or ``s3://bucket/prefix``; else ``$FEATURESTORE_LOCATION``,
+            featurestore.toml found upwards, ``./featurestore-data``.
         engine: "duckdb" (default), "spark" or any entry point of
             ``featurestore.plugins.lookup.engine``.
-        registry: SQLAlchemy URL; default is SQLite in the location.
+        registry: SQLAlchemy URL; default is SQLite in the location. A URI needs one: Postgres, or
+            a SQLite file of this machine, which is a cache: ``featurestore registry rebuild`` makes
+            it from what lies at the URI.
         durability: "full" (default): a commit is on disk, with all files that it names, when the
             call returns. "fast": when the operating system writes it, so that a power loss may take
             or damage the last commits; else ``$FEATURESTORE_DURABILITY``. On Spark the file system
-            decides.
+            decides. What an object store has taken is durable.
+        storage_options: How to reach the object store of a URI: ``aws_region``,
+            ``aws_endpoint_url``, ``aws_access_key_id``, ...; else the environment and the usual
+            files say it. Credentials are never written down.
 
     >>> with featurestore.connect("my-store") as store:
     ...     store.get_featuregroups()
@@ -85,7 +95,15 @@ def connect(
     settings = config.resolve(
         location=location, engine=named, registry=registry, durability=durability
     )
-    directory = files.local_directory(settings.location)
+    directory = files.location_of(settings.location)
+    if is_uri(directory):
+        check_remote(directory, settings)
+        use_options(directory, storage_options)
+    elif storage_options:
+        raise InvalidArgument(
+            f"storage_options= is for URIs, and the location is {directory!r}.",
+            hint="leave it out, or connect('s3://bucket/prefix', ...)",
+        )
     read_only = is_store(directory, url=settings.registry) and not files.is_writable(directory)
     if not read_only:
         files.ensure_writable(directory)

@@ -40,12 +40,14 @@ from featurestore.errors import (
 )
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
+from featurestore.storage.location import is_uri
 from featurestore.storage.publication import (
     Publication,
     after_publication,
     make_directory,
     sync,
 )
+from featurestore.storage.remote import delta_options
 from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
@@ -254,13 +256,19 @@ def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
 
 def _add(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     return {
-        "path": quote(os.path.relpath(file.path, state.path), safe="/=-_.~"),
+        "path": quote(_relative(file.path, state.path), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
         "size": file.bytes,
         "modificationTime": now,
         "dataChange": data_change,
         "stats": file.statistics,
     }
+
+
+def _relative(path: str, table: str) -> str:
+    if is_uri(table):
+        return path[len(table) + 1 :]
+    return os.path.relpath(path, table)
 
 
 def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> dict[str, Any]:
@@ -289,6 +297,8 @@ def _info(
     for key, count in (metrics or {}).items():
         counts[key] = str(count)
     info: dict[str, Any] = {
+        # No two commits are alike, so that a writer knows its own when an answer was lost.
+        "txnId": str(uuid.uuid4()),
         "timestamp": _now(),
         "operation": operation,
         "operationParameters": texts,
@@ -316,10 +326,13 @@ def _put(
     lines = []
     for action in actions:
         lines.append(json.dumps(action, separators=(",", ":")))
+    text = "\n".join(lines) + "\n"
+    if is_uri(target):
+        return publication.put(target, text.encode())
     try:
         with _removed(temporary):
             with open(temporary, "x", encoding="utf-8") as file:
-                file.write("\n".join(lines) + "\n")
+                file.write(text)
                 file.flush()
                 if publication.durable:
                     os.fsync(file.fileno())
@@ -378,7 +391,8 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
         from deltalake.exceptions import DeltaError
 
         with suppress(DeltaError, OSError, ValueError):
-            DeltaTable(state.path, version=version).create_checkpoint()
+            options = delta_options(state.path)
+            DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
             if durable:
                 _, written = log.checkpoint_before(state.path, version)
                 sync(written)

@@ -159,7 +159,7 @@ class DuckDBEngine:
         with building():
             rows = relation.native.project(sqltext.casts(stored, sqltext.types_of(relation.schema)))
         storage.make_directory(directory)
-        written = files.write(
+        written = files.stage(
             self.database,
             query_of(rows),
             os.path.join(directory, f"rows-{uuid.uuid4().hex}"),

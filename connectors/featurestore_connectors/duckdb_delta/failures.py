@@ -51,8 +51,15 @@ def guarded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     An error on the way is kept, and its number goes into the query's error.
     """
-    try:
+    with kept():
         yield from batches
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Keep the error of a block that runs inside a query, and put its number into the text."""
+    try:
+        yield
     except (Exception, KeyboardInterrupt) as error:
         # Whatever it is: it is raised again, unchanged, where the query was started.
         number = next(_NUMBERS)

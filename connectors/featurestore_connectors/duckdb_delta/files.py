@@ -22,6 +22,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.model.types import is_nested
 from featurestore.storage import files as storage
+from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
@@ -47,7 +48,17 @@ class NewFile:
 
 @contextlib.contextmanager
 def scratch(path: str) -> Iterator[str]:
-    """Give an empty folder inside a table, on its disk, and remove what is left in it."""
+    """Give an empty folder inside a table, on its disk, and remove what is left in it.
+
+    Of a table below a URI it is a temporary folder of this machine.
+    """
+    if is_uri(path):
+        temporary = storage.temporary_directory()
+        try:
+            yield temporary
+        finally:
+            storage.remove_temporary(temporary)
+        return
     folder = os.path.join(path, WRITING, uuid.uuid4().hex)
     _make_folder(folder)
     try:
@@ -115,6 +126,7 @@ def move_into_table(
     """
     run = uuid.uuid4()
     placed = []
+    moves = []
     for number, file in enumerate(files):
         directory = path
         if folder is not None and file.partition:
@@ -122,13 +134,34 @@ def move_into_table(
             directory = os.path.join(path, inner)
         target = os.path.join(directory, f"part-{number:05d}-{run}-c000.snappy.parquet")
         publication.add(target)
+        placed.append(replace(file, path=target))
+        moves.append((file.path, target))
+        if is_uri(path):
+            continue
         try:
             make_directory(directory, durable=publication.durable)
             _link(file.path, target)
         except OSError as error:
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
-        placed.append(replace(file, path=target))
+    if is_uri(path):
+        storage.upload(moves)
     return placed
+
+
+def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> list[NewFile]:
+    """Write the rows of a query into a new folder of a stage, which may lie below a URI."""
+    if not is_uri(folder):
+        return write(database, query, folder, schema=schema)
+    with scratch(folder) as local:
+        written = write(database, query, os.path.join(local, "rows"), schema=schema)
+        staged = []
+        moves = []
+        for file in written:
+            target = os.path.join(folder, os.path.basename(file.path))
+            staged.append(replace(file, path=target))
+            moves.append((file.path, target))
+        storage.upload(moves)
+    return staged
 
 
 def _link(source: str, target: str) -> None:

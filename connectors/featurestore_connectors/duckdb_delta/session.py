@@ -17,6 +17,7 @@ import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.cores import usable_cores
+from featurestore.storage.location import is_any_open
 from featurestore_connectors.duckdb_delta.failures import translated
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
@@ -54,6 +55,7 @@ class Database:
         )
         self.config = config
         self.limit_is_chosen = "memory_limit" in config
+        self._reads_uris = False
         self._sparing = 0
         self._sparing_lock = threading.Lock()
         try:
@@ -102,6 +104,16 @@ class Database:
         finally:
             cursor.close()
 
+    def _read_uris(self) -> None:
+        """Let DuckDB read files below URIs as soon as the process has opened a storage there."""
+        if not self._reads_uris and is_any_open():
+            from featurestore_connectors.duckdb_delta import remote_files
+
+            with _BUILDING:
+                if not self._reads_uris:
+                    remote_files.register(self.connection)
+                    self._reads_uris = True
+
     def bind(
         self,
         query: str,
@@ -113,6 +125,7 @@ class Database:
 
         Nothing runs.
         """
+        self._read_uris()
         with building():
             statements = self.connection.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
@@ -147,6 +160,7 @@ class Database:
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Give a cursor for one execution; DuckDB's errors leave as the store's."""
+        self._read_uris()
         with translated():
             cursor = self.connection.cursor()
             try:

@@ -1,0 +1,153 @@
+"""Files below a URI: the calls of ``files`` over the storage that the URI lies in.
+
+There are no directories there: one exists as long as something lies below it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from featurestore.errors import LocationNotWritable, StorageError
+from featurestore.storage import settings
+from featurestore.storage.interface import StoredObject
+from featurestore.storage.location import is_uri, options_of, storage_of
+
+_CHUNK_BYTES = 8 << 20
+
+
+def ensure_writable(directory: str) -> None:
+    """Make sure that objects can be written, and that a name can be taken once only.
+
+    Raises:
+        LocationNotWritable: Says why.
+    """
+    storage, folder = storage_of(directory)
+    probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
+    try:
+        storage.put_new(probe, b"first")
+        try:
+            storage.put_new(probe, b"second")
+        except FileExistsError:
+            return
+        finally:
+            with suppress(StorageError):
+                storage.remove(probe)
+    except StorageError as error:
+        raise LocationNotWritable(
+            f"The location {directory!r} cannot be written: {error.message}", hint=error.hint
+        ) from error
+    raise LocationNotWritable(
+        f"The server of {directory!r} overwrites where it was told not to (If-None-Match): two "
+        "writers would lose one another's commits.",
+        hint="use a server with conditional puts: S3 itself, MinIO, Ceph, versitygw",
+    )
+
+
+def write(path: str, data: bytes) -> None:
+    """Write an object whole, in place of what was there."""
+    storage, name = storage_of(path)
+    storage.put(name, data)
+
+
+def write_new(path: str, data: bytes) -> bool:
+    """Write an object whole; False when the name is taken."""
+    storage, name = storage_of(path)
+    try:
+        storage.put_new(name, data)
+    except FileExistsError:
+        return False
+    return True
+
+
+def upload(source: str, path: str) -> None:
+    """Write a file of this machine, or an object of the same bucket, as an object."""
+    storage, name = storage_of(path)
+    if source.startswith(f"{storage.root}/"):
+        storage.copy(storage_of(source)[1], name)
+    else:
+        storage.upload(name, source)
+
+
+def read(path: str) -> bytes:
+    """Return an object; FileNotFoundError when there is none."""
+    storage, name = storage_of(path)
+    return storage.read(name)
+
+
+def delta_options(path: str) -> dict[str, str] | None:
+    """Return the settings of a URI as delta-rs takes them; None for a path of this machine."""
+    if not path.startswith("s3://"):
+        return dict(options_of(path)) if is_uri(path) else None
+    return settings.delta_options(settings.s3_settings(options_of(path)))
+
+
+def find(path: str) -> StoredObject | None:
+    """Return size, time and tag of an object, None when there is none."""
+    storage, name = storage_of(path)
+    return storage.find(name) if name else None
+
+
+def status(path: str) -> StoredObject:
+    """Return size, time and tag of an object; FileNotFoundError when there is none."""
+    found = find(path)
+    if found is None:
+        raise FileNotFoundError(f"There is no {path!r}.")
+    return found
+
+
+def is_directory(path: str) -> bool:
+    """Tell whether something lies below a path."""
+    storage, name = storage_of(path)
+    return next(iter(storage.list(name)), None) is not None
+
+
+def names(path: str, *, after: str) -> list[str]:
+    """Return the names in a directory, sorted; with ``after`` objects alone, greater than it."""
+    storage, name = storage_of(path)
+    if not after:
+        return storage.children(name)
+    found = []
+    for each in storage.list(name, after=f"{name}/{after}"):
+        found.append(each.name[len(name) + 1 :])
+    return found
+
+
+def walk(directory: str, *, enter: Callable[[str], bool] | None) -> Iterator[str]:
+    """Yield the paths of all objects below a directory; see ``files.walk``."""
+    for path, _ in listed(directory):
+        folders = path[len(directory) + 1 :].split("/")[:-1]
+        if enter is None or all(enter(folder) for folder in folders):
+            yield path
+
+
+def listed(directory: str) -> Iterator[tuple[str, StoredObject]]:
+    """Yield path and status of all objects below a directory."""
+    storage, name = storage_of(directory)
+    for each in storage.list(name):
+        yield f"{storage.root}/{each.name}", each
+
+
+def remove(path: str) -> bool:
+    """Remove an object, or all below a path; tell whether there was something."""
+    storage, name = storage_of(path)
+    return storage.remove(name) or storage.remove_below(name) > 0
+
+
+def remove_file(path: str) -> None:
+    """Remove one object; nothing happens where there is none."""
+    storage, name = storage_of(path)
+    storage.remove(name)
+
+
+def sha256(path: str) -> str:
+    """Return the SHA-256 of an object, read in parts."""
+    storage, name = storage_of(path)
+    size = status(path).size
+    digest = hashlib.sha256()
+    for start in range(0, size, _CHUNK_BYTES):
+        length = min(_CHUNK_BYTES, size - start)
+        digest.update(storage.ranges(name, [(start, length)])[0])
+    return digest.hexdigest()

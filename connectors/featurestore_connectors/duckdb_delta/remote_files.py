@@ -40,8 +40,6 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
 class _Files:
     """The calls that DuckDB makes on a file system."""
 
-    cachable = False
-
     def __init__(self) -> None:
         super().__init__()
         self._known: OrderedDict[str, StoredObject] = OrderedDict()

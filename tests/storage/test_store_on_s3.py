@@ -1,0 +1,391 @@
+"""A store at a URI does what the same store on a disk does; what it cannot do yet it refuses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureGroupExists,
+    FeatureGroupNotFound,
+    InvalidArgument,
+    LocationNotWritable,
+    RegistryError,
+    StorageError,
+    UnsupportedLocation,
+    ValidationFailed,
+)
+from featurestore.recovery.rebuild import rebuild
+from featurestore.storage import attempts, objects
+from featurestore.store import FeatureStore
+from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
+from tests.storage.faulty_proxy import faulty
+
+Connect = Callable[..., FeatureStore]
+POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "min_value": 0}}
+
+
+@pytest.fixture
+def connect(bucket: str, object_server: ObjectServer, tmp_path: Path) -> Iterator[Connect]:
+    """Connect to a store in the bucket; ``cache`` names the registry's file."""
+    opened = []
+
+    def call(cache: str = "cache", **given: Any) -> FeatureStore:
+        arguments = {
+            "registry": f"sqlite:///{tmp_path / cache}.db",
+            "storage_options": object_server.options,
+            **given,
+        }
+        store = featurestore.connect(f"{bucket}/team a/store", **arguments)
+        opened.append(store)
+        return store
+
+    yield call
+    for store in opened:
+        store.close()
+
+
+def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:
+    ids = np.arange(first, first + count)
+    return pd.DataFrame(
+        {
+            "id": ids,
+            "at": pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(ids, unit="h"),
+            "x": ids * 0.5 if x is None else np.full(count, x),
+            "city": np.where(ids % 2 == 0, "São Paulo", "a/b c%"),
+        }
+    )
+
+
+def history_of_a_group(store: FeatureStore) -> list[Any]:
+    """Do everything that can be done to groups; return what every step gave."""
+    seen: list[Any] = []
+
+    def look() -> None:
+        frame = store.get_featuregroup("weather").select("id", "x", "city")
+        seen.append(sorted(map(tuple, frame.to_pandas().itertuples(index=False))))
+        seen.append(store.featuregroup("weather").statistics().to_json()["columns"])
+
+    store.create_featuregroup(
+        rows(0, 40),
+        "weather",
+        primary_key="id",
+        event_time="at",
+        partition_by="city",
+        expectations=[POSITIVE],
+        tags={"team": "a"},
+    )
+    look()
+    store.insert_into_featuregroup(rows(40, 10), "weather", transaction=("etl", 1))
+    store.insert_into_featuregroup(rows(40, 10), "weather", transaction=("etl", 1))
+    store.insert_into_featuregroup(rows(5, 3, x=7.0), "weather", mode="upsert")
+    look()
+    with pytest.raises(ValidationFailed):
+        store.insert_into_featuregroup(rows(60, 3, x=-1.0), "weather")
+    mixed = pd.concat([rows(70, 2), rows(72, 2, x=-1.0)])
+    store.insert_into_featuregroup(mixed, "weather", validation="quarantine")
+    seen.append(sorted(store.get_featuregroup_quarantine("weather").to_pandas()["id"]))
+    store.delete_from_featuregroup("weather", "x >= 20 and city = 'São Paulo'")
+    look()
+    added = rows(80, 2).assign(y=1)
+    store.insert_into_featuregroup(added, "weather", schema_change="add")
+    store.rename_feature("weather", "y", "z")
+    renamed = store.get_featuregroup("weather", version=2).to_pandas().sort_values("id")
+    seen.append(renamed["z"].fillna(-1).tolist())
+    store.insert_into_featuregroup(rows(90, 2).assign(z=2), "weather")
+    store.compact_featuregroup("weather", version=1)
+    seen.append(store.get_featuregroup("weather", version=1, as_of=1).count())
+    seen.append(len(store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))))
+    labels = pd.DataFrame(
+        {"id": [3, 6, 999], "when": pd.Timestamp("2024-03-01", tz="UTC"), "label": [1, 0, 1]}
+    )
+    joined = store.get_features(["weather.x"], labels=labels, label_time="when").to_pandas()
+    seen.append(joined.sort_values("id")["x"].fillna(-1).tolist())
+    for version in (1, 2):
+        history = store.get_featuregroup_history("weather", version=version)
+        seen.append([(each.operation, each.rows_in, each.rows_out) for each in history])
+    seen.append(len(store.search("weather")))
+    store.delete_featuregroup("weather", version=1)
+    seen.append([group.version for group in store.get_featuregroups()])
+    return seen
+
+
+def test_groups_on_s3_are_groups_on_a_disk(connect: Connect, tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "disk") as disk:
+        expected = history_of_a_group(disk)
+    assert history_of_a_group(connect()) == expected
+
+
+def test_a_registry_s_cache_is_made_anew_from_what_lies_at_the_uri(
+    connect: Connect, bucket: str, tmp_path: Path, object_server: ObjectServer
+) -> None:
+    store = connect()
+    store.create_featuregroup(rows(0, 5), "weather", primary_key="id", tags={"a": "b"})
+    with pytest.raises(RegistryError, match="registry rebuild"):
+        connect("other")
+    rebuilt = rebuild(store.location, url=f"sqlite:///{tmp_path / 'other.db'}")
+    assert rebuilt.featuregroups == ["weather@v1"]
+    other = connect("other")
+    assert other.get_featuregroup("weather").count() == 5
+    assert other.get_featuregroup_tags("weather") == {"a": "b"}
+    memory = (object_server.root / bucket[5:] / "team a/store/registry.json").read_text()
+    assert "a cache on each machine" in memory
+    assert str(tmp_path) not in memory
+
+
+def test_two_registries_do_not_make_one_version_both(connect: Connect, tmp_path: Path) -> None:
+    """Neither takes what the other has half made for the leftovers of a dead process."""
+    first, second = connect("first"), connect("second")
+
+    def half_made() -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"id": [1]})
+        with pytest.raises(FeatureGroupExists, match="another registry"):
+            second.create_featuregroup(rows(0, 5), "weather", version=1)
+        yield pd.DataFrame({"id": [2]})
+
+    first.create_featuregroup(half_made(), "weather", version=1)
+    assert first.get_featuregroup("weather").count() == 2
+
+
+def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
+    connect: Connect, object_server: ObjectServer, bucket: str, tmp_path: Path
+) -> None:
+    store = connect()
+    store.create_featuregroup(rows(0, 50), "weather", primary_key="id", event_time="at")
+    (tmp_path / "jobs.py").write_text("import featurestore\n")
+
+    def objects() -> list[Path]:
+        return sorted((object_server.root / bucket[5:]).rglob("*"))
+
+    before = objects()
+    features = store.get_features(["weather.x"])
+    for call in (
+        lambda: store.create_training_dataset(features, "d"),
+        lambda: store.create_feature_view("v", features=["weather.x"]),
+        lambda: store.register_jobs(tmp_path / "jobs.py"),
+        lambda: connect(engine="spark"),
+    ):
+        with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
+            call()
+    assert objects() == before
+
+
+@pytest.mark.parametrize(
+    ("location", "given", "error", "words"),
+    [
+        ("s3://{bucket}", {"registry": None}, ConfigurationError, "needs registry="),
+        ("s3://absent-bucket/a", {}, StorageError, "NoSuchBucket"),
+        ("s3://key:secret@{bucket}/a", {}, UnsupportedLocation, r"s3://\*\*\*@"),
+        ("s3://{bucket}/a/../b", {}, UnsupportedLocation, "s3://bucket/prefix"),
+        ("hdfs://host:8020/a", {}, UnsupportedLocation, "kind"),
+        ("s3://{bucket}/a", {"storage_options": {"regoin": "x"}}, ConfigurationError, "region"),
+        ("{folder}", {"storage_options": {}}, None, ""),
+        ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "URIs"),
+    ],
+)
+def test_a_location_that_cannot_be_opened_says_why(
+    connect: Connect,
+    bucket: str,
+    tmp_path: Path,
+    location: str,
+    given: dict[str, Any],
+    error: type[Exception] | None,
+    words: str,
+    object_server: ObjectServer,
+) -> None:
+    place = location.format(bucket=bucket[5:], folder=tmp_path / "disk")
+    arguments = {
+        "registry": f"sqlite:///{tmp_path}/cache.db",
+        "storage_options": object_server.options,
+        **given,
+    }
+    if error is None:
+        featurestore.connect(place, **arguments).close()
+        return
+    with pytest.raises(error, match=words) as refused:
+        featurestore.connect(place, **arguments)
+    assert "key:secret" not in str(refused.value)
+
+
+def test_credentials_come_from_the_environment_or_the_usual_files(
+    connect: Connect,
+    object_server: ObjectServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_server.endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    (tmp_path / "credentials").write_text(
+        f"[team]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    from_file = connect(storage_options={})
+    from_file.create_featuregroup(rows(0, 3), "a")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    assert connect(storage_options={"timeout": "50s"}).get_featuregroup("a").count() == 3
+
+
+def test_credentials_are_written_down_nowhere(
+    connect: Connect,
+    bucket: str,
+    object_server: ObjectServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = connect()
+    history_of_a_group(store)
+    wrong = {**object_server.options, "aws_secret_access_key": f"{SECRET_KEY}-wrong"}
+    with pytest.raises((StorageError, LocationNotWritable)) as refused:
+        connect(storage_options=wrong)
+    with pytest.raises((StorageError, LocationNotWritable)) as unreachable:
+        connect(storage_options=options_for(f"http://127.0.0.1:{free_port()}"))
+    texts = [caplog.text, repr(store), repr(store.session), str(refused.value)]
+    texts += [str(unreachable.value), repr(store.featuregroup("weather"))]
+    for folder in (object_server.root / bucket[5:], tmp_path, Path(os.environ["XDG_STATE_HOME"])):
+        for file in folder.rglob("*"):
+            if file.is_file():
+                texts.append(file.read_bytes().decode("latin-1"))
+    for secret in (ACCESS_KEY, SECRET_KEY):
+        assert not [text[:200] for text in texts if secret in text]
+
+
+def test_a_store_works_on_over_a_faulty_network(
+    connect: Connect, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    backoff = {"init_backoff": timedelta(milliseconds=2)}
+    monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
+    store = connect()
+    store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
+    landed = 10
+    with faulty(object_server.port, rate=0.15, seed=2) as (proxy, endpoint):
+        shaky = connect(storage_options=options_for(endpoint))
+        for number in range(1, 6):
+            try:
+                shaky.insert_into_featuregroup(rows(number * 10, 10), "weather")
+            except StorageError:
+                continue
+            landed += 10
+            assert shaky.get_featuregroup("weather").count() == landed
+        assert proxy.faults.total() >= 20
+    again = connect()
+    ids = again.get_featuregroup("weather").to_pandas()["id"]
+    assert ids.is_unique
+    assert len(ids) == landed
+
+
+# -- several processes ----------------------------------------------------------------------------
+
+WRITER = """
+import sys
+import pandas as pd
+import featurestore
+location, registry, number = sys.argv[1:]
+with featurestore.connect(location, registry=registry) as store:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for turn in range(4):
+        ids = range(1000 * (int(number) + 1) + 10 * turn, 1000 * (int(number) + 1) + 10 * turn + 10)
+        store.insert_into_featuregroup(pd.DataFrame({"id": ids}), "g")
+        print(turn, flush=True)
+"""
+
+
+def start(store: FeatureStore, registry: Path, options: dict[str, str], number: int) -> Any:
+    environment = {**os.environ, **{key.upper(): value for key, value in options.items()}}
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, store.location, f"sqlite:///{registry}", str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
+def test_processes_at_once_lose_and_double_nothing(
+    connect: Connect, object_server: ObjectServer, tmp_path: Path, count: int
+) -> None:
+    store = connect()
+    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
+    for cache in ("first", "second"):  # as on two machines
+        rebuild(store.location, url=f"sqlite:///{tmp_path / cache}.db")
+    writers = []
+    for number in range(count):
+        cache = tmp_path / ("first.db" if number % 2 else "second.db")
+        writers.append(start(store, cache, object_server.options, number))
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=120)
+        assert writer.returncode == 0
+    ids = store.get_featuregroup("g").to_pandas()["id"]
+    assert ids.is_unique
+    assert len(ids) == 1 + count * 4 * 10
+    assert store.featuregroup("g").delta_version == 1 + count * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_kill_9_at_any_moment_leaves_the_old_state_or_the_new_one(
+    connect: Connect, object_server: ObjectServer, bucket: str, tmp_path: Path, kills: int
+) -> None:
+    store = connect()
+    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
+    acknowledged = 0
+    for number in range(kills):
+        writer = start(store, tmp_path / "cache.db", object_server.options, number)
+        assert writer.stdout.readline() == "ready\n"
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+        time.sleep(0.02 + 0.25 * number / kills)
+        writer.send_signal(signal.SIGKILL)
+        said, _ = writer.communicate(timeout=60)
+        acknowledged += len(said.split())
+    again = connect()  # settles what was left
+    ids = again.get_featuregroup("g").to_pandas()["id"]
+    assert ids.is_unique
+    assert (len(ids) - 1) % 10 == 0
+    commits = (len(ids) - 1) // 10
+    assert acknowledged <= commits <= acknowledged + kills
+    staging = object_server.root / bucket[5:] / "team a/store/_staging"
+    assert not staging.exists() or not [file for file in staging.rglob("*") if file.is_file()]
+    again.insert_into_featuregroup(pd.DataFrame({"id": [10**6]}), "g")
+    assert again.featuregroup("g").statistics().rows == len(ids) + 1
+
+
+def test_a_deleted_group_is_gone_with_its_claim(
+    connect: Connect, object_server: ObjectServer, bucket: str
+) -> None:
+    store = connect()
+    store.create_featuregroup(rows(0, 3), "weather")
+    store.delete_featuregroup("weather", version=1)
+    left = object_server.root / bucket[5:] / "team a/store/featuregroups/weather"
+    names = [file.name for file in left.rglob("*") if file.is_file()]
+    assert names == ["v1.deleted"]
+    with pytest.raises(FeatureGroupNotFound):
+        store.get_featuregroup("weather")
+    store.create_featuregroup(rows(0, 4), "weather", version=1)
+    assert store.get_featuregroup("weather").count() == 4

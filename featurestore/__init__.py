@@ -114,6 +114,7 @@ _FUNCTIONS = (
     "check_source",
     "remove_source",
     "read_source",
+    "create_external_featuregroup",
 )
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]

@@ -699,3 +699,22 @@ def read_source(
     at: int | datetime | str | None = None,
     columns: Sequence[str] | None = None,
 ) -> FeatureFrame: ...
+def create_external_featuregroup(
+    name: str,
+    *,
+    source: str,
+    table: str | None = None,
+    sql: str | None = None,
+    path: str | None = None,
+    columns: Sequence[str] | None = None,
+    primary_key: str | Sequence[str] = (),
+    event_time: str | None = None,
+    created_time: str | None = None,
+    version: int | None = None,
+    ttl: timedelta | str | None = None,
+    description: str = "",
+    descriptions: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    expectations: object = None,
+    snapshots: Literal["training", "never"] = "training",
+) -> FeatureGroup: ...

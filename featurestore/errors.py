@@ -291,6 +291,10 @@ class SourceTableNotFound(FeatureStoreError, LookupError):
     """A source has no such table, file or version."""
 
 
+class ExternalRowsError(FeatureStoreError, ValueError):
+    """The rows of an external feature group are elsewhere, and this needs rows of the store."""
+
+
 class SourceChanged(FeatureStoreError, RuntimeError):
     """A source was changed while it was read, or no longer has what was registered."""
 

@@ -16,7 +16,7 @@ from featurestore.cli.output import (
 )
 from featurestore.cli.state import store
 from featurestore.errors import InvalidArgument
-from featurestore.model.manifest import source_text
+from featurestore.model.manifest import read_text, source_text
 
 app = typer.Typer(help="Training datasets.", no_args_is_help=True)
 
@@ -71,6 +71,7 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         "key": list(manifest.key),
         "split_rule": manifest.split_rule,
         "sources": list(map(source_text, manifest.sources)),
+        "read": list(map(read_text, manifest.reads)),
         "windows": list(map(str, manifest.windows)),
         "columns": columns,
         "losses": losses,

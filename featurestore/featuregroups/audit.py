@@ -14,6 +14,7 @@ from featurestore.delta.log import is_delta_table
 from featurestore.delta.offsets import next_offsets
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups.definition import Declaration, plain_expectations
+from featurestore.featuregroups.read import live_source, pinned, rows_of
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.html import Listing
@@ -170,9 +171,10 @@ def validate(
     """
     group = open_group(session, name, version)
     rules = group.spec.expectations if expectations is None else plain_expectations(expectations)
-    rows = session.engine.read_table(
-        group.path, version=group.delta_version, schema=group.spec.schema
-    )
+    live = None
+    if group.spec.external is not None:
+        live = live_source(session, group)  # as long as this is known, its rows are there
+    rows = rows_of(session, live or pinned(group))
     work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
     work.landed = group.delta_version
     with observed(work):

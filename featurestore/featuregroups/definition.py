@@ -17,6 +17,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.durations import format_duration, parse_duration, parse_ttl
+from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpec, check_tags
 from featurestore.model.types import is_nested
 from featurestore.plugins.validator import find_validator
@@ -40,6 +41,7 @@ class Declaration:
     job: str | None = None
     event_time_tolerance: timedelta | str | None = None
     compact: str | None = None
+    external: ExternalRows | None = None
 
 
 def define(
@@ -65,6 +67,7 @@ def define(
         job=declared.job,
         event_time_tolerance=_tolerance(declared),
         compact=declared.compact,
+        external=declared.external,
     )
 
 

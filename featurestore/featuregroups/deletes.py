@@ -7,7 +7,7 @@ from featurestore.delta.deleted import note_deletion
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, listing
 from featurestore.featuregroups.dependents import refuse_used
 from featurestore.featuregroups.registration import advance
-from featurestore.featuregroups.table import open_group, resolve
+from featurestore.featuregroups.table import open_stored, resolve
 from featurestore.model.featuregroup import Commit
 from featurestore.model.times import utc_now
 from featurestore.recovery import groups
@@ -30,7 +30,7 @@ def delete_rows(
 
     Without such rows nothing is committed.
     """
-    group = open_group(session, name, version)
+    group = open_stored(session, name, version, to="delete any")
     if not isinstance(where, str) or not where.strip():
         raise InvalidArgument(
             f"where={where!r} is no condition.", hint="where=\"event_time < '2020-01-01'\""

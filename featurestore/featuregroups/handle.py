@@ -17,6 +17,7 @@ from featurestore.featuregroups.table import TableVersion, open_group, resolve
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model import html
 from featurestore.model.arguments import answers_calls
+from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics
 from featurestore.model.window_features import WindowFeature
@@ -98,6 +99,18 @@ class FeatureGroup:
     def path(self) -> str:
         """The directory of the Delta table."""
         return self._session.featuregroup_path(self._name, self._version)
+
+    @property
+    def external(self) -> ExternalRows | None:
+        """Where the rows of an external group are; None for a group of the store.
+
+        >>> group = store.create_external_featuregroup(
+        ...     "customers", source="shop", table="orders", primary_key="id"
+        ... )
+        >>> group.external.source, group.external.table
+        ('shop', 'orders')
+        """
+        return self.spec.external
 
     @property
     def description(self) -> str:

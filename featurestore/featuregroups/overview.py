@@ -7,7 +7,7 @@ from typing import Any
 
 from featurestore.delta import commits
 from featurestore.featuregroups.handle import FeatureGroup
-from featurestore.featuregroups.table import open_group
+from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.shapes import describe
@@ -22,7 +22,7 @@ def overview(group: FeatureGroup) -> dict[str, Any]:
         "name": spec.name,
         "version": spec.version,
         "delta_version": opened.delta_version,
-        "rows": opened.state.rows,
+        "rows": _rows(opened),
         "features": len(spec.features),
         "primary_key": list(spec.primary_key),
         "event_time": spec.event_time,
@@ -40,10 +40,11 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "description": group.description,
         "tags": group.tags,
         "delta_version": opened.delta_version,
-        "rows": opened.state.rows,
+        "rows": _rows(opened),
         "files": len(opened.state.files),
         "bytes": opened.state.bytes,
         "path": opened.path,
+        "external": None if spec.external is None else spec.external.to_json(),
         "primary_key": list(spec.primary_key),
         "event_time": spec.event_time,
         "created_time": spec.created_time,
@@ -65,6 +66,13 @@ def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
     with group._session.registry.reading() as connection:
         status = streams.status(connection, spec.job)
     return {} if status is None else {"stream": status.summary()}
+
+
+def _rows(opened: OpenGroup) -> int | None:
+    """Return how many rows a group has; None where they are elsewhere."""
+    if opened.spec.external is not None:
+        return None
+    return opened.state.rows
 
 
 def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[dict[str, str]]:

@@ -8,10 +8,12 @@ from featurestore.delta import commits
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument
+from featurestore.external import LiveSource, check_snapshot
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
 from featurestore.model.featuregroup import Commit
 from featurestore.model.html import Listing
 from featurestore.model.plan import Source, plan_of_group
+from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.validation import quarantine_schema
@@ -21,7 +23,42 @@ def read(
     session: Session, name: str, *, version: int | None = None, as_of: TableVersion | None = None
 ) -> FeatureFrame:
     """Return the data of a group, pinned to the latest Delta version now, or as of an instant."""
-    return frame_of(session, open_group(session, name, version, as_of=as_of))
+    group = open_group(session, name, version, as_of=as_of)
+    if group.spec.external is not None:
+        return external_frame(session, group, is_pinned=as_of is not None)
+    return frame_of(session, group)
+
+
+def external_frame(session: Session, group: OpenGroup, *, is_pinned: bool) -> FeatureFrame:
+    """Return the data of an external group: at its source, or of a snapshot that the store holds.
+
+    Raises:
+        VersionNotFound: There is no such snapshot.
+    """
+    if is_pinned:
+        check_snapshot(group.path, group.spec, group.delta_version)
+        return frame_of(session, group)
+    live = live_source(session, group)
+    return FeatureFrame(
+        session,
+        lambda: rows_of(session, live),
+        schema=group.spec.schema,
+        plan=plan_of_group(live),
+    )
+
+
+def live_source(session: Session, group: OpenGroup) -> LiveSource:
+    """Return the rows of an external group at its source; none is read yet."""
+    return LiveSource(
+        session, group.spec, table_id=group.state.table_id, defined_at=group.delta_version
+    )
+
+
+def rows_of(session: Session, source: Source) -> Relation:
+    """Return all rows of the source of a plan."""
+    return session.engine.read_table(
+        source.path, version=source.delta_version, schema=source.spec.schema
+    )
 
 
 def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:

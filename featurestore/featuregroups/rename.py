@@ -13,7 +13,7 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, 
 from featurestore.featuregroups.create import create
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.read import read
-from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.write import Write
 from featurestore.model.durations import format_ttl
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -36,7 +36,7 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         FeatureNotFound: The group has no such column.
         InvalidName: The new name is none, or taken.
     """
-    group = open_group(session, name, None)
+    group = open_stored(session, name, to="rename their columns: sql= can")
     spec = group.spec
     columns = spec.schema.names
     if old not in columns:

@@ -10,6 +10,7 @@ from featurestore.delta import commits
 from featurestore.delta.history import added_files
 from featurestore.delta.log import latest_version
 from featurestore.featuregroups.audit import LandedRows
+from featurestore.featuregroups.read import live_source, rows_of
 from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import Statistics
@@ -19,6 +20,7 @@ from featurestore.statistics import (
     StatisticsFiles,
     StatisticsState,
     count_statistics,
+    finish,
     statistics_accumulator,
 )
 
@@ -66,6 +68,9 @@ def statistics_of(
     Those stored, or counted now and stored.
     """
     group = open_group(session, name, version, as_of=delta_version)
+    if group.spec.external is not None and delta_version is None:
+        told = {"featuregroup": group.spec.name, "version": group.spec.version}
+        return finish(_count_live(session, group), source=told)
     files = _files(session, group.spec)
     counted = commits.latest_data_version(group.path, group.delta_version)
     if recount:
@@ -108,11 +113,19 @@ def state_of(
     The stored one, or counted now and stored.
     """
     group = open_group(session, name, version, as_of=delta_version)
+    if group.spec.external is not None and delta_version is None:
+        return _count_live(session, group)
     counted = commits.latest_data_version(group.path, group.delta_version)
     state = _files(session, group.spec).state(counted)
     if state is not None and state.columns == statistics_accumulator(group.spec).columns:
         return state
     return _count(session, group, counted)
+
+
+def _count_live(session: Session, group: OpenGroup) -> StatisticsState:
+    """Count the rows of an external group, at its source."""
+    live = live_source(session, group)
+    return count_statistics(session.engine, rows_of(session, live), group.spec)
 
 
 def _count(session: Session, group: OpenGroup, counted: int) -> StatisticsState:

@@ -9,7 +9,12 @@ from featurestore.delta import commits
 from featurestore.delta.history import version_at
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import Snapshot, read_snapshot
-from featurestore.errors import InvalidArgument, TableDamaged, VersionNotFound
+from featurestore.errors import (
+    ExternalRowsError,
+    InvalidArgument,
+    TableDamaged,
+    VersionNotFound,
+)
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.times import parse_moment
@@ -55,6 +60,23 @@ def open_group(
         )
     state = read_snapshot(path, None if as_of is None else delta_version(path, as_of))
     return OpenGroup(commits.spec_of(state), path, state)
+
+
+def open_stored(session: Session, name: str, version: int | None = None, *, to: str) -> OpenGroup:
+    """Return a group whose rows are the store's own; ``to`` says what is to be done with them.
+
+    Raises:
+        ExternalRowsError: It is an external group.
+    """
+    group = open_group(session, name, version)
+    if group.spec.external is not None:
+        raise ExternalRowsError(
+            f"Feature group {group.spec.name!r} version {group.spec.version} is external: its rows "
+            f"are those of {group.spec.external}, and the store does not {to}.",
+            hint=f"change them there, or create_featuregroup(store.get_featuregroup("
+            f"{group.spec.name!r}), name) makes a group of the store",
+        )
+    return group
 
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:

@@ -36,7 +36,7 @@ from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
-from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.ingest import handed_over, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
@@ -91,7 +91,7 @@ def insert(
         DuplicateKeys: One batch holds a key more than once.
         WriteConflict: Other writers kept winning; nothing was written.
     """
-    group = open_group(session, name, version)
+    group = open_stored(session, name, version, to="write them")
     _check(write, group.spec)
     write = with_reads(write, df)
     if write.transaction is not None and _is_repeat(group.path, write.transaction):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import InvalidJob
+from featurestore.errors import ExternalRowsError, InvalidJob
 from featurestore.featuregroups.table import open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
@@ -159,6 +159,12 @@ def fingerprint(paths: Iterable[str]) -> str:
 def _pin_group(session: Session, name: str, reference: str, time_column: str | None) -> PinnedInput:
     group = open_group(session, *parse_group_reference(reference))
     spec = group.spec
+    if spec.external is not None:
+        raise ExternalRowsError(
+            f"Feature group {spec.name!r} is external: jobs and monitors read the versions of a "
+            f"group, and its rows are those of {spec.external}.",
+            hint=f"inputs={{{name!r}: featurestore.source({spec.external.source!r}, ...)}}",
+        )
     return PinnedInput(
         name,
         "group",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from featurestore import usersql
+from featurestore.external.opening import open_source
+from featurestore.external.reading import counted
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec
 from featurestore.model.names import check_feature_names
@@ -17,8 +19,7 @@ from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery, SourceSnapshot
 from featurestore.session import Session
-from featurestore.sources.frame import asked, check_time, counted
-from featurestore.sources.opening import open_source
+from featurestore.sources.frame import asked, check_time
 from featurestore.sources.registration import get
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.table import OpenGroup, open_group
+from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.model.durations import format_ttl
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
@@ -41,7 +41,7 @@ def target(session: Session, spec: JobSpec) -> OpenGroup | None:
     with session.registry.reading() as connection:
         if featuregroups.find(connection, spec.target) is None:
             return None
-    group = open_group(session, spec.target)
+    group = open_stored(session, spec.target, to="fill it by a job")
     known = (
         group.spec.primary_key,
         group.spec.event_time,

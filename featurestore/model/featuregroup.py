@@ -17,6 +17,7 @@ from featurestore.errors import (
 from featurestore.model import html, types
 from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.durations import format_duration, parse_duration
+from featurestore.model.external import ExternalRows
 from featurestore.model.names import check_feature_names, check_name
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
@@ -32,8 +33,8 @@ class FeatureGroupSpec:
     ``schema`` holds feature types (see ``model.types``). ``expectations`` are plain dicts
     ``{"type": ..., "kwargs": {...}}``. ``event_time_tolerance`` is how far ahead of the clock an
     event time may lie before it is warned about. ``compact`` "auto" merges small files as they
-    come. Tags and description live elsewhere (``featurestore.meta``): they change without a new
-    version.
+    come. ``external`` says where the rows of an external group are; None for a group of the store.
+    Tags and description live elsewhere (``featurestore.meta``): they change without a new version.
     """
 
     name: str
@@ -50,6 +51,7 @@ class FeatureGroupSpec:
     job: str | None = None
     event_time_tolerance: timedelta = timedelta(0)
     compact: str | None = None
+    external: ExternalRows | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -100,14 +102,18 @@ class FeatureGroupSpec:
         }
         if self.compact is not None:
             data["compact"] = self.compact
+        if self.external is not None:
+            data["external"] = self.external.to_json()
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FeatureGroupSpec:
         """Return the spec that ``to_json`` wrote."""
-        ttl = None
+        ttl, external = None, None
         if data["ttl"] is not None:
             ttl = parse_duration(data["ttl"])
+        if data.get("external") is not None:
+            external = ExternalRows.from_json(data["external"])
         return cls(
             name=data["name"],
             version=data["version"],
@@ -123,6 +129,7 @@ class FeatureGroupSpec:
             job=data.get("job"),
             event_time_tolerance=parse_duration(data.get("event_time_tolerance", "0us")),
             compact=data.get("compact"),
+            external=external,
         )
 
     def with_columns(self, added: Sequence[pa.Field]) -> FeatureGroupSpec:

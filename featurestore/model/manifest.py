@@ -105,7 +105,8 @@ class Manifest:
     join left out, None without such a join. ``prefixes``: for each file longer than a MiB the first
     digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds where a damaged file
     begins to differ. ``transformations`` is the file of the transformations that the dataset was made
-    with, by path and SHA-256.
+    with, by path and SHA-256. ``reads`` tells what was read of registered sources: for the labels,
+    and of external feature groups.
     """
 
     name: str
@@ -136,6 +137,7 @@ class Manifest:
     prefixes: Mapping[str, list[str]] = field(default_factory=dict)
     view: Mapping[str, Any] | None = None
     transformations: Mapping[str, str] | None = None
+    reads: tuple[Mapping[str, Any], ...] = ()
 
     def split(self, name: str) -> ManifestSplit:
         """Return a split by name; InvalidSplit lists those that exist."""
@@ -175,8 +177,8 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""
         data = {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
-        for name in ("view", "transformations"):
-            if data[name] is None:
+        for name in ("view", "transformations", "reads"):
+            if not data[name]:
                 del data[name]
         return data
 
@@ -256,6 +258,9 @@ def _manifest(data: JsonObject) -> Manifest:
     view = None
     if "view" in data:
         view = _view(data.object("view"))
+    reads: tuple[Mapping[str, Any], ...] = ()
+    if "reads" in data:
+        reads = tuple(map(_read, data.objects("reads")))
     transformations = None
     if "transformations" in data:
         noted = data.object("transformations")
@@ -289,7 +294,19 @@ def _manifest(data: JsonObject) -> Manifest:
         prefixes=data.object("prefixes").each(_text_list),
         view=view,
         transformations=transformations,
+        reads=reads,
     )
+
+
+def _read(data: JsonObject) -> Mapping[str, Any]:
+    """Return what was read of a registered source."""
+    for name in ("source", "kind", "query"):
+        data.text(name)
+    for name in ("snapshot", "input", "high_water_mark"):
+        if name in data:
+            data.optional_text(name)
+    data.number("rows")
+    return data.data
 
 
 def _view(data: JsonObject) -> Mapping[str, Any]:
@@ -379,6 +396,8 @@ def _source(data: JsonObject) -> Mapping[str, Any]:
     data.number("version", least=1)
     data.number("delta_version")
     data.optional_text("table_id")
+    if "live" in data:
+        data.flag("live")
     return data.data
 
 
@@ -421,4 +440,18 @@ def source_text(source: Mapping[str, Any]) -> str:
     >>> source_text({"featuregroup": "weather", "version": 1, "delta_version": 7})
     'weather@v1 Delta version 7'
     """
-    return f"{source['featuregroup']}@v{source['version']} Delta version {source['delta_version']}"
+    group = f"{source['featuregroup']}@v{source['version']}"
+    if source.get("live"):
+        return f"{group}, external, without a snapshot"
+    return f"{group} Delta version {source['delta_version']}"
+
+
+def read_text(read: Mapping[str, Any]) -> str:
+    """Return what was read of a registered source as people write it.
+
+    >>> read_text({"source": "source:shop", "rows": 3, "snapshot": "version 7", "query": "1a2b"})
+    'source:shop 3 rows at version 7, query 1a2b'
+    """
+    return (
+        f"{read['source']} {read['rows']:,} rows at {read['snapshot']}, query {read['query'][:8]}"
+    )

@@ -16,6 +16,7 @@ from featurestore.model.names import check_name
 FEATUREGROUPS = "featuregroups"
 TRAININGDATASETS = "trainingdatasets"
 FEATUREVIEWS = "featureviews"
+SOURCES = "sources"
 STAGING = "_staging"
 LOGS = "_logs"
 OWNERS = "_owners"
@@ -48,6 +49,15 @@ class StorePaths:
     def feature_views(self) -> str:
         """The directory of all feature views."""
         return os.path.join(self.location, FEATUREVIEWS)
+
+    @property
+    def sources(self) -> str:
+        """The directory of the definitions of registered sources."""
+        return os.path.join(self.location, SOURCES)
+
+    def source(self, name: str) -> str:
+        """Return the file of the definition of a registered source."""
+        return os.path.join(self.sources, f"{check_name(name, noun='source')}.json")
 
     @property
     def staging(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -49,6 +49,10 @@ class Source:
             "delta_version": self.delta_version,
             "table_id": self.table_id,
         }
+
+    def known_unique(self) -> Source:
+        """Return the source as one of which it is taken for granted that nothing repeats."""
+        return replace(self, unique=True)
 
 
 @dataclass(frozen=True)
@@ -393,6 +397,27 @@ class FeaturePlan:
             joins=tuple(joins),
             windows=tuple(windows),
             on_demand=tuple(each for each in self.on_demand if each.name in columns),
+        )
+
+    def with_sources(self, change: Callable[[Source], Source]) -> FeaturePlan:
+        """Return the plan with each group as another one, which has the same columns."""
+        left, fed_by, query = self.left_source, self.left_plan, self.left_query
+        if left is not None:
+            left = change(left)
+        if fed_by is not None:
+            fed_by = fed_by.with_sources(change)
+        if query is not None:
+            tables = [(name, change(source)) for name, source in query.tables]
+            query = replace(query, tables=tuple(tables))
+        joins = [replace(join, source=change(join.source)) for join in self.joins]
+        windows = [replace(window, source=change(window.source)) for window in self.windows]
+        return replace(
+            self,
+            left_source=left,
+            left_plan=fed_by,
+            left_query=query,
+            joins=tuple(joins),
+            windows=tuple(windows),
         )
 
     def filter(self, predicate: str) -> FeaturePlan:

@@ -173,10 +173,12 @@ def _renamed(output: Output) -> str:
 
 
 def _source(source: Source) -> str:
+    group = f"{source.spec.name}@v{source.spec.version}"
+    if source.to_json().get("live"):
+        return f"{group} at {printable_line(str(source.spec.external))}: read when it is needed"
     rows = "unknown rows"
     if source.rows is not None:
         rows = f"{source.rows:,} rows"
-    group = f"{source.spec.name}@v{source.spec.version}"
     return f"{group} at Delta version {source.delta_version}: {rows}"
 
 

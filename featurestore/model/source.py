@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any
+from typing import Any, overload
 from urllib.parse import parse_qsl, urlsplit
 
 from featurestore.errors import InvalidArgument
@@ -235,6 +235,28 @@ class SourceRead:
         if self.high_water_mark is not None:
             told["high_water_mark"] = self.high_water_mark
         return told
+
+
+class SourceReads(Sequence[SourceRead]):
+    """What several parts of a retrieval read of sources; a part may fill while rows come."""
+
+    def __init__(self, *parts: Sequence[SourceRead]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    @overload
+    def __getitem__(self, index: int) -> SourceRead: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[SourceRead]: ...
+
+    def __getitem__(self, index: int | slice) -> SourceRead | list[SourceRead]:
+        found: list[SourceRead] = []
+        for part in self._parts:
+            found += part
+        return found[index]
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,11 @@ class Engine(Protocol):
         """The sqlglot dialect of SQL that this engine takes."""
         ...
 
+    @property
+    def is_distributed(self) -> bool:
+        """Whether other machines read the rows, so that their files have to lie in the store."""
+        ...
+
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:

@@ -17,7 +17,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import datasets, groups, owners, views
+from featurestore.recovery import datasets, groups, owners, sources, views
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
 from featurestore.registry import Registry, open_registry
@@ -30,7 +30,6 @@ NOT_RESTORED = (
     "pauses and leases of jobs",
     "job definitions: register the jobs again",
     "validation reports of refused writes",
-    "registered sources, where the registry itself was lost: add them again",
 )
 # Tables that the Delta tables and manifests can restore; what else jobs and writes in flight know
 # is left as it is.
@@ -51,12 +50,14 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class Rebuilt:
     """What a rebuild found.
 
-    References of groups, datasets and views, and (path, reason) of what it could not read.
+    References of groups, datasets and views, names of sources, and (path, reason) of what it could
+    not read.
     """
 
     featuregroups: list[str] = field(default_factory=list)
     training_datasets: list[str] = field(default_factory=list)
     feature_views: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
@@ -98,6 +99,7 @@ def rebuild(location: str, *, url: str | None = None, restore: Restore | None = 
             _restore_groups(connection, location, result, restore)
             _restore_datasets(connection, location, result)
             _restore_views(connection, location, result)
+            _restore_sources(connection, location, result)
     finally:
         registry.close()
     return result
@@ -137,6 +139,12 @@ def _restore_views(connection: Connection, location: str, result: Rebuilt) -> No
                 result.feature_views.append(f"{name}@v{version}")
             elif version not in versions_in_flight(connection, location, views.DEFINE, name):
                 result.unreadable.append((path, "it has no view.json"))
+
+
+def _restore_sources(connection: Connection, location: str, result: Rebuilt) -> None:
+    for name, path in sources.defined(location):
+        with _alone(connection, path, result):
+            result.sources.append(sources.register(connection, name, path).name)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def register(connection: Connection, manifest: Manifest) -> None:
     training_datasets.add(connection, dataset)
     tags.replace(connection, KIND, name, version, manifest.tags)
     inputs: list[Mapping[str, Any]] = list(manifest.sources)
+    inputs += manifest.reads
     if manifest.view is not None:
         source = view_source(str(manifest.view["name"]))
         inputs.append({"source": source, "version": manifest.view["version"]})

@@ -13,6 +13,7 @@ from featurestore.delta import commits
 from featurestore.delta.history import version_at
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument, VersionNotFound, listing
+from featurestore.external import LiveSource, check_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
 from featurestore.model.references import parse_group_reference
@@ -127,9 +128,8 @@ class Pins:
         if group not in self._sources:
             name, version = group
             path = self._session.featuregroup_path(name, version)
-            self._sources[group] = pinned_source(
-                path, delta_version=self._wanted(name, version, path=path)
-            )
+            wanted = self._wanted(name, version, path=path)
+            self._sources[group] = group_source(self._session, path, delta_version=wanted)
         return self._sources[group]
 
     def check_used(self) -> None:
@@ -163,6 +163,25 @@ class Pins:
         if self._timestamp is None:
             raise InvalidArgument("as_of= names no time.")
         return self._timestamp
+
+
+def group_source(session: Session, path: str, *, delta_version: int | None = None) -> Source:
+    """Return the group at a Delta table for a retrieval, pinned to a version: the latest when None.
+
+    An external group is read at its source; a version of it is a snapshot that the store holds.
+
+    Raises:
+        VersionNotFound: An external group has no snapshot at that version.
+    """
+    source = pinned_source(path, delta_version=delta_version)
+    if source.spec.external is None:
+        return source
+    if delta_version is not None:
+        check_snapshot(path, source.spec, delta_version)
+        return source
+    return LiveSource(
+        session, source.spec, table_id=source.table_id, defined_at=source.delta_version
+    )
 
 
 def pinned_source(path: str, *, delta_version: int | None = None) -> Source:

@@ -255,7 +255,7 @@ def _loosened(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, FeaturePlan]
     """
     if join.event_time is None:
         return
-    alone = replace(plan, joins=(replace(join, source=replace(join.source, unique=True)),))
+    alone = replace(plan, joins=(replace(join, source=join.source.known_unique()),))
     join = replace(alone.joins[0], outputs=(Output(join.event_time, _EVENT),))
     if join.ttl is not None:
         join = replace(join, ttl=None)

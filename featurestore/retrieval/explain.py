@@ -14,6 +14,7 @@ import pyarrow.types as pat
 
 from featurestore.delta.history import read_history
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
+from featurestore.external import LiveSource
 from featurestore.hashing import tie_hash
 from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -21,7 +22,7 @@ from featurestore.model.plan import Source
 from featurestore.model.times import parse_moment, utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
-from featurestore.retrieval.catalog import pinned_source
+from featurestore.retrieval.catalog import group_source, pinned_source
 from featurestore.retrieval.rendering import cell
 from featurestore.session import Session
 from featurestore.usersql import quote
@@ -69,7 +70,7 @@ class Explanation:
     def __str__(self) -> str:
         key = ", ".join([f"{name}={cell(value)}" for name, value in self.key.items()])
         lines = [
-            f"{self.group}@v{self.version} at Delta version {self.delta_version}",
+            f"{self.group}@v{self.version} at {version_text(self.delta_version)}",
             f"key {key}, at {self.at.isoformat()}",
             "",
         ]
@@ -116,7 +117,7 @@ def explain_value(
     """
     with session.registry.reading() as connection:
         group = featuregroups.get(connection, name, version)
-    source = pinned_source(session.featuregroup_path(group.name, group.version))
+    source = group_source(session, session.featuregroup_path(group.name, group.version))
     spec = source.spec
     values = _key(spec, key)
     if at is None:
@@ -138,7 +139,7 @@ def explain_value(
     return Explanation(
         group=spec.name,
         version=spec.version,
-        delta_version=source.delta_version,
+        delta_version=explained_version(source),
         key=values,
         at=time_asked,
         row=winner,
@@ -147,6 +148,20 @@ def explain_value(
         features=spec.features,
         near=() if rows.num_rows else _near_keys(session, source, values),
     )
+
+
+def explained_version(source: Source) -> int:
+    """Return the Delta version whose rows are explained; 0 for rows that are read elsewhere."""
+    if isinstance(source, LiveSource):
+        return 0
+    return source.delta_version
+
+
+def version_text(delta_version: int) -> str:
+    """Return a Delta version, or that the rows are those of the source, in words."""
+    if not delta_version:
+        return "its source, now"
+    return f"Delta version {delta_version}"
 
 
 def _or_none(keys: Sequence[str]) -> str:
@@ -294,8 +309,10 @@ class _Origin:
         self._source = source
         self._key = key
         self._hashes: dict[int, frozenset[str] | None] = {}
-        commits = read_history(source.path, before=source.delta_version + 1)
-        self._versions = [each.version for each in reversed(commits) if each.rows_in]
+        self._versions: list[int] = []
+        if source.spec.external is None:  # the source knows no versions of its rows
+            commits = read_history(source.path, before=source.delta_version + 1)
+            self._versions = [each.version for each in reversed(commits) if each.rows_in]
 
     def dated(self, row: ExplainedRow) -> ExplainedRow:
         """Return the row with its first version."""

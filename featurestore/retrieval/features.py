@@ -15,10 +15,9 @@ from featurestore.model.plan import FeaturePlan, JoinKind
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
-from featurestore.retrieval.execution import Labels
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.join_keys import JoinKey
-from featurestore.retrieval.labels import open_labels
+from featurestore.retrieval.labels import OpenedLabels, open_labels
 from featurestore.retrieval.on_demand import plan_on_demand
 from featurestore.retrieval.planner import (
     GroupId,
@@ -73,14 +72,16 @@ def get_features(
         created_time_filter=created_time_filter,
     )
     given = pins or Pins(session, RegisteredSpecs(session), as_of=as_of)
-    plan, relation = _plan(
+    plan, opened = _plan(
         session, features, labels=labels, versions=versions, options=options, pins=given
     )
     if pins is None:
         given.check_used()
     check_unique(session, plan)
     check_ties(session, plan)
-    return FeatureFrame.planned(session, plan, labels=relation)
+    if opened is None:
+        return FeatureFrame.planned(session, plan)
+    return FeatureFrame.planned(session, plan, labels=opened.relation, reads=opened.reads)
 
 
 def get_feature(session: Session, feature: str) -> FeatureFrame:
@@ -137,7 +138,7 @@ def _plan(
     versions: Mapping[str, int] | None,
     options: RetrievalOptions,
     pins: Pins,
-) -> tuple[FeaturePlan, Labels | None]:
+) -> tuple[FeaturePlan, OpenedLabels | None]:
     registered = RegisteredSpecs(session)
     specs = pins.specs()
     asked = _Asked.of(features, specs, versions, registered.groups_with)
@@ -159,7 +160,7 @@ def _plan(
     plan = _with_labels(asked.stored(), opened.left, pins=pins, options=options)
     plan = _with_on_demand(plan, asked)
     _warn_of_early_times(opened.left, plan)
-    return plan, opened.relation
+    return plan, opened
 
 
 def _with_on_demand(plan: FeaturePlan, asked: _Asked) -> FeaturePlan:

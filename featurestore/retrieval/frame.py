@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
+from featurestore.external import keep_rows, live_sources
 from featurestore.model.arguments import answers_calls
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.shapes import describe
-from featurestore.model.source import SourceRead
+from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
@@ -82,20 +83,23 @@ class FeatureFrame:
         plan: FeaturePlan,
         *,
         labels: Labels | None = None,
+        reads: list[SourceRead] | None = None,
     ) -> FeatureFrame:
         """Return the frame of a feature plan.
 
-        ``labels`` gives the relation of the caller's labels.
+        ``labels`` gives the relation of the caller's labels, and ``reads`` fills with what it reads
+        of registered sources.
         """
         frame = cls(
             session, lambda: run(session, plan, labels=labels), schema=plan.schema, plan=plan
         )
         frame._labels = labels
+        frame._reads = reads
         return frame
 
     def _with(self, plan: FeaturePlan) -> FeatureFrame:
         """Return the frame of another plan over the same labels."""
-        frame = FeatureFrame.planned(self._session, plan, labels=self._labels)
+        frame = FeatureFrame.planned(self._session, plan, labels=self._labels, reads=self._reads)
         frame._view = self._view
         return frame
 
@@ -146,8 +150,19 @@ class FeatureFrame:
         return self._view
 
     @property
-    def reads(self) -> list[SourceRead] | None:
-        """What the last reading read of registered sources; None for rows of the store."""
+    def reads(self) -> Sequence[SourceRead] | None:
+        """What the last reading read of registered sources; None for rows of the store.
+
+        Of labels that came from a source, and of external feature groups.
+        """
+        live = [source.read for source in live_sources(self._plan)]
+        if self._reads is None and not live:
+            return None
+        return SourceReads(self._reads or [], live)
+
+    @property
+    def label_reads(self) -> list[SourceRead] | None:
+        """What the labels' last reading read of registered sources."""
         return self._reads
 
     @property
@@ -162,6 +177,7 @@ class FeatureFrame:
 
     def native(self) -> Any:
         """Return the engine's own frame: a DuckDB relation or a Spark DataFrame."""
+        keep_rows(self._plan)
         return self.relation.native
 
     def __repr__(self) -> str:
@@ -495,6 +511,7 @@ class FeatureFrame:
 
     def to_spark(self) -> Any:
         """Return a Spark DataFrame."""
+        keep_rows(self._plan)
         return self._session.engine.to_spark(self.relation)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
@@ -504,4 +521,11 @@ class FeatureFrame:
     def _stream(self, *, batch_rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
         reader = self._session.engine.stream(self.relation, batch_rows=batch_rows)
         reader = announced(self._session, self._plan, reader, labels=self._labels)
-        return watched(self._session, self._plan, reader, labels=self._labels)
+        reader = watched(self._session, self._plan, reader, labels=self._labels)
+        if not live_sources(self._plan):
+            return reader
+        return pa.RecordBatchReader.from_batches(reader.schema, self._held(reader))
+
+    def _held(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        """Yield batches while the frame, and so the rows of external groups, is alive."""
+        yield from reader

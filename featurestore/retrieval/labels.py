@@ -13,6 +13,7 @@ from featurestore import ingest
 from featurestore.errors import ColumnConflict
 from featurestore.model.plan import ROW
 from featurestore.model.references import parse_group_reference
+from featurestore.model.source import SourceRead
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.catalog import Pins
 from featurestore.retrieval.execution import Labels
@@ -30,6 +31,7 @@ class OpenedLabels:
 
     left: LabelSide
     relation: Labels | None
+    reads: list[SourceRead] | None = None
 
 
 def open_labels(
@@ -68,10 +70,10 @@ def open_labels(
 def _from_frame(frame: FeatureFrame) -> OpenedLabels:
     plan = frame.plan
     if plan is None:
-        return OpenedLabels(LabelSide(frame.schema), lambda: frame.relation)
+        return OpenedLabels(LabelSide(frame.schema), lambda: frame.relation, frame.label_reads)
     time = plan.time
     left = LabelSide(frame.schema, plan=plan, time=time, ordered=plan.keep_order, rows=plan.rows)
-    return OpenedLabels(left, frame.labels)
+    return OpenedLabels(left, frame.labels, frame.label_reads)
 
 
 def _first_rows(session: Session, relation: Relation) -> pa.Table:

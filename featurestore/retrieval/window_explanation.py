@@ -15,8 +15,13 @@ from featurestore.model.plan import ROW, Source, WindowJoin
 from featurestore.model.times import parse_moment, utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.registry import featuregroups
-from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.explain import rows_of_key, typed_key
+from featurestore.retrieval.catalog import group_source
+from featurestore.retrieval.explain import (
+    explained_version,
+    rows_of_key,
+    typed_key,
+    version_text,
+)
 from featurestore.retrieval.rendering import cell
 from featurestore.retrieval.resolve import Feature
 from featurestore.retrieval.window_leaks import events_of, matching_rows
@@ -48,7 +53,7 @@ class WindowExplanation:
         key = ", ".join([f"{name}={cell(value)}" for name, value in self.key.items()])
         column = self.window.reference.feature
         lines = [
-            f"{self.window} of {self.group}@v{self.version} at Delta version {self.delta_version}",
+            f"{self.window} of {self.group}@v{self.version} at {version_text(self.delta_version)}",
             f"key {key}, at {self.at.isoformat()}",
             "",
             f"  {self.window.name:<24} {cell(self.value)}",
@@ -97,7 +102,7 @@ def explain_window(
         )
     with session.registry.reading() as connection:
         group = featuregroups.get(connection, name, version)
-    source = pinned_source(session.featuregroup_path(group.name, group.version))
+    source = group_source(session, session.featuregroup_path(group.name, group.version))
     values = _key(source, key)
     moment = utc_now() if at is None else parse_moment(at, argument="at")
     feature = Feature(source.spec, wanted.reference.feature, wanted.name)
@@ -123,7 +128,7 @@ def explain_window(
         window=wanted,
         group=name,
         version=source.spec.version,
-        delta_version=source.delta_version,
+        delta_version=explained_version(source),
         key=values,
         at=moment,
         value=by_row.answer(output, values_counted),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from featurestore.errors import FeatureStoreError, InvalidArgument
+from featurestore.external.opening import open_source, receipt_address, receipt_name
 from featurestore.model.names import check_name
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import (
@@ -20,9 +21,9 @@ from featurestore.model.source import (
 )
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.source import SourceSnapshot
+from featurestore.recovery import sources as definitions
 from featurestore.registry import sources
 from featurestore.session import Session
-from featurestore.sources.opening import open_source, receipt_address, receipt_name
 from featurestore.storage import files
 from featurestore.storage.secrets import allow_secret
 
@@ -62,6 +63,7 @@ def add(
         known = sources.names(connection)
         if name not in known or not _is_same(sources.get(connection, name), spec):
             sources.add(connection, spec)
+            definitions.write(session.location, spec)
     if spec.secret is not None:
         reference = parse_secret(spec.secret)
         allow_secret(
@@ -116,6 +118,7 @@ def remove(session: Session, name: str) -> None:
     """Forget a source; what was read of it stays."""
     with session.registry.transaction() as connection:
         sources.remove(connection, name)
+        definitions.remove(session.location, name)
 
 
 def check(session: Session, name: str) -> SourceReport:

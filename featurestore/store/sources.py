@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from featurestore.store.connected import Connected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
+    from featurestore.featuregroups import FeatureGroup
     from featurestore.model.source import SourceReport, SourceSpec
     from featurestore.retrieval import FeatureFrame
 
@@ -93,6 +94,98 @@ class SourceCalls(Connected):
         from featurestore import sources
 
         sources.remove(self._session, name)
+
+    def create_external_featuregroup(
+        self,
+        name: str,
+        *,
+        source: str,
+        table: str | None = None,
+        sql: str | None = None,
+        path: str | None = None,
+        columns: Sequence[str] | None = None,
+        primary_key: str | Sequence[str] = (),
+        event_time: str | None = None,
+        created_time: str | None = None,
+        version: int | None = None,
+        ttl: timedelta | str | None = None,
+        description: str = "",
+        descriptions: Mapping[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        expectations: object = None,
+        snapshots: Literal["training", "never"] = "training",
+    ) -> FeatureGroup:
+        """Define a feature group over a source, without a copy of its rows; return its handle.
+
+        It is read at its source when rows are asked for, once for a retrieval, and joined as of the
+        labels' times as every other group. Statistics and validation are computed on request.
+
+        Args:
+            name: ``[a-z][a-z0-9_]{0,62}``.
+            source: A registered source.
+            table: A table or view of it.
+            sql: A query in the source's own SQL.
+            path: Files below the source's folder.
+            columns: The columns to take; None: all.
+            primary_key: Columns that identify an entity; never a float, never a time of the group.
+            event_time: Column that says when a row was true.
+            created_time: Column that says when a row became known.
+            version: The version to make; None: the next one.
+            ttl: How long a value may be used after its event time ("7d"); None: without limit.
+            description: What people should know.
+            descriptions: What they should know of features.
+            tags: Texts to find the group by.
+            expectations: As of ``create_featuregroup``; ``validate_featuregroup`` checks them.
+            snapshots: "training" copies the rows that a training dataset uses into the store, so
+                that it can be made again; "never" keeps no copy, and the dataset says so.
+
+        Raises:
+            SourceNotFound: No source of this name is registered.
+            SourceUnavailable: It cannot be reached, or refuses the user.
+            SourceTableNotFound: There is no such table or file.
+            UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
+            FeatureGroupExists: The version exists.
+
+        >>> group = store.create_external_featuregroup(
+        ...     "customers", source="shop", sql="select id, total from orders", primary_key="id"
+        ... )
+        >>> store.get_features(["customers.total"], labels=[{"id": 2}]).to_arrow().to_pylist()
+        [{'id': 2, 'total': 99.0}]
+        """
+        from featurestore import sources
+        from featurestore.featuregroups import Declaration, FeatureGroup, Write, create
+
+        rows, schema = sources.define_external(
+            self._session,
+            source,
+            table=table,
+            sql=sql,
+            path=path,
+            columns=columns,
+            snapshots=snapshots,
+        )
+        declared = Declaration(
+            primary_key=primary_key,
+            event_time=event_time,
+            created_time=created_time,
+            ttl=ttl,
+            expectations=expectations,
+            statistics=False,
+            description=description,
+            descriptions=descriptions,
+            tags=dict(tags or {}),
+            external=rows,
+        )
+        write = Write(validation="off")
+        spec, _ = create(
+            self._session,
+            schema.empty_table(),
+            name,
+            declared=declared,
+            version=version,
+            write=write,
+        )
+        return FeatureGroup(self._session, spec.name, spec.version)
 
     def read_source(
         self,

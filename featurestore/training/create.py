@@ -13,6 +13,7 @@ from featurestore.storage.publication import after_publication
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.audit import export_checks, register_report
 from featurestore.training.export.data import export_data
+from featurestore.training.export.external import with_snapshots
 from featurestore.training.export.pipeline import ExportTarget, export
 from featurestore.training.export.progress import Report, open_progress
 from featurestore.training.export.request import check_request
@@ -38,6 +39,8 @@ def create(
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
+        settled, reads = with_snapshots(session, data)
+        rows = export_data(session, settled, reads=reads)
         pin(session, run, rows.sources)
 
         def check_publishable() -> None:

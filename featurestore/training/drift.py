@@ -123,6 +123,8 @@ def _looked_at(session: Session, source: Mapping[str, Any]) -> SourceDrift:
         return SourceDrift(name, version, seen, None, problem="the group is gone")
     latest = latest_version(path)
     snapshot = read_snapshot(path, latest)
+    if source.get("live"):
+        return SourceDrift(name, version, seen, None, problem="external, and no snapshot was kept")
     made = source.get("table_id")
     if made is not None and made != snapshot.table_id:
         return SourceDrift(name, version, seen, None, problem="another group has its name")

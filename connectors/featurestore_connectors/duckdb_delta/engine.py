@@ -83,6 +83,10 @@ class DuckDBEngine:
     def dialect(self) -> str:
         return "duckdb"
 
+    @property
+    def is_distributed(self) -> bool:
+        return False
+
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:

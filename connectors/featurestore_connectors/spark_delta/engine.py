@@ -35,7 +35,12 @@ from featurestore_connectors.spark_delta import (
     tables,
 )
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.session import check_session, find_session, start_session
+from featurestore_connectors.spark_delta.session import (
+    check_session,
+    find_session,
+    is_local,
+    start_session,
+)
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -76,6 +81,10 @@ class SparkEngine:
                     check_session(session)
                 self._session = session
             return self._session
+
+    @property
+    def is_distributed(self) -> bool:
+        return not is_local(self.session)
 
     # -- relations ----------------------------------------------------------------------
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from featurestore.external import live_sources
 from featurestore.ingest import to_relation
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.roles import KnownRoles
+from featurestore.model.source import SourceRead, SourceReads
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -20,7 +22,8 @@ from featurestore.session import Session
 class Provenance:
     """Where rows came from, as the manifest says it.
 
-    The plan, its sources, whether it gives the rows again.
+    The plan, its sources, whether it gives the rows again. ``reads`` fills with what is read of
+    registered sources while the rows come.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -29,6 +32,7 @@ class Provenance:
     reproducible: bool = True
     reproducible_reason: str | None = None
     view: Mapping[str, Any] | None = None
+    reads: Sequence[SourceRead] = ()
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,30 @@ class ExportData:
         return _sources(self.plan)
 
 
-def export_data(session: Session, data: object) -> ExportData:
-    """Return what the caller handed over: a frame with a plan, or a loose dataframe."""
+def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] = ()) -> ExportData:
+    """Return what the caller handed over: a frame with a plan, or a loose dataframe.
+
+    ``reads`` is what has been read of sources for it already.
+    """
     if isinstance(data, FeatureFrame) and data.plan is not None:
-        return _planned_data(data, data.plan)
+        return _planned_data(data, data.plan, reads)
     relation = to_relation(data, engine=session.engine)
     reason = "the data was a dataframe, not features of the store"
-    provenance = Provenance(reproducible=False, reproducible_reason=reason)
+    if isinstance(data, FeatureFrame) and data.reads is not None:
+        reason = "the data was read from a source, of which the store keeps no snapshot"
+        reads = data.reads
+    provenance = Provenance(reproducible=False, reproducible_reason=reason, reads=reads)
     return ExportData(lambda: relation, relation.schema, provenance)
 
 
-def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
+def _planned_data(
+    frame: FeatureFrame, plan: FeaturePlan, reads: Sequence[SourceRead]
+) -> ExportData:
     time = plan.time or _event_time(plan)
     key = plan.keys
     if time is not None and time not in key:
         key = (*key, time)
-    reason = _why_not_reproducible(plan)
+    reason = _why_not_reproducible(frame, plan)
     view = None
     if frame.view is not None:
         view = {"name": frame.view[0], "version": frame.view[1]}
@@ -82,6 +94,7 @@ def _planned_data(frame: FeatureFrame, plan: FeaturePlan) -> ExportData:
         reproducible=reason is None,
         reproducible_reason=reason,
         view=view,
+        reads=SourceReads(frame.reads or (), reads),
     )
     return ExportData(
         relation=lambda: frame.relation,
@@ -124,14 +137,21 @@ def _event_time(plan: FeaturePlan) -> str | None:
     return None
 
 
-def _why_not_reproducible(plan: FeaturePlan) -> str | None:
+def _why_not_reproducible(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
     """Return why a plan may not give its rows again: None where they come of pinned groups."""
+    for live in live_sources(plan):
+        return (
+            f"feature group {live.spec.name!r} is external and keeps no snapshots "
+            f"(snapshots='never'): its rows were read from {live.spec.external}"
+        )
     while plan.left_plan is not None:
         plan = plan.left_plan
     if plan.left_query is not None:
         if plan.left_query.varies is None:
             return None
         return f"the rows of the query may vary: {plan.left_query.varies}"
+    if plan.left_source is None and frame.label_reads is not None:
+        return "the labels were read from a source, of which the store keeps no snapshot"
     if plan.left_source is None:
         return "the labels were a dataframe, not a feature group"
     return None

@@ -66,6 +66,7 @@ def build_manifest(
         dropped_rows=dropped_rows,
         prefixes=prefixes_of(written),
         view=provenance.view,
+        reads=tuple(read.to_json() for read in provenance.reads),
     )
 
 

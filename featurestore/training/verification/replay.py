@@ -152,6 +152,10 @@ def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
 def _source(session: Session, data: Mapping[str, Any]) -> Source:
     path = session.featuregroup_path(data["featuregroup"], data["version"])
     name = f"{data['featuregroup']}@v{data['version']}"
+    if data.get("live"):
+        raise VersionNotFound(
+            f"Feature group {name} is external and was read at its source; no snapshot was kept."
+        )
     try:
         source = pinned_source(path, delta_version=data["delta_version"])
     except FeatureStoreError as error:

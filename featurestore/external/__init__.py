@@ -1,0 +1,8 @@
+"""Rows that lie elsewhere: sources opened and read, and groups that are defined over them."""
+
+from __future__ import annotations
+
+from featurestore.external.live import LiveSource, keep_rows, live_sources
+from featurestore.external.snapshots import check_snapshot, take_snapshot
+
+__all__ = ["LiveSource", "check_snapshot", "keep_rows", "live_sources", "take_snapshot"]

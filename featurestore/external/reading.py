@@ -1,0 +1,63 @@
+"""Reading a source in a snapshot of its own, and noting what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.errors import SourceChanged
+from featurestore.external.opening import open_source
+from featurestore.model.source import SourceRead, SourceSpec
+from featurestore.plugins.source import SourceQuery
+from featurestore.session import Session
+
+
+def read_batches(
+    session: Session,
+    spec: SourceSpec,
+    query: SourceQuery,
+    schema: pa.Schema,
+    read: SourceRead,
+    *,
+    time: str | None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a query in a snapshot of their own, and fill in what was read."""
+    snapshot = open_source(session, spec).snapshot(query.at)
+    try:
+        read.snapshot = snapshot.identity
+        reader = snapshot.read(query)
+        _check_same(spec, reader.schema, schema)
+        yield from counted(reader, read, time=time)
+    finally:
+        snapshot.close()
+
+
+def counted(
+    batches: Iterator[pa.RecordBatch], read: SourceRead, *, time: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches, and count their rows and the greatest time."""
+    greatest = None
+    for batch in batches:
+        read.rows += batch.num_rows
+        if time is not None and time in batch.schema.names:
+            last = pc.max(batch.column(batch.schema.get_field_index(time))).as_py()
+            if last is not None and (greatest is None or last > greatest):
+                greatest = last
+                read.high_water_mark = greatest.isoformat()
+        yield batch
+
+
+def _check_same(spec: SourceSpec, given: pa.Schema, expected: pa.Schema) -> None:
+    """Refuse columns whose type changed at the source since the frame was made."""
+    changed = []
+    for field in expected:
+        found = given.field(field.name).type
+        if found != field.type:
+            changed.append(f"{field.name!r} is {found}, was {field.type}")
+    if changed:
+        raise SourceChanged(
+            f"Columns of source {spec.name!r} have other types now: {', '.join(changed)}.",
+            hint="read it anew, or cast the columns in sql=",
+        )

@@ -1,0 +1,261 @@
+"""External feature groups: definitions over a source that answer as groups of the store do."""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    ExternalRowsError,
+    FeatureStoreError,
+    InvalidArgument,
+    SourceNotFound,
+    SourceTableNotFound,
+    SourceUnavailable,
+    VersionNotFound,
+)
+from featurestore.external import LiveSource
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import lineage
+from featurestore.store import FeatureStore
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+COLUMNS = "id integer, plan text, spent real, updated_at timestamp"
+
+
+def write(path: Path, rows: list[tuple[Any, ...]], *, columns: str = COLUMNS) -> None:
+    """Put rows into table ``customers`` of a SQLite file, which is made when it is not there."""
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(f"create table if not exists customers ({columns})")
+        marks = ", ".join("?" for _ in columns.split(","))
+        database.executemany(f"insert into customers values ({marks})", rows)
+
+
+def history() -> list[tuple[Any, ...]]:
+    """Return rows of 5 customers at several times, ties, a null key and a null time among them."""
+    rows: list[tuple[Any, ...]] = []
+    for number in range(40):
+        at = START + timedelta(hours=number // 2)
+        rows.append((number % 5, f"plan {number}", number * 1.5, at.isoformat()))
+    rows.append((None, "nobody", 1.0, START.isoformat()))
+    rows.append((3, "never", 1.0, None))
+    return rows
+
+
+def labels() -> pa.Table:
+    ids = [0, 1, 2, 3, 4, 9, 3]
+    times = [START + timedelta(hours=4 * number) for number in range(len(ids))]
+    return pa.table({"id": ids, "at": pa.array(times, pa.timestamp("us", "UTC"))})
+
+
+@pytest.fixture
+def shop(store: FeatureStore, tmp_path: Path) -> FeatureStore:
+    """A store, on either engine, with a source of customers and the group ``customers`` over it."""
+    write(tmp_path / "shop.db", history())
+    store.add_source("shop", f"sqlite:///{tmp_path / 'shop.db'}")
+    store.create_external_featuregroup(
+        "customers",
+        source="shop",
+        sql="select * from customers",
+        primary_key="id",
+        event_time="updated_at",
+        description="what customers spent",
+        tags={"team": "shop"},
+    )
+    return store
+
+
+def test_external_rows_join_as_those_of_the_store_do(shop: FeatureStore) -> None:
+    copy = [row for row in shop.get_featuregroup("customers").to_arrow().to_pylist()]
+    whole = [row for row in copy if row["id"] is not None and row["updated_at"] is not None]
+    assert (len(copy), len(whole)) == (42, 40)
+    shop.create_featuregroup(whole, "copied", primary_key="id", event_time="updated_at")
+    spent = featurestore.window("customers.spent", "sum", over="6h")
+    asked = ["customers.plan", "customers.spent", spent]
+    same = [each.replace("customers", "copied") for each in asked[:2]]
+    same.append(featurestore.window("copied.spent", "sum", over="6h"))
+    for features, others in ((asked[:2], same[:2]), (asked[2:], same[2:])):
+        found = shop.get_features(features, labels=labels(), label_time="at").to_arrow()
+        expected = shop.get_features(others, labels=labels(), label_time="at").to_arrow()
+        assert found.equals(expected)
+        assert found.column(2).null_count < found.num_rows
+
+
+def test_nothing_is_read_before_rows_are_needed_and_then_once(
+    shop: FeatureStore, tmp_path: Path
+) -> None:
+    frame = shop.get_features(["customers.plan"], labels=labels(), label_time="at")
+    plan = shop.explain_features(["customers.plan"], labels=labels(), label_time="at")
+    assert "source 'shop', sql='select * from customers': read when it is needed" in str(plan)
+    write(tmp_path / "shop.db", [(9, "late", 1.0, START.isoformat())])
+    first = frame.to_arrow()
+    assert first.column("plan").to_pylist()[5] == "late"
+    write(tmp_path / "shop.db", [(9, "later", 1.0, (START + timedelta(hours=9)).isoformat())])
+    assert frame.select("id", "plan").to_arrow().equals(first.select(["id", "plan"]))
+    again = shop.get_features(["customers.plan"], labels=labels(), label_time="at")
+    assert again.to_arrow().column("plan").to_pylist()[5] == "later"
+    (read,) = frame.reads or ()
+    assert (read.source, read.kind, read.rows) == ("shop", "sqlite", 43)
+
+
+def test_rows_are_gone_when_nothing_needs_them(shop: FeatureStore) -> None:
+    frame = shop.get_featuregroup("customers")
+    (live,) = frame.plan.sources
+    assert isinstance(live, LiveSource)
+    path = Path(live.path)
+    batches = frame.to_batches()
+    del frame, live
+    gc.collect()
+    assert path.exists()
+    assert sum(batch.num_rows for batch in batches) == 42
+    del batches
+    gc.collect()
+    assert not path.exists()
+
+
+def test_a_training_dataset_of_an_external_group_can_be_made_again(
+    shop: FeatureStore, tmp_path: Path
+) -> None:
+    shop.create_featuregroup(labels(), "asked", primary_key="id", event_time="at")
+    frame = shop.get_features(["customers.plan", "customers.spent"], labels="asked")
+    dataset = shop.create_training_dataset(frame, "spending", data_format="parquet")
+    assert dataset.manifest.reproducible
+    (read,) = dataset.manifest.reads
+    assert (read["source"], read["rows"], read["input"]) == ("source:shop", 42, "customers")
+    write(tmp_path / "shop.db", [(0, "changed", 1.0, START.isoformat())])
+    report = dataset.verify(recompute=True)
+    assert report.ok, report.problems
+    snapshot = shop.get_featuregroup_history("customers")[0]
+    assert (snapshot.operation, snapshot.rows) == ("snapshot", 42)
+    assert snapshot.inputs["0"]["snapshot"] == read["snapshot"]
+    old = shop.get_featuregroup("customers", as_of=snapshot.delta_version)
+    assert (old.count(), shop.get_featuregroup("customers").count()) == (42, 43)
+    with shop.session.registry.reading() as connection:
+        edges = lineage.sources(connection, "training_dataset", "spending", 1)
+        sources = lineage.sources(connection, "featuregroup", "customers", 1)
+    assert {edge.source for edge in edges} == {"asked", "customers", "source:shop"}
+    assert [edge.source for edge in sources] == ["source:shop"]
+    with pytest.raises(FeatureStoreError, match="spending"):
+        shop.delete_featuregroup("customers", version=1)
+
+
+def test_a_group_without_snapshots_says_that_nothing_can_be_made_again(
+    shop: FeatureStore,
+) -> None:
+    shop.create_external_featuregroup(
+        "plans",
+        source="shop",
+        table="customers",
+        primary_key="id",
+        event_time="updated_at",
+        snapshots="never",
+    )
+    shop.create_featuregroup(labels(), "asked", primary_key="id", event_time="at")
+    frame = shop.get_features(["plans.plan"], labels="asked")
+    dataset = shop.create_training_dataset(frame, "plans_then", data_format="parquet")
+    assert not dataset.manifest.reproducible
+    assert "keeps no snapshots" in str(dataset.manifest.reproducible_reason)
+    assert dataset.manifest.sources[1]["live"]
+    assert dataset.verify().ok
+    (problem,) = dataset.verify(recompute=True).problems
+    assert "cannot be recomputed: feature group 'plans' is external" in str(problem)
+    assert len(shop.get_featuregroup_history("plans")) == 1
+    assert "no snapshot was kept" in str(dataset.drift())
+    with pytest.raises(VersionNotFound, match="no snapshot"):
+        shop.get_featuregroup("plans", as_of=1)
+
+
+def test_what_labels_of_a_source_were_is_in_manifest_and_lineage(shop: FeatureStore) -> None:
+    asked = shop.read_source("shop", sql="select id, updated_at from customers where id = 3")
+    frame = shop.get_features(["customers.plan"], labels=asked, label_time="updated_at")
+    dataset = shop.create_training_dataset(frame, "of_labels", data_format="parquet")
+    assert "labels were read from a source" in str(dataset.manifest.reproducible_reason)
+    rows = sorted(read["rows"] for read in dataset.manifest.reads)
+    assert rows == [9, 42]
+    group = shop.create_featuregroup(
+        shop.get_features(["customers.plan"], labels=asked, label_time="updated_at"), "joined"
+    )
+    told = [each["rows"] for each in group.history()[0].inputs.values()]
+    assert sorted(told) == [9, 42]
+
+
+@pytest.mark.parametrize("store", ["duckdb"], indirect=True)
+def test_definitions_are_found_shown_and_rebuilt(shop: FeatureStore) -> None:
+    assert shop.featuregroup("customers").external.source == "shop"
+    assert "customers.plan" in shop.get_features_list()
+    assert [match.group for match in shop.search("spent")][0] == "customers"
+    statistics = shop.get_featuregroup_statistics("customers")
+    assert (statistics.rows, statistics.column("spent").maximum) == (42, 58.5)
+    report = shop.validate_featuregroup(
+        "customers",
+        expectations=[
+            {
+                "type": "expect_column_values_to_be_between",
+                "kwargs": {"column": "spent", "min_value": 0, "max_value": 10},
+            }
+        ],
+    )
+    assert not report.success
+    view = shop.create_feature_view("spenders", features=["customers.spent"])
+    made = view.get_features(labels=labels(), label_time="at")
+    assert made.to_arrow().column("spent").null_count == 1
+    assert shop.featuregroup("customers").explain(key=3, at=START).row is None
+    shop.create_external_featuregroup("customers", source="shop", table="customers")
+    Path(str(shop.location), "registry.db").unlink(missing_ok=True)
+    rebuilt = rebuild(str(shop.location))
+    assert rebuilt.featuregroups == ["customers@v1", "customers@v2"]
+    again = featurestore.connect(str(shop.location))
+    assert again.get_featuregroup_tags("customers", version=1) == {"team": "shop"}
+    assert again.get_featuregroup("customers").count() == 42  # the source came back, too
+    again.delete_featuregroup("customers", version=2)
+
+
+@pytest.mark.parametrize("store", ["duckdb"], indirect=True)
+def test_what_needs_rows_of_the_store_is_refused(shop: FeatureStore) -> None:
+    with pytest.raises(ExternalRowsError, match="is external: its rows are those of source 'shop'"):
+        shop.insert_into_featuregroup([{"id": 1}], "customers")
+    with pytest.raises(ExternalRowsError):
+        shop.delete_from_featuregroup("customers", "id = 1")
+    with pytest.raises(ExternalRowsError):
+        shop.rename_feature("customers", "plan", "tariff")
+    with pytest.raises(InvalidArgument, match="'training' copies"):
+        shop.create_external_featuregroup("x", source="shop", snapshots="always")
+    with pytest.raises(SourceNotFound, match="'shop'"):
+        shop.create_external_featuregroup("x", source="shopp", table="customers")
+    with pytest.raises(SourceTableNotFound, match="'customers'"):
+        shop.create_external_featuregroup("x", source="shop", table="clients")
+    with pytest.raises(InvalidArgument, match="primary_key names columns"):
+        shop.create_external_featuregroup(
+            "x", source="shop", table="customers", primary_key="customer"
+        )
+    assert [str(group) for group in shop.get_featuregroups()] == ["customers v1"]
+
+
+@pytest.mark.parametrize("store", ["duckdb"], indirect=True)
+def test_a_source_that_changed_or_went_is_a_clear_error(shop: FeatureStore, tmp_path: Path) -> None:
+    asked = {"labels": labels(), "label_time": "at"}
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("alter table customers drop column plan")
+    with pytest.raises(SourceTableNotFound, match=r"(?s)no columns 'plan'.*dropped or renamed"):
+        shop.get_features(["customers.spent"], **asked).to_arrow()
+    path.unlink()
+    with pytest.raises(SourceUnavailable, match="does not exist"):
+        shop.get_features(["customers.spent"], **asked).to_arrow()
+    shop.create_featuregroup(labels(), "asked", primary_key="id", event_time="at")
+    with pytest.raises(SourceUnavailable):
+        shop.create_training_dataset(
+            shop.get_features(["customers.spent"], labels="asked"), "none", data_format="parquet"
+        )
+    assert shop.get_training_datasets() == []
+    shop.remove_source("shop")
+    with pytest.raises(SourceNotFound, match="customers' version 1 are in source 'shop'"):
+        shop.get_features(["customers.spent"], **asked).to_arrow()

@@ -156,9 +156,9 @@ class FeatureFrame:
         Of labels that came from a source, and of external feature groups.
         """
         live = [source.read for source in live_sources(self._plan)]
-        if self._reads is None and not live:
-            return None
-        return SourceReads(self._reads or [], live)
+        if self._reads is None:
+            return SourceReads(live) if live else None
+        return SourceReads(self._reads, live)
 
     @property
     def label_reads(self) -> list[SourceRead] | None:

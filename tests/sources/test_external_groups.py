@@ -74,7 +74,7 @@ def shop(store: FeatureStore, tmp_path: Path) -> FeatureStore:
 
 
 def test_external_rows_join_as_those_of_the_store_do(shop: FeatureStore) -> None:
-    copy = [row for row in shop.get_featuregroup("customers").to_arrow().to_pylist()]
+    copy = list(shop.get_featuregroup("customers").to_arrow().to_pylist())
     whole = [row for row in copy if row["id"] is not None and row["updated_at"] is not None]
     assert (len(copy), len(whole)) == (42, 40)
     shop.create_featuregroup(whole, "copied", primary_key="id", event_time="updated_at")
@@ -191,7 +191,7 @@ def test_what_labels_of_a_source_were_is_in_manifest_and_lineage(shop: FeatureSt
 def test_definitions_are_found_shown_and_rebuilt(shop: FeatureStore) -> None:
     assert shop.featuregroup("customers").external.source == "shop"
     assert "customers.plan" in shop.get_features_list()
-    assert [match.group for match in shop.search("spent")][0] == "customers"
+    assert next(match.group for match in shop.search("spent")) == "customers"
     statistics = shop.get_featuregroup_statistics("customers")
     assert (statistics.rows, statistics.column("spent").maximum) == (42, 58.5)
     report = shop.validate_featuregroup(

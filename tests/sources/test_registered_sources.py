@@ -26,10 +26,10 @@ from featurestore.errors import (
     SourceUnavailable,
     UnsupportedType,
 )
+from featurestore.external.opening import receipt_address, receipt_name
 from featurestore.model.secrets import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage
-from featurestore.external.opening import receipt_address, receipt_name
 from featurestore.storage.secrets import resolve_secret
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures

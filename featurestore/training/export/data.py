@@ -94,7 +94,7 @@ def _planned_data(
         reproducible=reason is None,
         reproducible_reason=reason,
         view=view,
-        reads=SourceReads(frame.reads or (), reads),
+        reads=_reads(frame, reads),
     )
     return ExportData(
         relation=lambda: frame.relation,
@@ -106,6 +106,13 @@ def _planned_data(
         dropped_rows=frame.dropped if frame.drops else None,
         warn_of_nulls=frame.warn_of_nulls,
     )
+
+
+def _reads(frame: FeatureFrame, before: Sequence[SourceRead]) -> Sequence[SourceRead]:
+    """Return what has been read of sources for a frame before, and what it reads itself."""
+    if frame.reads is None:  # an empty one may fill while rows come
+        return before
+    return SourceReads(frame.reads, before)
 
 
 def _known_roles(plan: FeaturePlan, time: str | None) -> KnownRoles:

@@ -26,8 +26,8 @@ def read_batches(
     """Yield the rows of a query in a snapshot of their own, and fill in what was read."""
     snapshot = open_source(session, spec).snapshot(query.at)
     try:
-        read.snapshot = snapshot.identity
         reader = snapshot.read(query)
+        read.snapshot = snapshot.identity
         _check_same(spec, reader.schema, schema)
         yield from counted(reader, read, time=time)
     finally:

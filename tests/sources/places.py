@@ -65,6 +65,70 @@ def delta(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
     return opened("delta", f"delta+{place}/orders"), SourceQuery()
 
 
+ICEBERG_TYPES = {
+    "int32": "int",
+    "int64": "long",
+    "double": "double",
+    "string": "string",
+    "timestamp[us, tz=UTC]": "timestamptz",
+}
+
+
+def iceberg_table(place: Path, schema: pa.Schema, *, name: str = "sales.orders") -> Any:
+    """Make an Iceberg table in a catalog of one SQLite file and return it."""
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.schema import Schema
+
+    catalog = load_catalog(
+        "shop", type="sql", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}/lake"
+    )
+    catalog.create_namespace_if_not_exists(name.split(".")[0])
+    fields = []
+    for number, field in enumerate(schema, start=1):
+        kind = ICEBERG_TYPES[str(field.type)]
+        fields.append({"id": number, "name": field.name, "required": False, "type": kind})
+    given = Schema.model_validate({"type": "struct", "fields": fields})
+    return catalog.create_table(name, schema=given)
+
+
+def iceberg_append(table: Any, rows: pa.Table, path: Path) -> None:
+    """Append rows as one file, whose columns have the ids of the table's."""
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.typedef import Record
+
+    ids = {field.name: field.field_id for field in table.schema().fields}
+    listed = ", ".join(f"'{name}': {ids[name]}" for name in rows.schema.names)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with duckdb.connect() as database:
+        database.execute("set timezone = 'UTC'")
+        database.register("given", rows)
+        database.execute(f"copy given to '{path}' (format parquet, field_ids {{{listed}}})")
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=rows.num_rows,
+        file_size_in_bytes=path.stat().st_size,
+        column_sizes={},
+        value_counts={},
+        null_value_counts={},
+        nan_value_counts={},
+        lower_bounds={},
+        upper_bounds={},
+    )
+    with table.transaction() as changes, changes.update_snapshot().fast_append() as appended:
+        appended.append_data_file(file)
+
+
+def iceberg(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+    table = iceberg_table(place, rows.schema)
+    iceberg_append(table, rows.slice(0, 40), place / "lake" / "a[1].parquet")
+    iceberg_append(table, rows.slice(40), place / "lake" / "b.parquet")
+    source = opened("iceberg", f"iceberg+sqlite:///{place}/catalog.db", catalog="shop")
+    return source, SourceQuery(table="sales.orders")
+
+
 def postgres(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
     import psycopg
 
@@ -86,4 +150,5 @@ PLACES: dict[str, Any] = {
     "csv": csv_folder,
     "json lines": json_lines,
     "delta": delta,
+    "iceberg": iceberg,
 }

@@ -118,6 +118,8 @@ PARAMETERS = {
     "check_source": "name",
     "remove_source": "name",
     "read_source": "name * table sql path at columns",
+    "create_external_featuregroup": "name * source table sql path columns primary_key event_time "
+    "created_time version ttl description descriptions tags expectations snapshots",
 }
 ELSEWHERE = [
     "FeatureStore",

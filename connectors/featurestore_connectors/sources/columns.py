@@ -74,7 +74,7 @@ def _refuse(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
     for column in columns:
         if column.way_out is not None:
             ways.append(f"{column.way_out} AS {quote(column.name)}")
-    hint = "leave the columns out: sql='select ...' with the others"
+    hint = "columns=[...] with the others leaves them out"
     if ways:
         hint = f"sql='select {', '.join(ways)}, ...' gives them types that can be kept"
     raise UnsupportedType(

@@ -1,0 +1,245 @@
+"""Iceberg tables of a catalog, or of one metadata file, each at one of its snapshots.
+
+pyiceberg reads catalogs, metadata and manifests; DuckDB reads the files of a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    SourceError,
+    SourceTableNotFound,
+    SourceUnavailable,
+    did_you_mean,
+    listing,
+    missing_extra,
+)
+from featurestore.model.source import SourceTable
+from featurestore.model.times import from_micros, to_micros
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore_connectors.sources import duckdb_rows, iceberg_files, places
+from featurestore_connectors.sources.columns import chosen, schema_of
+from featurestore_connectors.sources.failures import told
+
+_OPTIONS = ("catalog", "warehouse")
+_ONE_TABLE = "."
+
+
+class IcebergSource:
+    """A catalog or a table: ``iceberg+sqlite:///catalog.db``, ``iceberg+/table/...metadata.json``.
+
+    Options: ``catalog`` is the catalog's name, ``warehouse`` what a REST catalog calls so. The
+    secret is the token of a REST catalog.
+    """
+
+    def __init__(self, config: SourceConfig) -> None:
+        unknown = [name for name in config.options if name not in _OPTIONS]
+        if unknown:
+            raise InvalidArgument(
+                f"An Iceberg source has no options {listing(unknown)}.",
+                hint=f"it has {listing(_OPTIONS)}",
+            )
+        self._config = config
+        self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")
+        self._is_table = self._uri.startswith(("/", "file:"))
+
+    def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
+        """Open the catalog; tables are read at a snapshot's id, that of a moment, or the latest."""
+        try:
+            import pyiceberg.catalog
+            import pyiceberg.table
+        except ImportError as error:
+            raise missing_extra("pyiceberg", "iceberg") from error
+        if self._is_table:
+            path = places.existing(self._config, places.local_path(self._config, prefix="iceberg"))
+            with _translated(self._config, None):
+                table = pyiceberg.table.StaticTable.from_metadata(path)
+            return IcebergSnapshot(self._config, _OneTable(table), at=at)
+        secret = None
+        properties: dict[str, str] = {"uri": self._uri, "type": "sql"}
+        if self._uri.startswith("http"):
+            properties["type"] = "rest"
+            if self._config.secret is not None:
+                secret = properties["token"] = self._config.secret()
+        elif self._uri.startswith("sqlite:"):
+            file = self._uri.removeprefix("sqlite:").removeprefix("//")
+            places.existing(self._config, file.replace("//", "/", 1))
+        if "warehouse" in self._config.options:
+            properties["warehouse"] = self._config.options["warehouse"]
+        properties["init_catalog_tables"] = "false"  # nothing is ever written there
+        with _translated(self._config, secret):
+            name = self._config.options.get("catalog", "default")
+            catalog = pyiceberg.catalog.load_catalog(name, **properties)
+        return IcebergSnapshot(self._config, catalog, at=at, secret=secret)
+
+
+@dataclass(frozen=True)
+class _OneTable:
+    """A catalog of one table."""
+
+    table: Any
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A table at a snapshot (None before its first one), with the columns that are read."""
+
+    table: Any
+    snapshot: Any
+    schema: Any
+
+
+class IcebergSnapshot:
+    """Tables of one catalog, each at the snapshot that it had when it was first looked at."""
+
+    def __init__(
+        self,
+        config: SourceConfig,
+        catalog: Any,
+        *,
+        at: int | datetime | None,
+        secret: str | None = None,
+    ) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._at = at
+        self._secret = secret
+        self._opened: dict[str, _Opened] = {}
+        self._connection = duckdb_rows.connect(config)
+        self.server = f"Iceberg catalog {config.uri}"
+
+    @property
+    def identity(self) -> str:
+        """The snapshots of the tables that were read."""
+        found = []
+        for name, opened in sorted(self._opened.items()):
+            number = "none" if opened.snapshot is None else opened.snapshot.snapshot_id
+            found.append(f"{name} snapshot {number}")
+        return ", ".join(found) or "no table read"
+
+    def tables(self) -> Sequence[SourceTable]:
+        if isinstance(self._catalog, _OneTable):
+            return [SourceTable(_ONE_TABLE)]
+        with _translated(self._config, self._secret):
+            return [SourceTable(name) for name in sorted(_tables_below(self._catalog, ()))]
+
+    def query_of(self, table: SourceTable) -> SourceQuery:
+        if isinstance(self._catalog, _OneTable):
+            return SourceQuery()
+        return SourceQuery(table=table.name)
+
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        opened = self._open(query)
+        return [str(field.name) for field in opened.schema.fields]
+
+    def schema(self, query: SourceQuery) -> pa.Schema:
+        source = self._rows(query)
+        return schema_of(
+            chosen(duckdb_rows.columns_of(self._config, self._connection, source), query)
+        )
+
+    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
+        return duckdb_rows.read(self._config, self._connection, self._rows(query), query)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _rows(self, query: SourceQuery) -> str:
+        """Return the SQL of a table's rows at its snapshot."""
+        opened = self._open(query)
+        with _translated(self._config, self._secret):
+            return iceberg_files.rows(
+                self._config, self._connection, opened.table, opened.snapshot, opened.schema, query
+            )
+
+    def _open(self, query: SourceQuery) -> _Opened:
+        one = isinstance(self._catalog, _OneTable)
+        if query.sql is not None or query.path is not None or one == (query.table is not None):
+            raise InvalidArgument(
+                f"An Iceberg source has no {query or 'query for nothing'}.",
+                hint="table='sales.orders' in a catalog, nothing for the table of a metadata file",
+            )
+        name = query.table or _ONE_TABLE
+        if name not in self._opened:
+            self._opened[name] = self._at_snapshot(name)
+        return self._opened[name]
+
+    def _at_snapshot(self, name: str) -> _Opened:
+        table = self._load(name)
+        if isinstance(self._at, datetime):
+            found = table.snapshot_as_of_timestamp(to_micros(self._at) // 1000)
+        elif self._at is not None:
+            found = table.snapshot_by_id(self._at)
+        else:
+            return _Opened(table, table.current_snapshot(), table.schema())
+        if found is None:
+            known = []
+            for each in table.metadata.snapshots[-5:]:
+                when = from_micros(each.timestamp_ms * 1000).isoformat()
+                known.append(f"{each.snapshot_id} of {when}")
+            raise SourceTableNotFound(
+                f"Source {self._config.name!r}, table {name!r} has no snapshot at {self._at}: it "
+                f"never had, or has expired it. Its last ones are {listing(known)}.",
+                hint="leave at= out for the latest",
+            )
+        schema = table.schemas().get(found.schema_id, table.schema())
+        return _Opened(table, found, schema)
+
+    def _load(self, name: str) -> Any:
+        if isinstance(self._catalog, _OneTable):
+            return self._catalog.table
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        with _translated(self._config, self._secret):
+            try:
+                return self._catalog.load_table(name)
+            except (NoSuchTableError, NoSuchNamespaceError) as error:
+                known = [each.name for each in self.tables()]
+                raise SourceTableNotFound(
+                    f"Source {self._config.name!r} has no table {name!r}; "
+                    f"it has {listing(known, limit=50)}.",
+                    hint=did_you_mean(name, known, write="table={!r}"),
+                ) from error
+
+
+def _tables_below(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
+    """Yield the tables of a namespace and of those below it."""
+    for child in catalog.list_namespaces(namespace):
+        if len(child) > len(namespace):
+            for identifier in catalog.list_tables(child):
+                yield ".".join(identifier)
+            yield from _tables_below(catalog, child)
+
+
+@contextmanager
+def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
+    """Let what pyiceberg raises leave the block as errors of the store."""
+    try:
+        yield
+    except FeatureStoreError:
+        raise
+    except FileNotFoundError as error:
+        raise SourceError(
+            f"Source {config.name!r}: a file of the table is gone: {told(str(error), secret)}",
+            hint="was its snapshot expired while it was read?",
+        ) from None
+    except Exception as error:  # pyiceberg's errors have no class of their own
+        # Not chained: the text of the cause may hold the secret.
+        raise SourceUnavailable(
+            f"Source {config.name!r} cannot be read: {told(str(error), secret)}",
+            hint="look at the URI, the catalog's name (options={'catalog': ...}) and the secret",
+        ) from None
+
+
+if TYPE_CHECKING:
+    _contract: type[Source] = IcebergSource
+    _snapshot: type[SourceSnapshot] = IcebergSnapshot

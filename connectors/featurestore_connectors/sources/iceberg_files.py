@@ -1,0 +1,210 @@
+"""The files of an Iceberg snapshot as SQL for DuckDB: columns by field id, deleted rows left out.
+
+Columns that were renamed, added or widened since a file was written are found by their ids
+(https://iceberg.apache.org/spec/#column-projection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+
+from featurestore.errors import SourceError, UnsupportedType
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import SourceConfig, SourceQuery
+from featurestore_connectors.sources import sqltext
+from featurestore_connectors.sources.failures import told
+
+_TYPES = {
+    "boolean": "BOOLEAN",
+    "int": "INTEGER",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "date": "DATE",
+    "time": "TIME",
+    "timestamp": "TIMESTAMP",
+    "timestamptz": "TIMESTAMPTZ",
+    "string": "VARCHAR",
+    "uuid": "UUID",
+    "binary": "BLOB",
+}
+_NUMBER, _FILE = "file_row_number", "filename"
+
+
+def rows(
+    config: SourceConfig,
+    connection: duckdb.DuckDBPyConnection,
+    table: Any,
+    snapshot: Any,
+    schema: Any,
+    query: SourceQuery,
+) -> str:
+    """Return the rows of a table at a snapshot as a subquery; files outside a window are left out.
+
+    Raises:
+        UnsupportedType: A column that is asked for is of no type that can be read.
+        SourceError: Its files need a newer reader; says what to do.
+    """
+    fields = _readable(schema, query)
+    if snapshot is None:
+        return _nothing(fields)
+    scan = table.scan(snapshot_id=snapshot.snapshot_id)
+    if query.window is not None:
+        scan = scan.filter(_overlapping(schema, query.window))
+    paths, deletes = [], set()
+    for task in _tasks(config, scan):
+        paths.append(_path(config, task.file.file_path))
+        for delete in task.delete_files:
+            deletes.add(_delete_path(config, delete))
+    if not paths:
+        return _nothing(fields)
+    _check_ids(config, connection, [*paths])
+    columns = ", ".join(sqltext.quote(field.name) for field in fields)
+    source = f"{_parquet(paths)}, schema = {_schema_map(fields)}"
+    if not deletes:
+        return f"(SELECT {columns} FROM read_parquet({source})) AS rows"
+    source += f", {_FILE} = true, {_NUMBER} = true"
+    gone = (
+        "SELECT 1 FROM deleted WHERE deleted.pos = rows.file_row_number AND deleted.file = "
+        "rows.filename"
+    )
+    return (
+        "(WITH deleted AS (SELECT regexp_replace(file_path, '^file:(//)?', '') AS file, pos "
+        f"FROM read_parquet({_parquet(sorted(deletes))})) "
+        f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({gone})) AS rows"
+    )
+
+
+def _tasks(config: SourceConfig, scan: Any) -> list[Any]:
+    """Return the files of a scan with their deletes."""
+    try:
+        return list(scan.plan_files())
+    except (ValueError, NotImplementedError) as error:
+        raise SourceError(
+            f"Source {config.name!r}: the table has deletes by equality, which cannot be read.",
+            hint="rewrite its data files, or read it by the engine that wrote it",
+        ) from error
+
+
+def _readable(schema: Any, query: SourceQuery) -> list[Any]:
+    """Return the fields that can be read; UnsupportedType where others are asked for."""
+    asked = query.columns
+    readable, refused = [], []
+    for field in schema.fields:
+        if _type(field.field_type) is not None and _default(field) is None:
+            readable.append(field)
+        elif asked is None or field.name in asked:
+            refused.append(f"{field.name!r} ({field.field_type})")
+    if refused:
+        raise UnsupportedType(
+            f"{query}: these columns cannot be read without loss: {', '.join(refused)}.",
+            hint=f"columns={[field.name for field in readable]!r} leaves them out",
+        )
+    return readable
+
+
+def _type(kind: Any) -> str | None:
+    """Return DuckDB's type for one of Iceberg; None where values of it are not read."""
+    text = str(kind)
+    if text.startswith("decimal("):
+        return text.upper()
+    if text.startswith("fixed["):
+        return "BLOB"
+    if text.startswith("list<"):
+        element = _type(kind.element_type)
+        if element is not None and not element.endswith("]"):
+            return f"{element}[]"
+        return None
+    return _TYPES.get(text)
+
+
+def _default(field: Any) -> Any:
+    """Return the value that older files have in place of a column, where it is not null."""
+    return getattr(field, "initial_default", None)
+
+
+def _schema_map(fields: Sequence[Any]) -> str:
+    entries = []
+    for field in fields:
+        name, kind = sqltext.text(field.name), sqltext.text(str(_type(field.field_type)))
+        entries.append(f"{field.field_id}: {{name: {name}, type: {kind}, default_value: NULL}}")
+    return f"MAP {{{', '.join(entries)}}}"
+
+
+def _nothing(fields: Sequence[Any]) -> str:
+    columns = []
+    for field in fields:
+        columns.append(f"NULL::{_type(field.field_type)} AS {sqltext.quote(field.name)}")
+    return f"(SELECT {', '.join(columns)} WHERE false) AS rows"
+
+
+def _overlapping(schema: Any, window: TimeRange) -> Any:
+    """Return a condition that holds for all files with rows of a window, and maybe for others."""
+    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
+
+    kinds = {field.name: str(field.field_type) for field in schema.fields}
+    start, end = window.start.isoformat(), window.end.isoformat()
+    if kinds.get(window.column) == "timestamp":
+        start, end = start.removesuffix("+00:00"), end.removesuffix("+00:00")
+    elif kinds.get(window.column) == "date":
+        start, end = window.start.date().isoformat(), window.end.date().isoformat()
+    elif kinds.get(window.column) != "timestamptz":
+        return AlwaysTrue()
+    return And(GreaterThanOrEqual(window.column, start), LessThanOrEqual(window.column, end))
+
+
+def _delete_path(config: SourceConfig, delete: Any) -> str:
+    if str(delete.file_format).upper().endswith("PARQUET"):
+        return _path(config, delete.file_path)
+    raise SourceError(
+        f"Source {config.name!r}: the table has deletes of format {delete.file_format}, which "
+        "cannot be read.",
+        hint="rewrite its data files, or read it by the engine that wrote it",
+    )
+
+
+def _check_ids(
+    config: SourceConfig, connection: duckdb.DuckDBPyConnection, paths: list[str]
+) -> None:
+    """Refuse files without ids of columns, which are found by name in ways of their own."""
+    text = (
+        f"SELECT file_name FROM parquet_schema({_parquet(paths)}) "
+        "GROUP BY file_name HAVING count(field_id) = 0 LIMIT 1"
+    )
+    try:
+        found = connection.cursor().execute(text).fetchall()
+    except duckdb.IOException as error:
+        raise SourceError(
+            f"Source {config.name!r}: a file of the table is gone: {told(str(error), None)}",
+            hint="was its snapshot expired while it was read?",
+        ) from error
+    if found:
+        raise SourceError(
+            f"Source {config.name!r}: {found[0][0]} has no ids of columns: it was added to the "
+            "table as a file of something else.",
+            hint="rewrite the table's data files",
+        )
+
+
+def _parquet(paths: Sequence[str]) -> str:
+    texts = []
+    for path in paths:
+        escaped = path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
+        texts.append(sqltext.text(escaped))
+    return f"[{', '.join(texts)}]"
+
+
+def _path(config: SourceConfig, location: str) -> str:
+    """Return a file of this machine; SourceError where it is elsewhere."""
+    path = location.removeprefix("file:")
+    if path.startswith("//"):
+        path = path.removeprefix("//")
+    if "://" in path or not path.startswith("/"):
+        raise SourceError(
+            f"Source {config.name!r}: {location} is no path of this machine.",
+            hint="local and mounted paths are read",
+        )
+    return path

@@ -1,0 +1,208 @@
+"""Iceberg tables of others: snapshots, columns by id, deleted rows, and what is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyiceberg")
+from featurestore.errors import (
+    FeatureStoreError,
+    SourceError,
+    SourceTableNotFound,
+    SourceUnavailable,
+    UnsupportedType,
+)
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import SourceQuery
+from featurestore.store import FeatureStore
+from tests.sources.places import iceberg_append, iceberg_table, opened
+
+ORDERS = SourceQuery(table="sales.orders")
+TIME = pa.timestamp("us", tz="UTC")
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def orders(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    times = [START + timedelta(hours=number) for number in numbers]
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int32()),
+            "customer": list(map(str, numbers)),
+            "at": pa.array(times, TIME),
+        }
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:
+    """A table of two files of ten rows, and two snapshots."""
+    made = iceberg_table(tmp_path, orders(0, 1).schema)
+    iceberg_append(made, orders(0, 10), tmp_path / "lake" / "a.parquet")
+    iceberg_append(made, orders(10, 10), tmp_path / "lake" / "b.parquet")
+    return made
+
+
+def uri(place: Path) -> str:
+    return f"iceberg+sqlite:///{place}/catalog.db"
+
+
+def read(place: Path, query: SourceQuery = ORDERS, *, at: Any = None) -> pa.Table:
+    snapshot = opened("iceberg", uri(place), catalog="shop").snapshot(at)
+    try:
+        return snapshot.read(query).read_all()
+    finally:
+        snapshot.close()
+
+
+def test_a_snapshot_is_read_by_its_id_and_by_its_time(
+    duckdb_store: FeatureStore, table: Any, tmp_path: Path
+) -> None:
+    first, second = table.metadata.snapshots
+    assert read(tmp_path, at=first.snapshot_id).num_rows == 10
+    when = datetime.fromtimestamp(first.timestamp_ms / 1000, UTC)
+    assert read(tmp_path, at=when).num_rows == 10
+    duckdb_store.add_source("lake", uri(tmp_path), options={"catalog": "shop"})
+    frame = duckdb_store.read_source("lake", table="sales.orders", at=first.snapshot_id)
+    group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
+    (told,) = group.history()[0].inputs.values()
+    assert told["snapshot"] == f"sales.orders snapshot {first.snapshot_id}"
+    assert duckdb_store.check_source("lake").ok
+    latest = duckdb_store.read_source("lake", table="sales.orders")
+    assert latest.count() == 20
+    assert latest.reads[0].snapshot == f"sales.orders snapshot {second.snapshot_id}"
+
+
+def test_columns_are_found_by_their_ids(table: Any, tmp_path: Path) -> None:
+    with table.update_schema() as changes:
+        from pyiceberg.types import DoubleType, LongType
+
+        changes.rename_column("customer", "who")
+        changes.update_column("id", LongType())
+        changes.add_column("total", DoubleType())
+    found = read(tmp_path)
+    assert found.schema.names == ["id", "who", "at", "total"]
+    assert found.schema.field("id").type == pa.int64()
+    assert sorted(map(int, found.column("who").to_pylist())) == list(range(20))
+    assert found.column("total").null_count == 20
+    old = read(tmp_path, at=table.metadata.snapshots[0].snapshot_id)
+    assert old.schema.names == ["id", "customer", "at"]
+
+
+def test_rows_that_were_deleted_by_position_are_left_out(table: Any, tmp_path: Path) -> None:
+    delete = tmp_path / "lake" / "delete.parquet"
+    with duckdb.connect() as database:
+        database.execute(
+            f"copy (select 'file://{tmp_path}/lake/a.parquet' as file_path, unnest([0, 3]) as pos) "
+            f"to '{delete}' (format parquet, field_ids {{file_path: 2147483546, pos: 2147483545}})"
+        )
+    append_deletes(table, delete, rows=2)
+    ids = read(tmp_path).column("id").to_pylist()
+    assert sorted(ids) == [each for each in range(20) if each not in (0, 3)]
+    window = TimeRange("at", START + timedelta(hours=2), START + timedelta(hours=12))
+    cut = read(tmp_path, SourceQuery(table="sales.orders", columns=("id",), window=window))
+    assert sorted(cut.column("id").to_pylist()) == [2, *range(4, 12)]
+    assert read(tmp_path, at=table.metadata.snapshots[1].snapshot_id).num_rows == 20
+
+
+def append_deletes(table: Any, path: Path, *, rows: int) -> None:
+    """Commit a file of deleted positions, as other writers do."""
+    from pyiceberg.manifest import (
+        DataFile,
+        DataFileContent,
+        FileFormat,
+        ManifestContent,
+        ManifestEntry,
+        ManifestEntryStatus,
+        ManifestWriterV2,
+    )
+    from pyiceberg.table.update.snapshot import _FastAppendFiles
+    from pyiceberg.typedef import Record
+
+    class DeletesWriter(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    file = DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=rows,
+        file_size_in_bytes=path.stat().st_size,
+        column_sizes={},
+        value_counts={},
+        null_value_counts={},
+        nan_value_counts={},
+        lower_bounds={},
+        upper_bounds={},
+    )
+
+    class Deletes(_FastAppendFiles):
+        def _manifests(self) -> list[Any]:
+            output = self.new_manifest_output()
+            with DeletesWriter(
+                self._transaction.table_metadata.spec(),
+                self._transaction.table_metadata.schema(),
+                output,
+                self._snapshot_id,
+                "deflate",
+            ) as writer:
+                writer.add(
+                    ManifestEntry.from_args(
+                        status=ManifestEntryStatus.ADDED,
+                        snapshot_id=self._snapshot_id,
+                        sequence_number=None,
+                        file_sequence_number=None,
+                        data_file=file,
+                    )
+                )
+            return [writer.to_manifest_file(), *self._existing_manifests()]
+
+    from pyiceberg.table.snapshots import Operation
+
+    with table.transaction() as changes:
+        Deletes(Operation.DELETE, changes, table.io).commit()
+
+
+def test_a_metadata_file_is_a_source_of_one_table(table: Any, tmp_path: Path) -> None:
+    path = table.metadata_location.removeprefix("file://")
+    source = opened("iceberg", f"iceberg+{path}")
+    assert source.snapshot().read(SourceQuery()).read_all().num_rows == 20
+    with pytest.raises(FeatureStoreError, match="no table="):
+        source.snapshot().schema(ORDERS)
+
+
+def test_a_file_that_is_gone_is_an_error(table: Any, tmp_path: Path) -> None:
+    (tmp_path / "lake" / "a.parquet").unlink()
+    with pytest.raises(SourceError, match="is gone"):
+        read(tmp_path)
+
+
+def test_what_cannot_be_read_is_said(table: Any, tmp_path: Path) -> None:
+    with table.update_schema() as changes:
+        from pyiceberg.types import LongType, MapType, StringType
+
+        changes.add_column("tags", MapType(90, StringType(), 91, LongType()))
+    with pytest.raises(UnsupportedType, match=r"'tags' \(map<string, long>\)"):
+        read(tmp_path)
+    assert read(tmp_path, SourceQuery(table="sales.orders", columns=("id",))).num_rows == 20
+    with pytest.raises(SourceTableNotFound, match=r"no table 'sales.order'.*'sales.orders'"):
+        read(tmp_path, SourceQuery(table="sales.order"))
+    gone = table.metadata.snapshots[0].snapshot_id
+    table.maintenance.expire_snapshots().by_id(gone).commit()
+    with pytest.raises(SourceTableNotFound, match="has expired it"):
+        read(tmp_path, at=gone)
+    with pytest.raises(SourceUnavailable, match="does not exist"):
+        read(tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()

@@ -143,8 +143,9 @@ def _nothing(fields: Sequence[Any]) -> str:
 
 def _overlapping(schema: Any, window: TimeRange) -> Any:
     """Return a condition that holds for all files with rows of a window, and maybe for others."""
-    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
+    import pyiceberg.expressions
 
+    terms: Any = pyiceberg.expressions  # its annotations do not know names as terms
     kinds = {field.name: str(field.field_type) for field in schema.fields}
     start, end = window.start.isoformat(), window.end.isoformat()
     if kinds.get(window.column) == "timestamp":
@@ -152,8 +153,9 @@ def _overlapping(schema: Any, window: TimeRange) -> Any:
     elif kinds.get(window.column) == "date":
         start, end = window.start.date().isoformat(), window.end.date().isoformat()
     elif kinds.get(window.column) != "timestamptz":
-        return AlwaysTrue()
-    return And(GreaterThanOrEqual(window.column, start), LessThanOrEqual(window.column, end))
+        return terms.AlwaysTrue()
+    after = terms.GreaterThanOrEqual(window.column, start)
+    return terms.And(after, terms.LessThanOrEqual(window.column, end))
 
 
 def _delete_path(config: SourceConfig, delete: Any) -> str:

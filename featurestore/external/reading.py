@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import SourceChanged
+from featurestore.external.ahead import read_ahead
 from featurestore.external.opening import open_source
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.source import SourceQuery
@@ -23,7 +25,22 @@ def read_batches(
     *,
     time: str | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query in a snapshot of their own, and fill in what was read."""
+    """Yield the rows of a query in a snapshot of their own, and fill in what was read.
+
+    A thread reads them, so that the source works while rows that came are written.
+    """
+    return read_ahead(partial(_read, session, spec, query, schema, read, time=time))
+
+
+def _read(
+    session: Session,
+    spec: SourceSpec,
+    query: SourceQuery,
+    schema: pa.Schema,
+    read: SourceRead,
+    *,
+    time: str | None,
+) -> Iterator[pa.RecordBatch]:
     snapshot = open_source(session, spec).snapshot(query.at)
     try:
         reader = snapshot.read(query)

@@ -1,0 +1,61 @@
+"""Sources are read in a thread of their own, ahead of what is written, and no further."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from featurestore.external.ahead import read_ahead
+
+
+def readers() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == "featurestore-source"]
+
+
+def test_items_come_in_their_order_and_the_next_ones_are_made_meanwhile() -> None:
+    made: list[int] = []
+    third = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            if number == 3:
+                third.set()
+            yield number
+
+    ahead = read_ahead(items)
+    assert next(ahead) == 0
+    assert third.wait(10)  # nobody has asked for it
+    assert len(made) <= 5  # what waits is bounded: two in the queue, one in hand
+    assert list(ahead) == list(range(1, 100))
+    assert not readers()
+
+
+def test_an_error_comes_in_its_turn() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("the source fell over")
+
+    ahead = read_ahead(items)
+    assert next(ahead) == 1
+    with pytest.raises(ValueError, match="fell over"):
+        next(ahead)
+    assert not readers()
+
+
+def test_who_stops_early_ends_the_reading() -> None:
+    closed = threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            yield from range(1_000_000)
+        finally:
+            closed.set()
+
+    ahead = read_ahead(items)
+    assert next(ahead) == 0
+    ahead.close()  # type: ignore[attr-defined]
+    assert closed.is_set()
+    assert not readers()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from featurestore.errors import InvalidJob
+from featurestore.external.opening import open_source
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction
 from featurestore.plugins.stream import RECORD_COLUMNS, HasStreams
 from featurestore.registry import sources
 from featurestore.session import Session
-from featurestore.sources.opening import open_source
 
 
 def streams_of(session: Session, stream: StreamSpec) -> HasStreams:

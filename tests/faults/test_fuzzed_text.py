@@ -32,6 +32,7 @@ from featurestore import usersql
 from featurestore.errors import FeatureStoreError
 from featurestore.model import manifest, sealed
 from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.recovery.rebuild import rebuild
 from featurestore.statistics.codec import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.transform.fitted import Transformations
@@ -161,6 +162,12 @@ class World:
             self.transformations = coded.transformations.to_json()  # type: ignore[union-attr]
             store.register_jobs(folder / "jobs.py")
             self.statistics = store.featuregroup("g").statistics().to_json()
+            store.add_source("shop", str(folder / "lake"), options={"format": "csv"})
+            (folder / "lake").mkdir()
+            (folder / "lake" / "rows.csv").write_text("id,y\n1,2.5\n2,3.5\n")
+            store.create_external_featuregroup(
+                "elsewhere", source="shop", path="rows.csv", primary_key="id", tags={"a": "b"}
+            )
         states = sorted((self.template / "featuregroups/g/v1_statistics").rglob("*.state"))
         self.state = states[0].read_bytes() if states else b""
         self.manifest = json.loads(
@@ -242,6 +249,53 @@ def fuzz_definition(world: World, data: st.DataObject) -> None:
     if data.draw(st.booleans()):  # what the table says is also read where the registry knows it
         (world.location / "registry.db").unlink()
     world.use()
+
+
+def fuzz_source(world: World, data: st.DataObject) -> None:
+    """The definition of a source, from which the registry is rebuilt."""
+    file = world.fresh() / "sources" / "shop.json"
+    content = file.read_bytes()
+    if data.draw(st.booleans()):
+        content = json.dumps(changed(json.loads(content), data, world.outside)).encode()
+    else:
+        content = flipped(content, data)
+    file.write_bytes(content)
+    (world.location / "registry.db").unlink()
+    with contextlib.suppress(FeatureStoreError):
+        rebuild(str(world.location))
+    with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
+        names = [source.name for source in store.get_sources()]
+        assert names in ([], ["shop"])
+        for call in (
+            lambda: store.read_source("shop", path="rows.csv"),
+            lambda: store.add_source("shop", "elsewhere"),
+            lambda: store.remove_source("shop"),
+        ):
+            with contextlib.suppress(FeatureStoreError):
+                call()
+
+
+def fuzz_external(world: World, data: st.DataObject) -> None:
+    """The definition of an external group."""
+    log = world.fresh() / "featuregroups/elsewhere/v1/_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    for action in actions:
+        configuration = action.get("metaData", {}).get("configuration", {})
+        if "featurestore.spec" in configuration:
+            spec = json.loads(configuration["featurestore.spec"])
+            spec["external"] = changed({"e": spec["external"]}, data, world.outside).get("e")
+            configuration["featurestore.spec"] = json.dumps(spec)
+    log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+    with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
+        for call in (
+            lambda: repr(store.featuregroup("elsewhere")),
+            lambda: store.featuregroup("elsewhere").external,
+            lambda: str(store.explain_features("elsewhere.y", labels=[{"id": 1}])),
+            lambda: store.insert_into_featuregroup([{"id": 3, "y": 1.0}], "elsewhere"),
+            lambda: store.delete_featuregroup("elsewhere", version=1),
+        ):
+            with contextlib.suppress(FeatureStoreError):
+                call()
 
 
 def fuzz_commit(world: World, data: st.DataObject) -> None:
@@ -430,6 +484,8 @@ TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
     "manifests": (fuzz_manifest, 100),
     "definitions": (fuzz_definition, 20),
     "commits": (fuzz_commit, 20),
+    "sources": (fuzz_source, 15),
+    "external groups": (fuzz_external, 15),
     "registries": (fuzz_registry, 20),
     "filters": (fuzz_filters, 20),
     "job files": (fuzz_job_file, 20),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from queue import Full, Queue
 from threading import Event, Thread
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -14,7 +14,7 @@ _MOST = 2
 _PAUSE_SECONDS = 0.1
 
 
-class _Reader(Thread):
+class _Reader(Thread, Generic[Item]):
     """Runs an iterator to its end, in a thread, as far as there is room for what it gives."""
 
     def __init__(self, items: Callable[[], Iterator[Item]]) -> None:

@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.forking import ForkServer
 from tests.object_server import ObjectServer, program, serving
+from tests.streams import kafka_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -343,6 +344,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
+    jars = kafka_server.spark_jars()
+    if jars:  # fetched once by .ci/run, or by python -m tests.streams.kafka_server
+        settings["spark.jars"] = ",".join(map(str, jars))
     builder = SparkSession.builder.master("local[2]").appName("featurestore-tests")
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -20,6 +20,7 @@ from featurestore.jobs.stream_commits import (
 from featurestore.jobs.target import JobCommit, commits_of_job, job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
+from featurestore.recovery import owners
 from featurestore.recovery import recover as recover_writes
 from featurestore.registry import featuregroups, jobs, runs
 from featurestore.registry.runs import Run
@@ -28,16 +29,23 @@ from featurestore.storage import files
 from featurestore.training import catalog
 
 
-def recover(session: Session, name: str) -> list[Run]:
+def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
     """Record what the runs of dead processes came to, and return them.
 
-    The caller holds the job's lease, so whatever is recorded as running is dead.
+    The caller holds the job's lease, so whatever is recorded as running is dead; or the job is
+    ``shared`` by several runners, of which some may be alive.
     """
     with session.registry.reading() as connection:
         left = runs.of_job(connection, name, state=runs.RUNNING)
+        if shared:
+            left = [run for run in left if not _is_alive(session, connection, run)]
     if left:
         recover_writes(session)
     return [_recovered(session, run) for run in left]
+
+
+def _is_alive(session: Session, connection: Connection, run: Run) -> bool:
+    return owners.is_alive(connection, session.location, run.owner.partition("/")[0])
 
 
 def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None:

@@ -35,6 +35,7 @@ from featurestore.model.html import Listing
 from featurestore.model.job import JobSpec
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
+from featurestore.recovery import owners
 from featurestore.recovery.leases import leased
 from featurestore.registry import alerts, jobs, runs, streams
 from featurestore.registry.jobs import RegisteredJob
@@ -313,11 +314,13 @@ def _attempt_stream(
     if due and not stream_jobs.is_due(session, job):
         return Outcome()
     with ExitStack() as held:
-        owner = f"shared/{os.getpid()}"
         assert job.spec.stream is not None
         if job.spec.stream.consumer_group is None:
             owner = held.enter_context(leased(session, name))
             recover(session, name)
+        else:
+            owner = held.enter_context(owners.heartbeat(session.registry, session.location))
+            recover(session, name, shared=True)
         window = stream_jobs.window_of(job)
         attempt = Attempt(job, definition, (window,), owner, no_training)
         return compute_stream(session, attempt, watch)

@@ -5,7 +5,7 @@ A source that has topics gives a ``StreamSource`` by its method ``stream``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -69,15 +69,29 @@ class StreamSource(Protocol):
         """Return the partitions of a topic and their offsets at this moment."""
         ...
 
+    def owned(self, spec: StreamSpec, partitions: Collection[int]) -> frozenset[int]:
+        """Return those of the partitions that this reader is to read now.
+
+        All of them, unless ``spec.consumer_group`` shares them; then the answer may be another one
+        each time, and a partition may be read by two for a while.
+        """
+        ...
+
     def batches(
         self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
     ) -> Iterator[MicroBatch]:
         """Yield the records from ``start`` to ``end`` in micro-batches.
 
-        Each has ``spec.batch_records`` of them at most, begins where the one before ended, and is
-        done with when the next is asked for. Offsets without a record (transactions, compaction)
-        are passed over.
+        Each has about ``spec.batch_records`` of them at most, begins where the one before ended,
+        and is done with when the next is asked for. Records that came since may follow ``end``.
+        Offsets without a record (transactions, compaction) are passed over.
         """
+        ...
+
+    def batch(
+        self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
+    ) -> MicroBatch:
+        """Return all records from ``start`` to ``end``, and no others, as one micro-batch."""
         ...
 
     def close(self) -> None:

@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import StreamOvertaken
-from featurestore.featuregroups.create import create
+from featurestore.errors import DefinitionMismatch, StreamOvertaken
+from featurestore.featuregroups.create import get_or_create
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.featuregroups.write import Write, insert
@@ -23,6 +23,7 @@ from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.stream import MicroBatch, StreamSource, Topic
+from featurestore.registry import featuregroups
 from featurestore.registry import streams as registered
 from featurestore.session import Session
 from featurestore.storage.publication import after_publication
@@ -124,10 +125,15 @@ def consume(
 
 
 def _created(session: Session, spec: JobSpec, declared: Declaration) -> OpenGroup:
-    """Make the group of a job, without rows: its columns are known."""
+    """Return the group of a job, made without rows, as its columns are known; others may be faster."""
     assert spec.stream is not None
     nothing = spec.stream.columns.empty_table()
-    made, _ = create(session, nothing, spec.target, declared=declared)
+    try:
+        made = get_or_create(session, nothing, spec.target, declared=declared)
+    except DefinitionMismatch:  # the job's keys, times or partitions call for the next version
+        with session.registry.reading() as connection:
+            number = max(featuregroups.versions(connection, spec.target)) + 1
+        made = get_or_create(session, nothing, spec.target, declared=declared, version=number)
     return open_group(session, spec.target, made.version)
 
 
@@ -141,10 +147,12 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
         check_identity(state, run.stream, topic, known)
         found = positions(state, run.stream, topic)
         _record(run, topic, {number: each.start for number, each in found.items()})
-        if run.stream.begin == "latest" and all(each.seen is None for each in found.values()):
-            _mark(run, group, found)
-            continue
         try:
+            if run.stream.begin == "latest" and all(each.seen is None for each in found.values()):
+                _mark(run, group, found)
+                continue
+            mine = run.source.owned(run.stream, list(found))
+            found = {number: each for number, each in found.items() if number in mine}
             if _read(run, group, topic, found, ends):
                 return
         except StreamOvertaken as error:
@@ -165,20 +173,26 @@ def _read(
     """Commit micro-batches; return whether the ends are reached, or the run is to stop."""
     start = {number: position.start for number, position in found.items()}
     seen = {number: position.seen for number, position in found.items()}
-    spec, wanted = run.stream, {number: max(ends[number], each) for number, each in start.items()}
+    spec = run.stream
+    wanted = {number: max(ends[number], each) for number, each in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
     again = quarantined_ends(path, run.stream, found)
-    if again is not None:
-        records = sum(again[number] - start[number] for number in start)
-        spec, wanted = replace(spec, batch_records=max(records, 1)), again
+    if again:
+        begun = {number: start[number] for number in again}
+        whole = run.source.batch(spec, begun, again, engine=run.session.engine)
+        _commit(run, group, topic, whole, seen)
+        return run.stop.is_set()
     if all(wanted[number] <= start[number] for number in start):
         return True
     for batch in run.source.batches(spec, start, wanted, engine=run.session.engine):
         _commit(run, group, topic, batch, seen)
         seen = {**seen, **batch.end}
         if run.stop.is_set():
-            return True
-    return again is None
+            break
+        if run.source.owned(spec, list(topic.partitions)) != frozenset(start):
+            _log.info("the partitions were shared out anew")
+            return False
+    return True
 
 
 def _commit(

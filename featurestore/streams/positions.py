@@ -47,22 +47,22 @@ def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Po
 
 def quarantined_ends(
     path: str, stream: StreamSpec, found: Mapping[int, Position]
-) -> dict[int, int] | None:
+) -> dict[int, int]:
     """Return the ends of a micro-batch that the quarantine table has and the group has not.
 
-    A process died between the two commits: the same micro-batch has to be read again, not more of
-    it. None where there is no such.
+    A process died between the two commits: the same records have to be read again, not more of
+    them. Empty where there is no such micro-batch.
     """
+    ends: dict[int, int] = {}
     if not is_delta_table(path):
-        return None
+        return ends
     transactions = read_snapshot(path).transactions
-    ends, ahead = {}, False
     for number, position in found.items():
         app = stream.app(number)
         end = max(transactions.get(app, 0), transactions.get(f"{BAD}{app}", 0))
-        ahead = ahead or end > position.start
-        ends[number] = max(end, position.start)
-    return ends if ahead else None
+        if end > position.start:
+            ends[number] = end
+    return ends
 
 
 def check_identity(state: Snapshot, stream: StreamSpec, topic: Topic, known: str | None) -> None:

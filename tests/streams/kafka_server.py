@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 
 VERSION = "3.9.1"
-_POM = Path(__file__).parent / "kafka" / "pom.xml"
+SPARK_READER = "spark-kafka-4.0.1"
+_POMS = Path(__file__).parent / "kafka"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 60.0
 
@@ -55,7 +56,13 @@ def fetched(pom: Path, name: str) -> Path:
 
 @cache
 def kafka_jars() -> Path:
-    return fetched(_POM, f"kafka-{VERSION}")
+    return fetched(_POMS / "broker-pom.xml", f"kafka-{VERSION}")
+
+
+def spark_jars() -> list[Path]:
+    """Return the jars of Spark's reader of Kafka, where they were fetched before."""
+    folder = cache_folder() / SPARK_READER
+    return sorted(folder.glob("*.jar")) if (folder / "complete").exists() else []
 
 
 def free_port() -> int:
@@ -141,3 +148,8 @@ def _quiet(folder: Path) -> Path:
         "log4j.appender.out.layout=org.apache.log4j.SimpleLayout\n"
     )
     return path
+
+
+if __name__ == "__main__":
+    kafka_jars()
+    fetched(_POMS / "spark-pom.xml", SPARK_READER)

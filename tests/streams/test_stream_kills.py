@@ -24,6 +24,38 @@ def values(records: int) -> list[bytes]:
     return found
 
 
+def killed_in_turns(
+    store: FeatureStore, broker: Broker, job_file: JobFile, *, records: int, kills: int, batch: int
+) -> None:
+    """Kill one of two runners that share the partitions, again and again."""
+    topic = broker.topic(4)
+    given = values(records)
+    broker.send(topic, given[: records // 2])
+    store.add_source("events", broker.uri)
+    text = job(topic, statistics=False, batch_records=batch, consumer_group=f"{topic}-readers")
+    file = job_file(text)
+    store.register_jobs(file)
+    runners = [start(store, file.parent), start(store, file.parent)]
+    for number in range(kills):
+        if number == kills // 2:
+            broker.send(topic, given[records // 2 :])
+        process, ready = runners.pop(0)
+        while not ready.exists():
+            time.sleep(0.01)
+        time.sleep(random.uniform(0, 1.5))
+        kill(process)
+        runners.append(start(store, file.parent))
+    for process, _ in runners:
+        kill(process)
+    time.sleep(7)  # until the group knows that they are dead
+    while store.run_job("clicks"):
+        pass
+    found = where_ids_are(store)
+    lost = [number for number in range(records) if found[number] == 0]
+    doubled = [number for number, count in found.items() if count > 1]
+    assert (len(lost), len(doubled)) == (0, 0), f"{lost[:10]}, {doubled[:10]}"
+
+
 def killed(
     store: FeatureStore,
     broker: Broker,
@@ -70,3 +102,10 @@ def test_a_hundred_kills_lose_and_double_nothing(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     killed(duckdb_store, broker, job_file, records=200_000, kills=100, batch_records=1500)
+
+
+@pytest.mark.soak
+def test_a_hundred_kills_of_runners_that_share_partitions_lose_and_double_nothing(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    killed_in_turns(duckdb_store, broker, job_file, records=200_000, kills=100, batch=1500)

@@ -12,6 +12,7 @@ import pytest
 import featurestore
 from featurestore.jobs.target import declaration, target
 from featurestore.registry import jobs
+from featurestore.registry.runs import Run
 from featurestore.store import FeatureStore
 from featurestore.streams import StreamTarget, consume
 from tests.streams.topics import Broker, clicks, job
@@ -62,4 +63,25 @@ def test_a_reader_that_was_overtaken_lands_nothing_twice(
     assert overtaken
     rows = duckdb_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(60))
+    other.close()
+
+
+def test_runners_of_a_group_share_the_partitions_also_when_one_comes_and_goes(
+    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+) -> None:
+    topic = broker.topic(4)
+    broker.send(topic, clicks(0, 400))
+    duckdb_store.add_source("events", broker.uri)
+    text = job(topic, batch_records=20, consumer_group=f"{topic}-readers", statistics=False)
+    duckdb_store.register_jobs(job_file(text))
+    other = featurestore.connect(duckdb_store.location, engine="duckdb")
+    told: list[Run] = []
+    helper = threading.Thread(target=lambda: told.extend(other.run_job("clicks")))
+    helper.start()
+    told += duckdb_store.run_job("clicks")
+    helper.join()
+    told += duckdb_store.run_job("clicks")
+    assert sum(run.rows or 0 for run in told) == 400
+    rows = duckdb_store.get_featuregroup("clicks").to_arrow()
+    assert sorted(rows.column("id").to_pylist()) == list(range(400))
     other.close()

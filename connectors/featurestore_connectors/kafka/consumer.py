@@ -7,13 +7,13 @@ has committed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from featurestore.errors import (
-    InvalidJob,
     SourceTableNotFound,
     SourceUnavailable,
     did_you_mean,
@@ -24,7 +24,9 @@ from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.source import SourceConfig
 from featurestore.plugins.stream import MicroBatch, OffsetRange, Topic
+from featurestore_connectors.kafka import spark_stream
 from featurestore_connectors.kafka.decoding import RECORDS
+from featurestore_connectors.kafka.membership import Membership
 from featurestore_connectors.kafka.settings import (
     PATIENCE,
     client_library,
@@ -49,6 +51,7 @@ class KafkaStream:
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
         self._held: Any = None
+        self._membership: Membership | None = None
 
     def topic(self, name: str) -> Topic:
         known = self.topics()
@@ -83,20 +86,37 @@ class KafkaStream:
             brokers = self._consumer().list_topics(timeout=PATIENCE).brokers
         return f"Kafka of {len(brokers)} brokers"
 
+    def owned(self, spec: StreamSpec, partitions: Collection[int]) -> frozenset[int]:
+        if spec.consumer_group is None:
+            return frozenset(partitions)
+        if self._membership is None:
+            self._membership = Membership(self._config, spec.consumer_group, spec.topic)
+        return self._membership.partitions() & frozenset(partitions)
+
     def batches(
         self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
     ) -> Iterator[MicroBatch]:
         if engine.name == "spark":
-            raise InvalidJob(
-                "Streams of Kafka are read by the embedded engine.",
-                hint="featurestore.connect(location, engine='duckdb')",
-            )
-        yield from self.consumed(spec, start, end)
+            yield from spark_stream.batches(self._config, spec, start, engine)
+        else:
+            yield from self.consumed(spec, start, end)
+
+    def batch(
+        self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
+    ) -> MicroBatch:
+        if engine.name == "spark":
+            return spark_stream.batch(self._config, spec, start, end, engine)
+        whole = sum(end[number] - offset for number, offset in start.items())
+        (found,) = self.consumed(replace(spec, batch_records=max(whole, 1)), start, end)
+        return found
 
     def close(self) -> None:
         if self._held is not None:
             self._held.close()
             self._held = None
+        if self._membership is not None:
+            self._membership.close()
+            self._membership = None
 
     def consumed(
         self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int]

@@ -67,7 +67,7 @@ class CommitSession:
     def __init__(
         self, session: Any, path: str, note: Mapping[str, Any], *, durable: bool = True
     ) -> None:
-        self._parent = session
+        self.parent = session
         self._durable = durable
         self._path = path
         # The id tells this commit from any other with the same note, should Spark fail after it
@@ -76,11 +76,11 @@ class CommitSession:
         self.session: Any = None
 
     def __enter__(self) -> CommitSession:
-        check_log_store(self._parent)
+        check_log_store(self.parent)
         check_writable(self._path, read_snapshot(self._path).protocol)
-        self.session = self._parent.newSession()
+        self.session = self.parent.newSession()
         own = self.session.conf.getAll
-        for key, value in (self._parent.conf.getAll | _SETTINGS).items():
+        for key, value in (self.parent.conf.getAll | _SETTINGS).items():
             if own.get(key) != value and self.session.conf.isModifiable(key):
                 self.set(key, value)
         self.session.conf.unset(_LAST_VERSION)
@@ -108,7 +108,7 @@ class CommitSession:
             database = self.session.conf.get("spark.sql.globalTempDatabase", "global_temp")
             return self.session.table(f"{database}.{view}")
         finally:
-            self._parent.catalog.dropGlobalTempView(view)
+            self.parent.catalog.dropGlobalTempView(view)
 
     def run(self, command: Callable[[], object]) -> int | None:
         """Run a command; return the Delta version that it committed, None when it did not commit.

@@ -24,6 +24,8 @@ from featurestore_connectors.spark_delta.java import check_java
 MASTER = "FEATURESTORE_SPARK_MASTER"
 DRIVER_MEMORY = "FEATURESTORE_SPARK_DRIVER_MEMORY"
 STAGING = "FEATURESTORE_SPARK_STAGING"
+# Jars of more connectors, such as that of Kafka, for a session that the engine starts.
+JARS = "FEATURESTORE_SPARK_JARS"
 
 # Delta's log store of each scheme that the store's own writes to: commits never replace those of
 # other writers.
@@ -154,7 +156,7 @@ def configure_session(builder: Any) -> Any:
     """
     from delta import configure_spark_with_delta_pip
 
-    given = builder._options.get("spark.jars")
+    given = builder._options.get("spark.jars") or os.environ.get(JARS)
     jars = [given] if given else []
     jars.append(str(LOG_STORE_JAR))
     fetched = delta_jars()

@@ -21,7 +21,7 @@ from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import rewrite, sqltext
+from featurestore_connectors.spark_delta import offsets, rewrite, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -111,6 +111,10 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     rows = cast_to(commit.adopt(given.native), held)
     if how.mode == "upsert":
         rewrite.upsert(commit, path, rows, how, grows=grows)
+    elif how.offsets:
+        if grows:  # the columns first: readers take them as null
+            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
+        offsets.append(commit, path, rows, how)
     else:
         _save(commit, path, rows, how, grows=grows)
 

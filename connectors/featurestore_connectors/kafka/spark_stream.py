@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import queue
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +54,8 @@ def batches(
     reader = session.readStream.format("kafka").options(**_options(config, spec, start))
     reader = reader.option("maxOffsetsPerTrigger", spec.batch_records)
     handover = _Handover()
-    with _checkpoint() as checkpoint:
+    with tempfile.TemporaryDirectory(prefix="featurestore-stream-") as folder:
+        checkpoint = f"file://{folder}"
         query = (
             reader.load()
             .select(*_COLUMNS)
@@ -182,13 +181,3 @@ def _session(engine: Engine) -> Any:
             "FEATURESTORE_SPARK_JARS",
         ) from None
     return session
-
-
-@contextmanager
-def _checkpoint() -> Iterator[str]:
-    """Give a folder of the driver for one reading, removed at its end."""
-    folder = tempfile.mkdtemp(prefix="featurestore-stream-")
-    try:
-        yield f"file://{folder}"
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

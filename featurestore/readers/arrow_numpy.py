@@ -22,8 +22,9 @@ def to_numpy(array: Any, *, name: str) -> Values:
     """Return values of shape (rows, *shape) and which rows are present (None: all are).
 
     Booleans, integers and floats keep their type; dates are int64 days and times int64 microseconds
-    since 1970 UTC; texts, binaries and decimals are object arrays of bytes. Absent rows hold zeros
-    or empty bytes.
+    since 1970 UTC; texts, binaries and decimals are object arrays of bytes, and lists of varying
+    length are object arrays of the arrays of their items. Absent rows hold zeros or empty bytes,
+    lists none.
 
     >>> values, present = to_numpy(pa.array([1, None], pa.int32()), name="x")
     >>> values.tolist(), present.tolist()
@@ -34,7 +35,29 @@ def to_numpy(array: Any, *, name: str) -> Values:
     if pat.is_fixed_size_list(array.type):
         return _matrix(array, name=name)
     present = _valid(array)
+    if pat.is_list(array.type) or pat.is_large_list(array.type):
+        return _ragged(array, present, name=name), present
     return _flat(array, present), present
+
+
+def _ragged(array: Any, present: npt.NDArray[np.bool_] | None, *, name: str) -> npt.NDArray[Any]:
+    """Return lists of varying length as an object array of parts of one array."""
+    items = array.flatten()  # without what null rows hide
+    if items.null_count:
+        raise NullsInColumns(
+            f"Lists of column {name!r} have nulls inside.",
+            hint="fill them before the dataset is made",
+        )
+    lengths = np.diff(array.offsets.to_numpy())
+    if present is not None:
+        lengths = np.where(present, lengths, 0)
+    flat = _flat(items, None)
+    rows = np.empty(len(array), dtype=object)
+    start = 0
+    for row, length in enumerate(lengths.tolist()):
+        rows[row] = flat[start : start + length]
+        start += length
+    return rows
 
 
 def _valid(array: pa.Array) -> npt.NDArray[np.bool_] | None:

@@ -23,10 +23,13 @@ def input_forms(
 ) -> Forms:
     """Return numpy type and shape of one value of each feature; labels and weights are none."""
     settled: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
     if transform is not None:
-        settled = transform.settled
+        settled, padded = transform.settled, transform.padded
     split = manifest.splits[0]
-    selected = select_columns(manifest, split, columns=columns, nulls=nulls, settled=settled)
+    selected = select_columns(
+        manifest, split, columns=columns, nulls=nulls, settled=settled, padded=padded
+    )
     if transform is not None:
         selected = transformed_columns(selected, transform).columns
     forms: Forms = {}

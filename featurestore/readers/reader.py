@@ -645,9 +645,17 @@ def open_reader(
     if refused is not None:
         raise ReaderConfigError(refused)
     settled: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
     if transform is not None:
-        settled = transform.settled
-    selected = select_columns(manifest, found, columns=columns, nulls=nulls, settled=settled)  # type: ignore[arg-type]
+        settled, padded = transform.settled, transform.padded
+    selected = select_columns(
+        manifest,
+        found,
+        columns=columns,
+        nulls=nulls,  # type: ignore[arg-type]
+        settled=settled,
+        padded=padded,
+    )
     transformed = None
     if transform is not None:
         transformed = transformed_columns(selected, transform)

@@ -65,10 +65,12 @@ def select_columns(
     columns: Sequence[str] | None,
     nulls: Nulls,
     settled: Sequence[str] = (),
+    padded: Sequence[str] = (),
 ) -> tuple[SelectedColumn, ...]:
     """Return the columns that a reader yields; None are the inputs, the labels and the weight.
 
-    Nulls of ``settled`` columns need no policy: a transformation makes values of them.
+    Nulls of ``settled`` columns need no policy: a transformation makes values of them. Another one
+    gives the lists of ``padded`` columns one length.
 
     Raises:
         InvalidArgument: Columns that do not exist, or an unknown null policy.
@@ -86,6 +88,8 @@ def select_columns(
     for name in names:
         column = manifest.column(name)
         dtype, shape = value_form(type_from_json(column.type))
+        if name in padded:
+            shape = ()
         chosen.append(
             SelectedColumn(
                 name,
@@ -168,7 +172,8 @@ def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
         raise UnsupportedType(
             "These columns have no fixed shape and cannot be put into batches: "
             f"{listing(ragged, limit=50)}.",
-            hint=f"read the others with columns={others}, or store lists of one length",
+            hint=f"transformations={{{ragged[0]!r}: t.pad(8) | ...}} gives lists one length; or "
+            f"read the others with columns={others}",
         )
 
 

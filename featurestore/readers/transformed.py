@@ -33,6 +33,11 @@ class Transform(Protocol):
         ...
 
     @property
+    def padded(self) -> tuple[str, ...]:
+        """The columns whose lists of varying length get one length."""
+        ...
+
+    @property
     def byte_rows(self) -> tuple[str, ...]:
         """The binary columns that are also taken as uint8 of (rows, bytes)."""
         ...

@@ -34,6 +34,7 @@ __all__ = [
     "cyclical",
     "text_tokens",
     "decode_image",
+    "pad",
     "cast",
     "function",
 ]
@@ -245,6 +246,26 @@ def decode_image(
         channels=channels,
         encoding=encoding,
     )
+
+
+def pad(length: int, *, keep: str = "first") -> Chain:
+    """Give lists of varying length one length, as the first step of their chain.
+
+    What fills up stands behind the items: 0 among numbers, a missing value among texts and whole
+    numbers, which is 0 in every code. The steps behind it are fitted on all items.
+
+    Args:
+        length: How many items of a list are kept.
+        keep: Which ones of longer lists: "first" or "last".
+
+    >>> pad(8, keep="last") | vocabulary(max_size=100)
+    pad(length=8, keep='last') | vocabulary(max_size=100, unknown=1)
+    """
+    from featurestore.transform.rules.lists import KEEP
+
+    if keep not in KEEP:
+        raise InvalidArgument(f"keep={keep!r} is not one of {listing(KEEP)}.")
+    return one("pad", length=_whole("length", length, least=1), keep=keep)
 
 
 def cast(dtype: str) -> Chain:

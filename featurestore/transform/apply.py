@@ -70,6 +70,10 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
         narrow: Whether the dataset's files hold the column as float32: then numbers are given the
             same rounding wherever they come from.
     """
+    steps = chain.steps
+    if value.kind == "list":
+        value = RULES[steps[0].rule].apply(ops, steps[0], value)
+        steps = steps[1:]
     if value.kind == "number":
         # Not every library tells such small numbers from 0.
         x = ops.number(value)
@@ -78,7 +82,7 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
         if narrow:
             x = ops.cast(ops.cast(x, "float32"), "float64")
         value = Value("number", x)
-    for step in chain.steps:
+    for step in steps:
         value = RULES[step.rule].apply(ops, step, value)
     return _result(ops, value, form)
 

@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from featurestore.errors import UnsupportedType
 from featurestore.readers.arrow_numpy import to_numpy
-from featurestore.transform.forms import Form, form_of
-from featurestore.transform.ops import Value
+from featurestore.transform.forms import Form, Kind, form_of
+from featurestore.transform.ops import Lists, Value
+
+_ITEMS: dict[Kind | None, Any] = {"number": np.float64, "whole": np.int64}
 
 
 def value_of(column: pa.Array, *, name: str) -> Value:
@@ -29,6 +31,8 @@ def value_of(column: pa.Array, *, name: str) -> Value:
 
 def read_value(form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None) -> Value:
     """Return values as readers have them, with their presence, as a value."""
+    if form.kind == "list":
+        return Value("list", lists_of(data, form.item), present)
     if form.kind != "number":
         return Value(form.kind, data, present)
     numbers = data.astype(np.float64, copy=False)
@@ -36,3 +40,21 @@ def read_value(form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_
         shape = present.shape + (1,) * (numbers.ndim - present.ndim)
         numbers = np.where(present.reshape(shape), numbers, np.nan)
     return Value("number", numbers)
+
+
+def lists_of(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
+    """Return an object array of arrays, a row each, as lists; other cells hold no items.
+
+    >>> rows = np.empty(2, object)
+    >>> rows[:] = [np.array([1, 2]), b""]
+    >>> lists_of(rows, "whole").lengths.tolist()
+    [2, 0]
+    """
+    dtype = _ITEMS.get(item, object)
+    parts = [np.empty(0, dtype=dtype)]
+    lengths = np.zeros(len(rows), dtype=np.int64)
+    for row, cell in enumerate(rows.tolist()):
+        if isinstance(cell, np.ndarray):
+            parts.append(cell.astype(dtype, copy=False))
+            lengths[row] = len(cell)
+    return Lists(np.concatenate(parts), lengths)

@@ -59,7 +59,9 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
         kind = schema.field(column.name).type
         form = form_of(kind)
         numbers = {form.kind, column.given.kind} <= {"number", "whole"}
-        if form.shape != column.given.shape or (form.kind != column.given.kind and not numbers):
+        if (form.shape, form.item) != (column.given.shape, column.given.item) or (
+            form.kind != column.given.kind and not numbers
+        ):
             raise InvalidArgument(
                 f"Column {column.name!r} is {kind}; the transformation {column.chain} was fitted "
                 f"on {column.type}."
@@ -93,6 +95,8 @@ def decoded(
     """Return an array as readers decode it: texts as bytes, missing values told."""
     if column.given.kind in ("text", "binary"):
         return _texts(given)
+    if column.given.kind == "list":
+        return _lists(given, column.given.item)
     data = np.asarray(given)
     if data.dtype.kind == "M":
         data = data.astype("datetime64[us]").astype(np.int64)
@@ -123,3 +127,17 @@ def _texts(given: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
         else:
             there[row] = False
     return data, None if present.all() else present
+
+
+def _lists(given: Any, item: str | None) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Return rows of items as an object array of arrays; None is a missing list."""
+    data = np.full(len(given), b"", dtype=object)
+    there = np.ones(len(given), dtype=np.bool_)
+    for row, value in enumerate(given):
+        if value is None:
+            there[row] = False
+        elif item == "text":
+            data[row] = _texts(np.asarray(value, dtype=object))[0]
+        else:
+            data[row] = np.asarray(value)
+    return data, None if there.all() else there

@@ -101,7 +101,11 @@ def countable(column: pa.Array) -> pa.Array:
 
     int64, float64 with nulls for NaN and 0.0 for -0.0, or bytes; those of lists one by one.
     """
-    while pat.is_fixed_size_list(column.type):
+    while (
+        pat.is_fixed_size_list(column.type)
+        or pat.is_list(column.type)
+        or pat.is_large_list(column.type)
+    ):
         column = column.flatten()
     form = form_of(column.type)
     if form.kind in ("text", "binary"):
@@ -118,6 +122,8 @@ def countable(column: pa.Array) -> pa.Array:
 
 def sample_of(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
     """Return the counts of a column as what steps are fitted on, values in ascending order."""
+    if form.item is not None:
+        form = Form(form.item)
     table = state.together()
     values: Sequence[Any] = ()
     counts = np.zeros(0, dtype=np.int64)

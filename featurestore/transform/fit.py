@@ -109,6 +109,11 @@ def fit_on_sample(
     form = replace(column.form, shape=())
     for index, step in enumerate(column.chain.steps):
         rule = RULES[step.rule]
+        if rule.of_lists:
+            # The values of a sample are the items of all lists.
+            form = replace(rule.output(step, form), shape=())
+            fitted.append(step)
+            continue
         if rule.fits:
             known = statistics if index == 0 and not column.form.shape else None
             found = rule.from_statistics(step, known, form)

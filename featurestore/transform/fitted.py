@@ -149,6 +149,11 @@ class Transformations:
         return tuple(column.name for column in self.columns if column.settles_missing)
 
     @cached_property
+    def padded(self) -> tuple[str, ...]:
+        """The columns whose lists of varying length get one length."""
+        return tuple(column.name for column in self.columns if column.given.kind == "list")
+
+    @cached_property
     def byte_rows(self) -> tuple[str, ...]:
         """The binary columns that are also taken as uint8 of (rows, bytes)."""
         names = []

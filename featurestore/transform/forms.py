@@ -10,7 +10,7 @@ from featurestore.errors import UnsupportedType
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Kind = Literal["number", "whole", "text", "binary", "code", "vector", "other"]
+Kind = Literal["number", "whole", "text", "binary", "code", "vector", "list", "other"]
 DTYPES = ("float32", "float64", "int32", "int64")
 
 
@@ -21,16 +21,19 @@ class Form:
     Attributes:
         kind: "number" (float64 on the way, missing is NaN), "whole" (int64), "text", "binary",
             "code" (whole numbers from 0, 0 is missing), "vector" (numbers that a step made of one
-            value, which no step of numbers takes), "other" (what only a function can take).
+            value, which no step of numbers takes), "list" (of varying length), "other" (what only a
+            function can take).
         shape: The shape of one value.
         dtype: The numpy type of the result, if the chain ends here; "" where it cannot.
         size: How many codes there are, of codes.
+        item: The kind of the items, of lists.
     """
 
     kind: Kind
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     size: int | None = None
+    item: Kind | None = None
 
     def with_shape(self, *more: int) -> Form:
         """Return the form with further dimensions of one value."""
@@ -62,11 +65,16 @@ def form_of(kind: pa.DataType) -> Form:
     """Return the form of a column of a feature type, before any step.
 
     >>> import pyarrow as pa
-    >>> form_of(pa.string())
-    Form(kind='text', shape=(), dtype='', size=None)
+    >>> form_of(pa.list_(pa.string())).item
+    'text'
     """
     import pyarrow.types as pat
 
+    if pat.is_list(kind) or pat.is_large_list(kind):
+        item = form_of(kind.value_type)
+        if item.kind in ("number", "whole", "text") and not item.shape:
+            return Form("list", (), "", item=item.kind)
+        return Form("other", (), "")
     shape: tuple[int, ...] = ()
     while pat.is_fixed_size_list(kind):
         shape += (kind.list_size,)

@@ -37,6 +37,14 @@ class Value:
     present: Any | None = None
 
 
+@dataclass(frozen=True)
+class Lists:
+    """Lists of varying length, one behind the other: the items, and how many each row has."""
+
+    items: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+
+
 class Ops(Protocol):
     """The operations of one library; arithmetic and comparisons are its arrays' own.
 
@@ -45,6 +53,10 @@ class Ops(Protocol):
 
     def number(self, value: Value) -> Any:
         """Return float64, missing as NaN, of numbers, whole numbers or codes (0 is missing)."""
+        ...
+
+    def from_numpy(self, data: Any) -> Any:
+        """Return an array of numpy as one of the library; texts stay as they are."""
         ...
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
@@ -113,6 +125,9 @@ class NumpyOps:
         if present is None:
             return data
         return np.where(self._spread(present, data), data, np.nan)
+
+    def from_numpy(self, data: Any) -> Any:
+        return data
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         return np.where(condition, yes, no)

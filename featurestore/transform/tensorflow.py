@@ -39,6 +39,9 @@ class TensorFlowOps:
             return data
         return tf.where(self._spread(present, data), data, self._number(np.nan))
 
+    def from_numpy(self, data: Any) -> Any:
+        return self._tf.constant(data)
+
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
         yes = self._tf.convert_to_tensor(yes, dtype)

@@ -10,6 +10,7 @@ import numpy as np
 
 from featurestore.errors import missing_extra
 from featurestore.transform.apply import transform_columns
+from featurestore.transform.arrow_values import lists_of
 from featurestore.transform.batches import decoded
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import Kind
@@ -40,6 +41,9 @@ class TorchOps:
         if present is None:
             return data
         return torch.where(self._spread(present, data), data, np.nan)
+
+    def from_numpy(self, data: Any) -> Any:
+        return data if data.dtype == object else self._torch.from_numpy(data)
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         if isinstance(yes, np.ndarray):
@@ -126,6 +130,8 @@ def _read(column: FittedColumn, given: Any) -> tuple[Any, Any | None]:
         there = torch.from_numpy(there)
     if is_text:
         return data, there
+    if column.given.kind == "list":
+        return lists_of(data, column.given.item), there
     return torch.from_numpy(np.ascontiguousarray(data)), there
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
@@ -128,3 +129,26 @@ def test_a_state_of_the_loader_is_a_state_of_the_reader(tfrecord: Example) -> No
     next(iter(loader))
     again, epoch, step = resume(tfrecord.path, tfrecord.manifest, loader.state_dict())
     assert (again.settings, epoch, step) == (reader.settings, 2, 1)
+
+
+def test_lists_of_varying_length_reach_pytorch_as_codes(tmp_path: Path) -> None:
+    import featurestore
+    from featurestore import transform as t
+
+    words = [["late", "gate"], None, [], ["gate", "bus", "late", "gate"]] * 20
+    numbers = [[0.5], [1.0, 2.0], [], [3.0]] * 20
+    rows = pa.table({"y": range(80), "words": words, "numbers": numbers})
+    chains = {"words": t.pad(3) | t.vocabulary(), "numbers": t.pad(2) | t.clip(high=2)}
+    with featurestore.connect(tmp_path) as store:
+        dataset = store.create_training_dataset(
+            rows, "lists", label="y", progress=False, transformations=chains
+        )
+        (features, label), *_ = dataset.reader("train", global_batch_size=40).torch_loader()
+    module = dataset.preprocessor("torch")
+    wanted = [int(row) for row in label]
+    given = {"words": [words[row] for row in wanted], "numbers": [numbers[row] for row in wanted]}
+    prepared = module(given)
+    for name in chains:
+        assert torch.equal(features[name], prepared[name])
+    assert features["words"].dtype == torch.int32
+    assert features["words"].shape == (40, 3)

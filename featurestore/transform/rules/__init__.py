@@ -6,6 +6,7 @@ from featurestore.transform.rules.codes import Bins, HashBucket, OneHot, Quantil
 from featurestore.transform.rules.functions import Function
 from featurestore.transform.rules.images import DecodeImage
 from featurestore.transform.rules.impute import Impute
+from featurestore.transform.rules.lists import Pad
 from featurestore.transform.rules.numbers import (
     Cast,
     Clip,
@@ -36,6 +37,7 @@ _ALL: tuple[Rule, ...] = (
     OneHot(),
     TextTokens(),
     DecodeImage(),
+    Pad(),
     Function(),
 )
 RULES: dict[str, Rule] = {rule.name: rule for rule in _ALL}

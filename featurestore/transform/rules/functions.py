@@ -38,6 +38,8 @@ class Function(Rule):
     fits = True
 
     def output(self, step: Step, given: Form) -> Form:
+        if given.kind == "list":
+            self.takes(given, "number")
         shape: tuple[int, ...] = ()
         if step.fitted is not None:
             shape = tuple(step.fitted["shape"])

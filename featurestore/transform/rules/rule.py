@@ -28,6 +28,8 @@ class Rule:
     fits = False
     # Whether a graph of TensorFlow can hold it.
     in_graphs = True
+    # Whether it takes lists of varying length, and is the first step of their chains.
+    of_lists = False
 
     def output(self, step: Step, given: Form) -> Form:
         """Return the form of the result; InvalidArgument where the input cannot be taken."""
@@ -79,9 +81,15 @@ _NAMES = {
     "binary": "bytes",
     "code": "codes",
     "vector": "vectors",
+    "list": "lists of varying length",
     "other": "values of this type",
 }
 _HINTS = {
+    ("list", "number"): "t.pad(length) | ... gives lists one length",
+    ("list", "text"): "t.pad(length) | ... gives lists one length",
+    ("number", "list"): "leave t.pad(...) out: values and lists of one length need none",
+    ("text", "list"): "leave t.pad(...) out: values and lists of one length need none",
+    ("whole", "list"): "leave t.pad(...) out: values and lists of one length need none",
     ("number", "text"): 't.cast("int64") makes whole numbers, t.bins(edges) categories',
     ("text", "number"): "t.vocabulary(), t.hash_bucket(n) or t.one_hot() make numbers of texts",
 }

@@ -1,0 +1,154 @@
+"""Lists of varying length reach a model as codes and numbers of one length, by fixed rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore import transform as t
+from featurestore.errors import InvalidArgument, UnsupportedType
+from featurestore.transform.arrow_values import lists_of
+from featurestore.transform.rules.lists import _placed
+
+ROWS = 240
+CHAINS = {
+    "words": t.pad(3) | t.vocabulary(max_size=4),
+    "numbers": t.pad(2, keep="last") | t.clip(high=3),
+    "ids": t.pad(3) | t.hash_bucket(10),
+    "whole": t.pad(4),
+}
+
+
+def lists(rows: int) -> pa.Table:
+    random = np.random.default_rng(0)
+    words: list[list[str] | None] = []
+    for row in range(rows):
+        found = [f"w{item}" for item in random.integers(0, 6, int(random.integers(0, 6)))]
+        words.append(None if row % 11 == 0 else found)
+    return pa.table(
+        {
+            "id": range(rows),
+            "y": [row % 2 for row in range(rows)],
+            "words": pa.array(words, pa.list_(pa.string())),
+            "numbers": pa.array(
+                [[float(item) for item in range(row % 5)] for row in range(rows)],
+                pa.list_(pa.float64()),
+            ),
+            "ids": pa.array([list(range(row % 4)) for row in range(rows)], pa.list_(pa.int64())),
+            "whole": pa.array(
+                [[row] * (row % 3) for row in range(rows)], pa.large_list(pa.int32())
+            ),
+        }
+    )
+
+
+@pytest.fixture(params=["tfrecord", "parquet"])
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    with featurestore.connect(tmp_path / "store") as store:
+        yield store.create_training_dataset(
+            lists(ROWS),
+            "lists",
+            label="y",
+            key="id",
+            data_format=request.param,
+            splits={"train": 0.8, "test": 0.2},
+            progress=False,
+            transformations=CHAINS,
+        )
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), max_size=6)), st.integers(1, 7), st.booleans())
+def test_the_first_or_last_items_stay_and_the_rest_is_filled(
+    rows: list[list[int]], length: int, first: bool
+) -> None:
+    cells = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        cells[number] = np.array(row, dtype=np.int64)
+    found, there = _placed(lists_of(cells, "whole"), length, keep="first" if first else "last")
+    for row, items, flags in zip(rows, found.tolist(), there.tolist(), strict=True):
+        kept = row[:length] if first else row[-length:]
+        assert items == kept + [0] * (length - len(kept))
+        assert flags == [True] * len(kept) + [False] * (length - len(kept))
+
+
+def test_readers_give_codes_and_numbers_of_one_length(dataset: Any) -> None:
+    stored = lists(ROWS).to_pylist()
+    known = list(dataset.transformations["words"].chain.steps[1].fitted["values"])
+    reader = dataset.reader(
+        "train", global_batch_size=50, columns=["id", *CHAINS], remainder="pad", seed=3
+    )
+    seen = []
+    for batch in reader.batches():
+        real = batch["sample_weight"] > 0
+        seen += batch["id"][real].tolist()
+        for name in CHAINS:
+            assert not batch[name][~real].any()
+        for index in np.flatnonzero(real):
+            row = stored[batch["id"][index]]
+            codes = [2 + known.index(word) if word in known else 1 for word in row["words"] or []]
+            assert batch["words"][index].tolist() == (codes + [0] * 3)[:3]
+            last = [min(number, 3.0) for number in row["numbers"][-2:]]
+            assert batch["numbers"][index].tolist() == (last + [0.0] * 2)[:2]
+            assert ((batch["ids"][index] > 0) == (np.arange(3) < len(row["ids"]))).all()
+            assert batch["whole"][index].tolist() == (row["whole"] + [0] * 4)[:4]
+    assert len(seen) == len(set(seen)) == dataset.num_rows("train")
+
+
+def test_frames_arrays_and_readers_agree(dataset: Any, tmp_path: Path) -> None:
+    rows = lists(ROWS)
+    with featurestore.connect(tmp_path / "store") as store:
+        scored = store.transform(rows, dataset).to_arrow()
+    by_array = dataset.transformations.apply({name: rows[name].to_pylist() for name in CHAINS})
+    batch = next(dataset.reader("test", global_batch_size=8, columns=["id", *CHAINS]).batches())
+    for name in CHAINS:
+        assert scored[name].to_pylist() == by_array[name].tolist()
+        for index, row in enumerate(batch["id"].tolist()):
+            assert batch[name][index].tolist() == by_array[name][row].tolist()
+
+
+@pytest.mark.tensorflow
+def test_tensorflow_reads_them_in_static_shapes(dataset: Any) -> None:
+    reader = dataset.reader("train", global_batch_size=20)
+    for (features, _), batch in zip(reader.tf_dataset(), reader.batches(), strict=True):
+        assert features["words"].shape == (20, 3)
+        for name in CHAINS:
+            assert (features[name].numpy() == batch[name]).all()
+
+
+def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> None:
+    with pytest.raises(UnsupportedType, match=r"t\.pad") as refused:
+        dataset.reader("train", global_batch_size=8, transformed=False)
+    assert "'words'" in str(refused.value)
+    for chains, words in (
+        ({"words": t.vocabulary()}, "not lists of varying length"),
+        ({"words": t.pad(3)}, "ends with texts"),
+        ({"y": t.pad(3)}, r"pad\(\) takes lists"),
+        ({"numbers": t.pad(3) | t.pad(2)}, r"pad\(\) takes lists"),
+        ({"words": t.standardize()}, r"t\.pad"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            dataset.fit(chains)
+    with pytest.raises(InvalidArgument, match="a Keras layer"):
+        dataset.preprocessor("keras")
+    with pytest.raises(InvalidArgument, match="keep="):
+        t.pad(3, keep="middle")
+
+
+def test_nulls_among_the_items_are_named(tmp_path: Path) -> None:
+    from featurestore.errors import NullsInColumns
+    from featurestore.readers.arrow_numpy import to_numpy
+
+    with pytest.raises(NullsInColumns, match="'words' have nulls inside"):
+        to_numpy(pa.array([["a", None]], pa.list_(pa.string())), name="words")
+    values, present = to_numpy(pa.array([None, [1, 2], []], pa.list_(pa.int64())), name="x")
+    assert [cell.tolist() for cell in values] == [[], [1, 2], []]
+    assert present is not None
+    sliced, _ = to_numpy(pa.array([[9], [1, 2], [3]], pa.list_(pa.int64())).slice(1), name="x")
+    assert [cell.tolist() for cell in sliced] == [[1, 2], [3]]

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import featurestore
+from featurestore.model.monitor_report import MonitorReport
 from featurestore.statistics import compare_statistics, plots
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,7 @@ sys.path.insert(0, str(ROOT / "examples" / "flights"))
 
 def main() -> None:
     """Draw every picture in light and dark style."""
+    import watch
     from late_flights import raw
 
     store = featurestore.connect(tempfile.mkdtemp())
@@ -50,8 +52,10 @@ def main() -> None:
         store.get_featuregroup_statistics("january"),
         store.get_featuregroup_statistics("july"),
     )
+    winter = reports_of_the_winter()
     for style, suffix in (("default", "light"), ("dark_background", "dark")):
         with plt.style.context(style):
+            watch.draw(winter, ASSETS / f"winter-{suffix}.png")
             pictures = {
                 "correlations": store.visualize_featuregroup_correlations("weather", plot=False),
                 "correlations-wide": store.visualize_featuregroup_correlations("wide", plot=False),
@@ -67,6 +71,15 @@ def main() -> None:
             for name, figure in pictures.items():
                 assert figure is not None
                 figure.savefig(ASSETS / f"{name}-{suffix}.png", dpi=75)
+
+
+def reports_of_the_winter() -> list[MonitorReport]:
+    """Return what a monitor finds in the weeks after a summer."""
+    import watch
+
+    store = featurestore.connect(tempfile.mkdtemp())
+    watch.fill(store, "2013-12-30T00:00Z")
+    return watch.watch(store, "2013-12-30T00:00Z")
 
 
 def wide_table() -> pa.Table:

@@ -106,3 +106,15 @@ def test_the_whole_example_runs_on_a_slice(tmp_path: Path) -> None:
     pictures = list(tmp_path.glob("run-*/*.png"))
     assert sorted(each.name for each in pictures) == ["correlations.png", "loss.png"]
     assert all(each.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for each in pictures)
+
+
+def test_the_monitor_of_the_weather_finds_the_winter(tmp_path: Path) -> None:
+    command = [sys.executable, "watch.py", "--until", "2013-11-04T00:00Z", "--out", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "weather_watch: alarm, 2013-10-14" in done.stdout
+    assert "temp psi" in done.stdout
+    assert (tmp_path / "winter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "<svg" in (tmp_path / "winter.html").read_text()

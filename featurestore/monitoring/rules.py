@@ -96,23 +96,24 @@ def confirmed(judged: Sequence[Judged], confirm: int, *, apart: bool = True) -> 
         enough = len(before) == confirm - 1
         repeated = enough and all(finding.key in keys for keys in before)
         if finding.kind == "nulls" and enough and apart and not (finding.out and repeated):
-            finding = _counted_together(finding, judged[-confirm:])
-            repeated = finding.out
+            together_too = _counted_together(finding, judged[-confirm:])
+            repeated = together_too is not None
+            finding = together_too or finding
         found.append(replace(finding, alarm=finding.out and (at_once or repeated)))
     return tuple(found)
 
 
-def _counted_together(finding: Finding, judged: Sequence[Judged]) -> Finding:
-    """Return a finding on missing values, out of bounds where neighbouring windows together are."""
+def _counted_together(finding: Finding, judged: Sequence[Judged]) -> Finding | None:
+    """Return a finding on missing values as out of bounds where neighbours together are."""
     chain = []
     for each in judged:
         if finding.subject not in each.missing:
-            return finding
+            return None
         chain.append(each.missing[finding.subject])
     if len(chain) > 1 and together(chain):
         text = f"{finding} by itself, and too far in {len(chain)} windows together"
         return replace(finding, out=True, text=text)
-    return finding
+    return None
 
 
 # -- distributions --------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from featurestore.external import LiveSource
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import lineage
 from featurestore.store import FeatureStore
+from tests.sources.places import PLACES
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = "id integer, plan text, spent real, updated_at timestamp"
@@ -259,3 +260,37 @@ def test_a_source_that_changed_or_went_is_a_clear_error(shop: FeatureStore, tmp_
     shop.remove_source("shop")
     with pytest.raises(SourceNotFound, match="customers' version 1 are in source 'shop'"):
         shop.get_features(["customers.spent"], **asked).to_arrow()
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_every_kind_of_source_can_be_a_group(
+    duckdb_store: FeatureStore, tmp_path: Path, kind: str
+) -> None:
+    times = [START + timedelta(hours=number, microseconds=number) for number in range(60)]
+    rows = pa.table(
+        {
+            "id": pa.array([number % 7 for number in range(60)], pa.int64()),
+            "customer": [f"customer {number}" for number in range(60)],
+            "total": pa.array([number + 0.25 for number in range(60)], pa.float64()),
+            "created_at": pa.array(times, pa.timestamp("us", "UTC")),
+        }
+    )
+    source, query = PLACES[kind](rows, tmp_path)
+    config = source._config
+    duckdb_store.add_source("shop", config.uri, options=config.options)
+    duckdb_store.create_external_featuregroup(
+        "there",
+        source="shop",
+        table=query.table,
+        path=query.path,
+        primary_key="id",
+        event_time="created_at",
+    )
+    duckdb_store.create_featuregroup(rows, "here", primary_key="id", event_time="created_at")
+    found = []
+    for group in ("there", "here"):
+        features = [f"{group}.customer", f"{group}.total"]
+        frame = duckdb_store.get_features(features, labels=labels(), label_time="at")
+        found.append(frame.to_arrow())
+    assert found[0].equals(found[1])
+    assert found[0].column("total").null_count == 1

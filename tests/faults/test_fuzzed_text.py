@@ -482,13 +482,13 @@ TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
     "states of statistics": (fuzz_statistics_state, 150),
     "transformations": (fuzz_transformations, 150),
     "manifests": (fuzz_manifest, 100),
-    "definitions": (fuzz_definition, 20),
-    "commits": (fuzz_commit, 20),
+    "definitions": (fuzz_definition, 8),
+    "commits": (fuzz_commit, 8),
     "sources": (fuzz_source, 15),
     "external groups": (fuzz_external, 15),
-    "registries": (fuzz_registry, 20),
-    "filters": (fuzz_filters, 20),
-    "job files": (fuzz_job_file, 20),
+    "registries": (fuzz_registry, 10),
+    "filters": (fuzz_filters, 15),
+    "job files": (fuzz_job_file, 15),
 }
 SOAK = 50
 

@@ -81,6 +81,7 @@ def test_the_quarantine_of_a_group_is_read_with_its_types(store: FeatureStore) -
     assert first.filter("age = 3").select(["reasons"]).count() == 1
 
 
+@spark_in_soak
 def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
     create(store)
     bad = people([200, 201, 202, 203, 203, None], [40, 300, 41, 1, 2, 3], hours=1)

@@ -124,6 +124,9 @@ def test_the_quarantine_commits_first_and_both_under_one_transaction(
 
     monkeypatch.setattr(engine, "write", watch)
     changes = people([1, 2], [31, REJECTED])
+    with pytest.raises(ValidationFailed, match="1 of 2 rows"):
+        store.insert_into_featuregroup(changes, "people", mode="upsert")
+    assert committed == []
     for _ in range(2):
         store.insert_into_featuregroup(
             changes, "people", mode="upsert", validation="quarantine", transaction=("nightly", 7)

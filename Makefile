@@ -24,7 +24,7 @@ test: $(STAMP) ## run every test (WORKERS=1 for one process, ARGS="-k name" to c
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times $(ARGS)
 
 check: $(STAMP) ## run the tests of the inner loop: the core on DuckDB, two minutes
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --inner-loop -m 'not spark and not soak and not slow and not tensorflow and not petastorm and not postgres' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --inner-loop -m 'not spark and not soak and not slow and not hypothesis and not tensorflow and not petastorm and not postgres' $(ARGS)
 
 lint: $(STAMP) ## ruff, mypy, import-linter, dead code, density
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -87,7 +87,11 @@ def _start(folder: Path, name: str, kind: str, *arguments: str) -> subprocess.Po
     with open(folder / f"{name}.log", "wb") as log:
         return subprocess.Popen(
             command,
-            env=environment(SPARK_DAEMON_MEMORY="256m", SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1", SPARK_CONF_DIR=str(folder)),
+            env=environment(
+                SPARK_DAEMON_MEMORY="256m",
+                SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1",
+                SPARK_CONF_DIR=str(folder),
+            ),
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=folder,

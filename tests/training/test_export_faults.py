@@ -43,9 +43,7 @@ while True:
 
 # A run tries some moments, the long run many.
 @pytest.mark.parametrize("trials", [8, pytest.param(60, marks=pytest.mark.soak)])
-def test_kills_leave_whole_datasets_or_none(
-    tmp_path: Path, example: Example, trials: int
-) -> None:
+def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example, trials: int) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup(example(4000), "facts", primary_key=["user", "at"])
     rng = random.Random(6)

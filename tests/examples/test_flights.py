@@ -39,6 +39,7 @@ def training_rows(store: FeatureStore) -> pa.Table:
     )
 
 
+@pytest.mark.soak  # the suites of retrieval hold each part of it on Spark
 @pytest.mark.spark
 @pytest.mark.usefixtures("late_flights", "spark")
 def test_both_engines_give_the_same_training_rows(tmp_path: Path) -> None:

@@ -233,6 +233,7 @@ def test_chained_retrievals_are_covered_join_by_join(duckdb_store: FeatureStore)
         report["third"]
 
 
+@spark_in_soak
 def test_a_group_without_key_is_joined_on_unique_columns_only(store: FeatureStore) -> None:
     rows = [{"team": 1, "x": 1.0}, {"team": 2, "x": 2.0}, {"team": None, "x": 3.0}]
     store.create_featuregroup(

@@ -16,6 +16,8 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+from tests.on_spark import spark_in_soak
+
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
@@ -39,6 +41,7 @@ def fill(store: FeatureStore) -> FeatureStore:
     return store
 
 
+@spark_in_soak
 def test_dropped_label_rows_are_counted_and_said_on_each_engine(
     store: FeatureStore, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

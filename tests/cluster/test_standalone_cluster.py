@@ -70,7 +70,7 @@ def application(
     command = [
         str(standalone.spark_home() / "bin" / "spark-submit"),
         *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
-        *("--conf", "spark.sql.shuffle.partitions=2"),
+        *("--conf", "spark.sql.shuffle.partitions=4"),
         *("--conf", "spark.databricks.delta.snapshotPartitions=1"),
         # The application is over before the second compiler pays off.
         *("--driver-java-options", QUICK_JAVA),

@@ -62,6 +62,11 @@ def read_history(
     Raises:
         TableDamaged: A commit is missing or unreadable; names the file.
     """
+    with log.looked_at_once(path, back=limit if before is None else None):
+        return _read_history(path, limit=limit, before=before)
+
+
+def _read_history(path: str, *, limit: int | None, before: int | None) -> tuple[LogCommit, ...]:
     latest = log.latest_version(path)
     last = latest
     if before is not None:
@@ -98,6 +103,11 @@ def version_at(path: str, moment: datetime) -> int:
     Raises:
         VersionNotFound: The table began later.
     """
+    with log.looked_at_once(path, back=None):
+        return _version_at(path, moment)
+
+
+def _version_at(path: str, moment: datetime) -> int:
     millis = to_micros(moment) // 1000
     listed = log.list_log(path)
     first = bisect.bisect_left(listed.commits, listed.earliest)

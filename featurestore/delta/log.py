@@ -10,12 +10,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.storage import files
+from featurestore.storage.listing import listed_once
 from featurestore.storage.location import absolute, is_uri
 
 LOG_FOLDER = "_delta_log"
@@ -32,6 +34,8 @@ _KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo
 # The last version of each table that this process has seen: its successors are looked for, not
 # listed.
 _LAST_SEEN: dict[str, int] = {}
+# So many commits before the last one seen are asked for again together with those after it.
+_ASKED_AGAIN = 20
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,26 @@ class LogFiles:
         return min(self.checkpoints, default=self.latest)
 
 
+@contextmanager
+def looked_at_once(path: str, *, back: int | None = _ASKED_AGAIN) -> Iterator[None]:
+    """Ask a log below a URI once which files it has, and use the answer until the block ends.
+
+    For what reads: a commit that another writer makes meanwhile is not seen. Where the process has
+    seen the log before, only what came later is asked for, and ``back`` commits before it (None:
+    all).
+    """
+    seen = _LAST_SEEN.get(path)
+    after = ""
+    if seen is not None and back is not None and back < seen:
+        after = f"{seen - back:0{_VERSION_DIGITS}d}"
+    with listed_once(os.path.join(path, LOG_FOLDER), after=after):
+        yield
+
+
 def is_delta_table(path: str) -> bool:
     """Tell whether there is a Delta table at ``path``."""
+    if is_uri(path) and path in _LAST_SEEN and latest_version(path) >= 0:
+        return True
     if files.exists(commit_path(path, 0)):
         return True
     names = files.list_directory(os.path.join(path, LOG_FOLDER))
@@ -165,6 +187,9 @@ def _latest_listed(path: str, seen: int | None) -> int:
                 seen += 1
             _LAST_SEEN[path] = seen
             return seen
+    _LAST_SEEN.pop(path, None)
+    if not files.is_directory(os.path.join(path, LOG_FOLDER)):
+        return -1
     found = list_log(path)
     if found.commits and found.commits[-1] == found.latest:
         _LAST_SEEN[path] = found.latest

@@ -35,7 +35,7 @@ from featurestore.delta.protocol import Protocol
 from featurestore.delta.replay import Replay
 from featurestore.delta.schema import UnknownTypeError, arrow_schema
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
-from featurestore.storage.location import absolute
+from featurestore.storage.location import absolute, is_uri
 
 _log = logging.getLogger("featurestore.delta")
 # Snapshots that are remembered, and how far behind one may be to be the base of another.
@@ -115,6 +115,11 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
         UnsupportedTable: The table uses features that the store would read wrongly; names them.
     """
     path = absolute(path)
+    with log.looked_at_once(path):
+        return _read(path, version)
+
+
+def _read(path: str, version: int | None) -> Snapshot:
     if not log.is_delta_table(path):
         deleted = deletion_of(path)
         if deleted is not None:
@@ -152,6 +157,9 @@ class _Read:
     sources: tuple[FileState, ...]
 
     def is_current(self) -> bool:
+        if is_uri(self.snapshot.path):
+            # Nothing there takes the place of a commit; a table of the same name has others.
+            return self.sources[-1].is_current()
         return all(source.is_current() for source in self.sources)
 
 

@@ -165,7 +165,7 @@ def read_json(path: str) -> Any:
 def exists(path: str) -> bool:
     """Tell whether a file or directory exists."""
     if is_uri(path):
-        return remote.find(path) is not None or remote.is_directory(path)
+        return remote.exists(path)
     return os.path.exists(path)
 
 

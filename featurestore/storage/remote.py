@@ -13,6 +13,7 @@ from contextlib import suppress
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.storage import settings
 from featurestore.storage.interface import StoredObject
+from featurestore.storage.listing import listing_of, names_in
 from featurestore.storage.location import is_uri, options_of, storage_of
 
 _CHUNK_BYTES = 8 << 20
@@ -86,6 +87,9 @@ def delta_options(path: str) -> dict[str, str] | None:
 
 def find(path: str) -> StoredObject | None:
     """Return size, time and tag of an object, None when there is none."""
+    known = listing_of(path)
+    if known is not None:
+        return known.found.get(path)
     storage, name = storage_of(path)
     return storage.find(name) if name else None
 
@@ -98,6 +102,14 @@ def status(path: str) -> StoredObject:
     return found
 
 
+def exists(path: str) -> bool:
+    """Tell whether there is an object, or something below a path."""
+    if find(path) is not None:
+        return True
+    # Where a list knows of no object, there is no folder that anybody asks for, either.
+    return listing_of(path) is None and is_directory(path)
+
+
 def is_directory(path: str) -> bool:
     """Tell whether something lies below a path."""
     storage, name = storage_of(path)
@@ -106,6 +118,9 @@ def is_directory(path: str) -> bool:
 
 def names(path: str, *, after: str) -> list[str]:
     """Return the names in a directory, sorted; with ``after`` objects alone, greater than it."""
+    known = names_in(path, after=after)
+    if known is not None:
+        return known
     storage, name = storage_of(path)
     if not after:
         return storage.children(name)

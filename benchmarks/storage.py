@@ -112,7 +112,7 @@ def main() -> None:
             options = server.options
             s3 = new_store(f"{bucket}/store", folder / "s3", rows=rows, storage_options=options)
             measure({"disk": disk, "s3": s3}, rows, repeats)
-            count_requests(server.port, bucket, folder, rows=rows, commits=commits)
+            count_requests(server.port, bucket, folder, rows=1_000, commits=commits)
             disk.close()
             s3.close()
 

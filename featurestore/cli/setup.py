@@ -22,6 +22,8 @@ from featurestore.cli.state import Settings, settings, store
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.lookup import plugin_names
 from featurestore.storage import files
+from featurestore.storage.inspection import inspect as inspect_location
+from featurestore.storage.location import is_uri
 
 app = typer.Typer()
 
@@ -42,6 +44,7 @@ _EXTRAS = {
     "pandas": "pandas",
     "polars": "polars",
     "psycopg": "postgres",
+    "obstore": "s3",
 }
 
 
@@ -154,6 +157,9 @@ def _store(options: Settings) -> Iterator[Check]:
         )
         yield Check("engine chosen", OK, resolved.engine)
         directory = files.location_of(resolved.location)
+        if is_uri(directory):
+            yield from _remote(directory, resolved.registry)
+            return
         if not files.exists(directory):
             yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
             return
@@ -162,6 +168,18 @@ def _store(options: Settings) -> Iterator[Check]:
         yield _registry(directory, resolved.registry)
     except FeatureStoreError as error:
         yield Check("store", PROBLEM, error.message, error.hint)
+
+
+def _remote(location: str, registry: str | None) -> Iterator[Check]:
+    """Try at a URI all that a store there needs."""
+    for found in inspect_location(location):
+        state = OK if found.passed else PROBLEM
+        yield Check(f"location: {found.what}", state, found.detail, found.hint)
+    if registry is None:
+        hint = "--registry postgresql://user@host/database, or sqlite:////path/to/cache.db"
+        yield Check("registry", PROBLEM, "a store at a URI needs one of its own", hint)
+    else:
+        yield _registry(location, registry)
 
 
 def _registry(directory: str, url: str | None) -> Check:

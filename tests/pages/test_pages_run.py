@@ -27,13 +27,14 @@ HEAVY = {
     "docs/tutorial.md",
 }
 SPARK = {"docs/how-to/spark.md"}
+S3 = {"docs/how-to/s3.md"}
 # Pages that want a library that `make setup` does not install.
 ELSEWHERE = {"docs/how-to/jax.md": ("jax", "grain"), "docs/how-to/pytorch.md": ("torch",)}
 
 
 def light_pages() -> list[str]:
     names = [str(page.relative_to(ROOT)) for page in pages()]
-    return [name for name in names if name not in {*HEAVY, *SPARK, *ELSEWHERE}]
+    return [name for name in names if name not in {*HEAVY, *SPARK, *S3, *ELSEWHERE}]
 
 
 @pytest.fixture
@@ -96,6 +97,18 @@ def test_the_code_of_a_page_about_spark_runs(
 ) -> None:
     del empty_folder
     request.getfixturevalue("spark")
+    run_page(ROOT / name)
+
+
+@pytest.mark.parametrize("name", sorted(S3))
+def test_the_code_of_a_page_about_s3_runs(
+    name: str, empty_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del empty_folder
+    server = request.getfixturevalue("object_server")
+    server.new_bucket("features-of-team-a")
+    for key, value in server.options.items():
+        monkeypatch.setenv(key.upper(), value)
     run_page(ROOT / name)
 
 

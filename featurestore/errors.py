@@ -338,6 +338,45 @@ class JobFailed(FeatureStoreError, RuntimeError):
     """A run of a job failed; the cause is chained and kept in the history."""
 
 
+# --- experiments ----------------------------------------------------------------------
+
+
+class RunNotFound(FeatureStoreError, LookupError):
+    """No run of an experiment has this id."""
+
+
+class RunDamaged(FeatureStoreError, RuntimeError):
+    """The record of a run cannot be read; the message names the file and what is wrong."""
+
+
+class RunFailed(FeatureStoreError, RuntimeError):
+    """A training function failed, or its workers died more often than they may."""
+
+
+class RunRunning(FeatureStoreError, RuntimeError):
+    """A run that is to be resumed runs still."""
+
+
+class InvalidTrainFunction(FeatureStoreError, TypeError):
+    """A training function cannot be pickled, or takes other arguments than it would be given."""
+
+
+class InvalidMetric(FeatureStoreError, ValueError):
+    """A reported metric is no finite number, or the one that counts was never reported."""
+
+
+class LauncherNotFound(FeatureStoreError, LookupError):
+    """No launcher has this name."""
+
+
+class NotEnoughSlots(FeatureStoreError, RuntimeError):
+    """A cluster has fewer free slots than workers are to run at once."""
+
+
+class Stopped(FeatureStoreError):
+    """The search gave this trial up: end the function, what was reported counts."""
+
+
 def listing(names: Iterable[object], *, limit: int = 10) -> str:
     """Return names as a readable list, cut after ``limit``.
 

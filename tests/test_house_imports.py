@@ -11,6 +11,7 @@ import pytest
 
 HEAVY = ("pandas", "pyarrow", "numpy", "sqlalchemy", "duckdb", "deltalake", "pyspark", "tensorflow")
 EXTRAS = (
+    "cloudpickle",
     "croniter",
     "delta",
     "great_expectations",
@@ -19,6 +20,7 @@ EXTRAS = (
     "fsspec",
     "narwhals",
     "obstore",
+    "optuna",
     "pandas",
     "petastorm",
     "polars",
@@ -27,6 +29,7 @@ EXTRAS = (
     "scipy",
     "seaborn",
     "sklearn",
+    "tensorboard",
     "tensorflow",
     "tf_keras",
 )

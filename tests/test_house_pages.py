@@ -32,6 +32,7 @@ WORDS = {
     "scheduler": ["start"],
     "registry": ["rebuild", "upgrade"],
     "source": ["list", "add", "check", "read"],
+    "run": ["list", "show", "compare", "logs", "tensorboard"],
 }
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 

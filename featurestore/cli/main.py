@@ -52,6 +52,7 @@ _NOUNS = {
     "scheduler": "scheduler",
     "registry": "registry",
     "source": "sources",
+    "run": "runs",
 }
 
 

@@ -17,6 +17,7 @@ FEATUREGROUPS = "featuregroups"
 TRAININGDATASETS = "trainingdatasets"
 FEATUREVIEWS = "featureviews"
 SOURCES = "sources"
+EXPERIMENTS = "experiments"
 STAGING = "_staging"
 LOGS = "_logs"
 OWNERS = "_owners"
@@ -60,6 +61,11 @@ class StorePaths:
         return os.path.join(self.sources, f"{check_name(name, noun='source')}.json")
 
     @property
+    def experiments(self) -> str:
+        """The directory of all experiments."""
+        return os.path.join(self.location, EXPERIMENTS)
+
+    @property
     def staging(self) -> str:
         """The directory of what runs stage."""
         return os.path.join(self.location, STAGING)
@@ -101,6 +107,10 @@ class StorePaths:
     def feature_view_versions(self, name: str) -> str:
         """Return the directory that holds all versions of a feature view."""
         return os.path.join(self.feature_views, check_name(name, noun="feature view"))
+
+    def experiment(self, name: str) -> str:
+        """Return the directory of the runs of an experiment."""
+        return os.path.join(self.experiments, check_name(name, noun="experiment"))
 
     def stage(self, run_id: str) -> str:
         """Return the directory in which one run stages its rows.

@@ -7,11 +7,14 @@ copy counts.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers.evaluation import refuse_metrics_over_padding
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 STATE_FILE = "reader.json"
 _PREFIX = "variables"
+_ARRAYS = "arrays.npz"
 _NAME = re.compile(r"step-(\d{6})-(\d{9})")
 _HEARTBEATS = "heartbeats"
 
@@ -34,9 +38,11 @@ class ReaderCheckpoint:
     Args:
         directory: Shared by all workers.
         reader: Whose state is kept.
-        objects: What is trained, as ``tf.train.Checkpoint`` takes it.
+        objects: What is trained, as ``tf.train.Checkpoint`` takes it, or numpy arrays, which are
+            filled in place.
         strategy: The ``tf.distribute`` strategy, for the number of this worker.
         keep: How many checkpoints stay.
+        position: Number of this worker and of all, where no strategy tells.
     """
 
     directory: str
@@ -44,16 +50,17 @@ class ReaderCheckpoint:
     objects: Mapping[str, Any]
     strategy: Any | None = None
     keep: int = 2
+    position: tuple[int, int] | None = None
 
     @property
     def worker(self) -> int:
         """Number of this worker."""
-        return _worker_of(self.strategy)[0]
+        return self._worker_of()[0]
 
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return _worker_of(self.strategy)[1]
+        return self._worker_of()[1]
 
     def save(self, epoch: int, step: int) -> None:
         """Save the objects and the state.
@@ -64,8 +71,6 @@ class ReaderCheckpoint:
             epoch: The epoch to go on with.
             step: The next step of it.
         """
-        from featurestore.readers.tensorflow import write_objects
-
         state = self.reader.state(epoch, step)
         name = f"step-{state['epoch']:06d}-{state['step']:09d}"
         # Variables of some kinds are reduced over all workers when they are read, so all must
@@ -73,7 +78,7 @@ class ReaderCheckpoint:
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
         files.remove(temporary, below=self.directory)
         files.make_directory(temporary)
-        write_objects(os.path.join(temporary, _PREFIX), self.objects)
+        self._write(temporary)
         if self.worker > 0:
             files.remove(temporary, below=self.directory)
             return
@@ -100,7 +105,6 @@ class ReaderCheckpoint:
             ReaderConfigError: The checkpoint's reader had other settings.
         """
         from featurestore.readers.reader import resume
-        from featurestore.readers.tensorflow import read_objects
 
         newest = self.latest()
         if newest is None:
@@ -118,8 +122,17 @@ class ReaderCheckpoint:
                 f"{'; '.join(changed)}.",
                 hint="use these settings, or start in another directory",
             )
-        read_objects(os.path.join(newest, _PREFIX), self.objects)
+        self._read(newest)
         return epoch, step
+
+    def position_of(self) -> tuple[int, int]:
+        """Return (epoch, step) of the newest checkpoint, (0, 0) without one; restores nothing."""
+        newest = self.latest()
+        if newest is None:
+            return 0, 0
+        found = _NAME.fullmatch(os.path.basename(newest))
+        assert found is not None
+        return int(found[1]), int(found[2])
 
     def heartbeat(
         self, *, directory: str | os.PathLike[str] | None = None, timeout: float = 600.0
@@ -217,6 +230,38 @@ class ReaderCheckpoint:
                 epoch, step = last, 0
         return histories
 
+    def _write(self, directory: str) -> None:
+        if not self.objects:
+            return
+        if not _are_arrays(self.objects):
+            from featurestore.readers.tensorflow import write_objects
+
+            write_objects(os.path.join(directory, _PREFIX), self.objects)
+            return
+        content = io.BytesIO()
+        np.savez(content, **self.objects)
+        files.write_atomically(os.path.join(directory, _ARRAYS), content.getvalue())
+
+    def _read(self, directory: str) -> None:
+        if not self.objects:
+            return
+        if not _are_arrays(self.objects):
+            from featurestore.readers.tensorflow import read_objects
+
+            read_objects(os.path.join(directory, _PREFIX), self.objects)
+            return
+        content = io.BytesIO(files.read_bytes(os.path.join(directory, _ARRAYS)))
+        with np.load(content, allow_pickle=False) as saved:
+            for name, array in self.objects.items():
+                array[...] = saved[name]
+
+    def _worker_of(self) -> tuple[int, int]:
+        if self.strategy is not None:
+            from featurestore.readers.tensorflow import worker_of
+
+            return worker_of(self.strategy)
+        return self.position or (0, 1)
+
     def _dataset(self, epochs: int, epoch: int, step: int) -> Any:
         if self.strategy is None:
             return self.reader.tf_dataset(epochs, start_epoch=epoch, start_step=step)
@@ -230,9 +275,6 @@ class ReaderCheckpoint:
             files.remove(os.path.join(self.directory, name), below=self.directory)
 
 
-def _worker_of(strategy: Any | None) -> tuple[int, int]:
-    if strategy is None:
-        return 0, 1
-    from featurestore.readers.tensorflow import worker_of
-
-    return worker_of(strategy)
+def _are_arrays(objects: Mapping[str, Any]) -> bool:
+    """Tell whether numpy keeps the objects; TensorFlow does where there is any other."""
+    return all(isinstance(each, np.ndarray) for each in objects.values())

@@ -17,7 +17,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import datasets, groups, owners, sources, views
+from featurestore.recovery import datasets, experiments, groups, owners, sources, views
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
 from featurestore.registry import Registry, open_registry
@@ -41,6 +41,7 @@ _RESTORED = (
     "training_datasets",
     "training_dataset_pins",
     "feature_views",
+    "experiment_runs",
 )
 
 Restore = Callable[[Connection, FeatureGroupSpec, str], None]
@@ -50,7 +51,7 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class Rebuilt:
     """What a rebuild found.
 
-    References of groups, datasets and views, names of sources, and (path, reason) of what it could
+    References of groups, datasets and views, names of sources, ids of runs, and (path, reason) of what it could
     not read.
     """
 
@@ -58,6 +59,7 @@ class Rebuilt:
     training_datasets: list[str] = field(default_factory=list)
     feature_views: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    experiment_runs: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
@@ -100,6 +102,7 @@ def rebuild(location: str, *, url: str | None = None, restore: Restore | None = 
             _restore_datasets(connection, location, result)
             _restore_views(connection, location, result)
             _restore_sources(connection, location, result)
+            _restore_experiments(connection, location, result)
     finally:
         registry.close()
     return result
@@ -145,6 +148,12 @@ def _restore_sources(connection: Connection, location: str, result: Rebuilt) -> 
     for name, path in sources.defined(location):
         with _alone(connection, path, result):
             result.sources.append(sources.register(connection, name, path).name)
+
+
+def _restore_experiments(connection: Connection, location: str, result: Rebuilt) -> None:
+    for name, directory in experiments.every(StorePaths(location)):
+        with _alone(connection, directory, result):
+            result.experiment_runs.append(experiments.register_found(connection, name, directory))
 
 
 @contextmanager

@@ -312,6 +312,24 @@ outbox = Table(
     Index("ix_outbox_next_try", "delivered", "next_try"),
 )
 
+# Runs of experiments, as their run.json tells of them.
+experiment_runs = Table(
+    "experiment_runs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("parent", String(64)),
+    Column("number", Integer),
+    Column("dataset", String(63)),
+    Column("dataset_version", Integer),
+    Column("created", BigInteger, nullable=False),
+    Index("ix_experiment_runs_name", "name", "created"),
+    Index("ix_experiment_runs_parent", "parent", "number"),
+    Index("ix_experiment_runs_dataset", "dataset", "dataset_version"),
+)
+
 
 # Where stream jobs stand: the next offset of each partition, and the topic's end as it was then.
 stream_offsets = Table(

@@ -45,3 +45,8 @@ def is_held(path: str) -> bool:
     finally:
         os.close(handle)
     return False
+
+
+def release(handle: int) -> None:
+    """Let go of a file that this process holds."""
+    os.close(handle)

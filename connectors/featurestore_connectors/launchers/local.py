@@ -1,0 +1,102 @@
+"""Workers as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from featurestore.plugins.launcher import WORKER_MODULE, Gang, Launcher, RunningGang, WorkerTask
+from featurestore.storage import files
+from featurestore.storage.supervised import SupervisedProcess, search_path
+
+_GPUS = "/proc/driver/nvidia/gpus"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class LocalLauncher:
+    """Starts workers here; the devices of the machine are dealt out among them."""
+
+    name = "local"
+    driver_host = "127.0.0.1"
+
+    def check(self, workers: int) -> None:
+        """Every machine has slots."""
+
+    def start(self, gang: Gang) -> RunningGang:
+        cluster = None
+        if gang.needs_addresses:
+            cluster = addresses(gang.tasks)
+        shares = device_shares(visible_devices(), len(gang.tasks))
+        running = LocalGang()
+        try:
+            for task, share in zip(gang.tasks, shares, strict=True):
+                environment = {**os.environ, "PYTHONPATH": search_path(), **task.environment}
+                if share is not None:
+                    environment[_DEVICES] = task.environment.get(_DEVICES, share)
+                running.processes.append(
+                    SupervisedProcess(
+                        [sys.executable, "-m", WORKER_MODULE],
+                        task.given(gang.function, cluster),
+                        log=task.log,
+                        environment=environment,
+                        directory=task.directory,
+                    )
+                )
+        except BaseException:
+            running.stop()
+            raise
+        return running
+
+
+class LocalGang:
+    """Workers that run here."""
+
+    def __init__(self) -> None:
+        self.processes: list[SupervisedProcess] = []
+
+    def poll(self) -> list[int | None]:
+        return [process.poll() for process in self.processes]
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.stop()
+
+
+def addresses(tasks: Sequence[WorkerTask]) -> dict[str, list[str]]:
+    """Return an address with a free port for each worker, by role."""
+    # All are held at once, so that no two workers are told the same one.
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in tasks]
+    found: dict[str, list[str]] = {}
+    for task, server in zip(tasks, held, strict=True):
+        found.setdefault(task.role, []).append(f"127.0.0.1:{server.getsockname()[1]}")
+        server.close()
+    return found
+
+
+def visible_devices() -> list[str]:
+    """Return the GPUs that processes of this one may use."""
+    told = os.environ.get(_DEVICES)
+    if told is not None:
+        return [each for each in told.split(",") if each not in ("", "-1")]
+    return [str(number) for number, _ in enumerate(files.list_directory(_GPUS))]
+
+
+def device_shares(devices: Sequence[str], workers: int) -> list[str | None]:
+    """Return the devices of each worker: equal shares, or one of few in turn; None: all as it is.
+
+    >>> device_shares(["0", "1", "2", "3"], 2), device_shares(["0"], 2), device_shares([], 2)
+    (['0,1', '2,3'], ['0', '0'], [None, None])
+    """
+    if not devices or workers < 2:
+        return [None] * workers
+    if len(devices) < workers:
+        return [devices[worker % len(devices)] for worker in range(workers)]
+    each = len(devices) // workers
+    return [",".join(devices[worker * each : (worker + 1) * each]) for worker in range(workers)]
+
+
+if TYPE_CHECKING:
+    _contract: Launcher = LocalLauncher()

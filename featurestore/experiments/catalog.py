@@ -1,0 +1,83 @@
+"""Runs of a store: where they lie, made, written and found."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from featurestore.errors import FeatureStoreError
+from featurestore.model.callers import warn_caller
+from featurestore.model.run_record import RunRecord
+from featurestore.model.times import utc_now
+from featurestore.recovery import experiments as directories
+from featurestore.registry import experiments as index
+from featurestore.storage import files
+from featurestore.storage.publication import after_publication
+
+if TYPE_CHECKING:
+    from featurestore.session import Session
+
+
+def new_id() -> str:
+    """Return the id of a new run: when it was made, and something that no other has."""
+    return f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def directory_of(session: Session, record: RunRecord) -> str:
+    """Return the directory of a run."""
+    return directories.run_directory(session.paths, record.name, record.id)
+
+
+def save(session: Session, record: RunRecord) -> None:
+    """Write the record of a run, then register it."""
+    directories.write(directory_of(session, record), record)
+    with after_publication(f"Run {record.id!r}"), session.registry.transaction() as connection:
+        index.put(connection, record)
+
+
+def load(session: Session, run_id: str) -> RunRecord:
+    """Return the record of a run, as its directory tells it.
+
+    Raises:
+        RunNotFound: There is no such run.
+        RunDamaged: Its record cannot be read.
+    """
+    with session.registry.reading() as connection:
+        name = index.name_of(connection, run_id)
+    return directories.read(directories.run_directory(session.paths, name, run_id))
+
+
+def find(
+    session: Session,
+    *,
+    name: str | None = None,
+    parent: str | None = None,
+    dataset: tuple[str, int | None] | None = None,
+    trials: bool = False,
+    limit: int | None = None,
+) -> list[RunRecord]:
+    """Return records, newest first; what cannot be read is left out with a warning."""
+    with session.registry.reading() as connection:
+        found = index.find(
+            connection, name=name, parent=parent, dataset=dataset, trials=trials, limit=limit
+        )
+    records = []
+    for experiment, run_id in found:
+        directory = directories.run_directory(session.paths, experiment, run_id)
+        try:
+            records.append(directories.read(directory))
+        except FeatureStoreError as error:
+            warn_caller(f"The run {run_id} is left out: {error.message}", UserWarning)
+    return records
+
+
+def artifacts_of(directory: str) -> Sequence[str]:
+    """Return what a run left behind, relative to its directory: checkpoints, models, events."""
+    found = []
+    for folder in ("checkpoints", "artifacts", "tensorboard"):
+        for name in files.list_directory(os.path.join(directory, folder)):
+            if not name.startswith(".") and name != "heartbeats":
+                found.append(f"{folder}/{name}")
+    return found

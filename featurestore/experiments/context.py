@@ -1,0 +1,259 @@
+"""What a training function is given: its reader, checkpoints, reports and directories."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from featurestore.errors import InvalidArgument, Stopped
+from featurestore.experiments import randomness
+from featurestore.experiments.reading import RunReader, columns_without
+from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
+from featurestore.readers.checkpoint import ReaderCheckpoint
+from featurestore.storage import files
+from featurestore.training.dataset import TrainingDataset
+
+if TYPE_CHECKING:
+    from featurestore.experiments.tasks import Task
+
+Listener = Callable[[int, Mapping[str, float]], bool]
+CHECKPOINTS = "checkpoints"
+ARTIFACTS = "artifacts"
+
+
+@dataclass
+class Context:
+    """One worker's view of its run.
+
+    ``listener`` is told of what is reported and answers whether to stop.
+    """
+
+    task: Task
+    listener: Listener | None = None
+    readers: list[RunReader] = field(default_factory=list)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the run."""
+        return dict(self.task.params)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return os.path.basename(self.task.run)
+
+    @property
+    def worker(self) -> int:
+        """Number of this worker, from 0."""
+        return self.task.worker
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.task.workers
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run, which Python, numpy and TensorFlow have got already."""
+        return self.task.seed
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was started, from 1."""
+        return self.task.attempt
+
+    @property
+    def directory(self) -> str:
+        """The directory of the run, shared by all workers."""
+        return self.task.run
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """Where checkpoints lie."""
+        return os.path.join(self.task.run, CHECKPOINTS)
+
+    @property
+    def log_dir(self) -> str:
+        """Where TensorBoard looks."""
+        return os.path.join(self.task.run, TENSORBOARD)
+
+    @property
+    def artifact_dir(self) -> str:
+        """Where files belong that are to stay with the run, made when it is asked for."""
+        directory = os.path.join(self.task.run, ARTIFACTS)
+        files.make_directory(directory)
+        return directory
+
+    @cached_property
+    def dataset(self) -> TrainingDataset:
+        """The training dataset of the run."""
+        if self.task.dataset is None:
+            raise InvalidArgument(
+                "The run has no training dataset.", hint="experiments.launch(..., dataset=dataset)"
+            )
+        return self.task.open_dataset()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs of the model: those of the dataset without what an ablation leaves out."""
+        left_out = self.task.without
+        return tuple(name for name in self.dataset.roles.inputs if name not in left_out)
+
+    def keeps(self, layer: str) -> bool:
+        """Tell whether a named layer is part of the model; False in its ablation."""
+        return layer not in self.task.without_layers
+
+    @cached_property
+    def strategy(self) -> Any:
+        """The strategy of ``tf.distribute``; with several workers the first use of TensorFlow."""
+        from featurestore.experiments.strategies import make_strategy
+
+        made = make_strategy(self.task.strategy)
+        randomness.seed_tensorflow(self.task.seed)
+        return made
+
+    def reader(
+        self,
+        split: str,
+        *,
+        global_batch_size: int,
+        seed: int | None = None,
+        shuffle: bool = True,
+        remainder: str = "drop",
+        columns: Sequence[str] | None = None,
+        nulls: str | Mapping[str, Any] = "error",
+        lanes: int | None = None,
+        window_rows: int | None = None,
+        transformed: Any = None,
+    ) -> RunReader:
+        """Return the reader of a split for this worker; arguments as of ``dataset.reader``."""
+        dataset = self.dataset
+        if columns is None:
+            roles = {column.name: column.role for column in dataset.manifest.columns}
+            columns = columns_without(roles, self.task.without)
+        reader = dataset.reader(
+            split,
+            global_batch_size=global_batch_size,
+            seed=self.task.seed if seed is None else seed,
+            shuffle=shuffle,
+            remainder=remainder,
+            columns=columns,
+            nulls=nulls,
+            lanes=lanes,
+            window_rows=window_rows,
+            transformed=transformed,
+        )
+        reader.order.check_workers(self.worker, self.workers)
+        strategy = None
+        if self.task.strategy != "none":
+            strategy = self.strategy
+        self.readers.append(RunReader(reader, self.worker, self.workers, strategy))
+        return self.readers[-1]
+
+    def checkpoint(
+        self, objects: Mapping[str, Any] | None = None, *, reader: RunReader | None = None
+    ) -> RunCheckpoint:
+        """Restore the newest checkpoint, and return the object that saves the next ones.
+
+        Args:
+            objects: What is trained: numpy arrays, which are filled in place, or what
+                ``tf.train.Checkpoint`` takes.
+            reader: Whose position is kept; None: the first one that was asked for.
+        """
+        chosen = reader or self._first_reader("context.checkpoint()")
+        kept = ReaderCheckpoint(
+            self.checkpoint_dir,
+            chosen.reader,
+            objects or {},
+            chosen.strategy,
+            position=(self.worker, self.workers),
+        )
+        chosen.epoch, chosen.step = kept.restore()
+        return RunCheckpoint(kept, chosen)
+
+    def fit(
+        self,
+        model: Any,
+        *,
+        epochs: int,
+        reader: RunReader | None = None,
+        save_every: int = 1000,
+        timeout: float = 600.0,
+        **options: Any,
+    ) -> list[Any]:
+        """Fit a compiled Keras model up to ``epochs`` epochs, from the newest checkpoint on.
+
+        What Keras tells of the steps since the last checkpoint is reported at each checkpoint, so
+        that a run that was interrupted reports the same.
+
+        Args:
+            model: A compiled model; ``tf_keras`` where there are several workers.
+            epochs: The epoch to stop before, counted from the first start.
+            reader: What to read; None: the first one that was asked for.
+            save_every: Steps between two checkpoints.
+            timeout: Seconds without a step after which a worker ends.
+            options: What ``model.fit`` takes beside data, epochs and steps.
+        """
+        from featurestore.experiments.strategies import report_callback
+
+        chosen = reader or self._first_reader("context.fit()")
+        randomness.seed_tensorflow(self.task.seed)
+        objects = {"model": model, "optimizer": model.optimizer}
+        kept = ReaderCheckpoint(self.checkpoint_dir, chosen.reader, objects, chosen.strategy)
+        told = report_callback(self, model, chosen, save_every=save_every, start=kept.position_of())
+        callbacks = [*(options.pop("callbacks", None) or ()), told]
+        options.setdefault("verbose", 2 if self.worker == 0 else 0)
+        histories = kept.fit(
+            model, epochs, save_every=save_every, timeout=timeout, callbacks=callbacks, **options
+        )
+        chosen.epoch, chosen.step = epochs, 0
+        return histories
+
+    def report(self, step: int, **metrics: Any) -> None:
+        """Keep metrics of a step; the first worker's count.
+
+        Raises:
+            Stopped: The search gave this trial up.
+            InvalidMetric: A value is no finite number.
+        """
+        number = check_step(step)
+        found = check_metrics(metrics, where=f"at step {number}")
+        if self.worker > 0:
+            return
+        self._reports.write(number, found)
+        if self.listener is not None and self.listener(number, found):
+            raise Stopped(f"The search gave this trial up at step {number}.")
+
+    def close(self) -> None:
+        """Close what was reported to."""
+        if "_reports" in vars(self):
+            self._reports.close()
+
+    @cached_property
+    def _reports(self) -> Reports:
+        return Reports(self.task.run, self.task.params)
+
+    def _first_reader(self, call: str) -> RunReader:
+        if not self.readers:
+            raise InvalidArgument(
+                f"{call} needs a reader.", hint='context.reader("train", global_batch_size=...)'
+            )
+        return self.readers[0]
+
+
+@dataclass(frozen=True)
+class RunCheckpoint:
+    """Saves what is trained with the position of a reader."""
+
+    kept: ReaderCheckpoint
+    reader: RunReader
+
+    def save(self) -> None:
+        """Save now; a run that is started again goes on at the reader's position.
+
+        With several workers all must call this after the same step.
+        """
+        self.kept.save(self.reader.epoch, self.reader.step)

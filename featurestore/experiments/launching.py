@@ -1,0 +1,335 @@
+"""One run from its request to its record: checked, started, watched, started again, written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidTrainFunction,
+    ManifestMismatch,
+    RunFailed,
+)
+from featurestore.experiments import catalog, functions, liveness
+from featurestore.experiments.environment import code_of, environment
+from featurestore.experiments.functions import TrainFunction
+from featurestore.experiments.gang import AttemptEnd, watch
+from featurestore.experiments.progress import Listener, showing_logs
+from featurestore.experiments.status import WorkerStatus, read_status
+from featurestore.experiments.tasks import Task
+from featurestore.model.callers import warn_caller
+from featurestore.model.run_record import METRICS_FILE, RunDataset, RunRecord, parse_metrics
+from featurestore.model.times import utc_now
+from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
+from featurestore.storage import files
+from featurestore.storage.appending import last_lines
+from featurestore.training.dataset import TrainingDataset
+
+if TYPE_CHECKING:
+    from featurestore.session import Session
+
+_MOST_WORKERS = 4096
+_MOST_SEED = 2**63
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What a launch was asked for.
+
+    ``strategy`` is "none", "mirrored" or "multiworker".
+    """
+
+    function: TrainFunction
+    kind: str
+    dataset: TrainingDataset | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    on: str | Launcher = "local"
+    workers: int = 1
+    strategy: str = "none"
+    retries: int = 0
+    seed: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    progress: bool | Listener | None = None
+    without: tuple[str, ...] = ()
+    without_layers: tuple[str, ...] = ()
+    parent: str | None = None
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class _Drive:
+    """What the attempts of a run share."""
+
+    session: Session
+    record: RunRecord
+    launcher: Launcher
+    function: bytes = field(repr=False)
+    environment: Mapping[str, str] = field(repr=False)
+    progress: bool | Listener | None = None
+
+    @property
+    def directory(self) -> str:
+        """The directory of the run."""
+        return catalog.directory_of(self.session, self.record)
+
+
+def launch(session: Session, request: LaunchRequest) -> RunRecord:
+    """Run a training function to its end and return the record.
+
+    Everything that can be known is checked before a directory is made or a process started.
+
+    Raises:
+        RunFailed: The function failed, or its workers died more often than they may.
+    """
+    launcher = find_launcher(request.on)
+    dumped = check_request(request, launcher)
+    record = new_record(request, launcher)
+    catalog.save(session, record)
+    drive = _Drive(
+        session, record, launcher, dumped, request.environment, progress=request.progress
+    )
+    return run_attempts(drive)
+
+
+def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
+    """Return the pickled function, after checking all that can be known before anything starts."""
+    check_whole("workers", request.workers, least=1, most=_MOST_WORKERS)
+    check_whole("retries", request.retries, least=0, most=_MOST_SEED)
+    check_whole("seed", request.seed, least=0, most=_MOST_SEED)
+    functions.check_function(request.function, request.params)
+    dumped = functions.dump_function(request.function, by_value=launcher.name != "local")
+    if request.dataset is not None:
+        check_dataset(request.dataset)
+        check_features(request.dataset, request.without)
+    launcher.check(request.workers)
+    return dumped
+
+
+def check_whole(argument: str, value: object, *, least: int, most: int) -> None:
+    """Refuse what is no whole number within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidArgument(f"{argument}={value!r} is not a whole number from {least} on.")
+
+
+def check_dataset(dataset: object) -> None:
+    """Refuse a dataset that is none, or whose files are gone or were replaced."""
+    if not isinstance(dataset, TrainingDataset):
+        raise InvalidArgument(
+            f"dataset={dataset!r} is no training dataset.",
+            hint='dataset=featurestore.get_training_dataset("name", version=1)',
+        )
+    now = TrainingDataset.open(dataset.path)
+    if now.manifest.content_hash != dataset.manifest.content_hash:
+        raise ManifestMismatch(
+            f"The training dataset at {dataset.path!r} was replaced since it was opened.",
+            hint="open it again",
+        )
+
+
+def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
+    """Refuse to leave out features that the dataset does not have, or all that it has."""
+    inputs = dataset.roles.inputs
+    unknown = [name for name in names if name not in inputs]
+    if unknown:
+        raise InvalidArgument(
+            f"{unknown[0]!r} is no input of {dataset.name!r}; its inputs are {', '.join(inputs)}."
+        )
+    if names and not set(inputs) - set(names):
+        raise InvalidArgument("Nothing is left to train on: all inputs are left out.")
+
+
+def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
+    """Return the record of a run that is about to start."""
+    dataset = None
+    if request.dataset is not None:
+        manifest = request.dataset.manifest
+        dataset = RunDataset(
+            manifest.name, manifest.version, manifest.content_hash, request.dataset.path
+        )
+    return RunRecord(
+        id=catalog.new_id(),
+        name=request.name or functions.experiment_name(request.function),
+        kind=request.kind,
+        state="running",
+        created=utc_now().isoformat(),
+        params=functions.check_params(request.params),
+        dataset=dataset,
+        parent=request.parent,
+        number=request.number,
+        seed=request.seed,
+        settings={
+            "on": launcher.name,
+            "workers": request.workers,
+            "strategy": request.strategy,
+            "retries": request.retries,
+            "without": sorted(request.without),
+            "without_layers": sorted(request.without_layers),
+            "environment": sorted(request.environment),  # names; values may be secrets
+        },
+        code=code_of(request.function),
+        environment=environment(),
+        started=utc_now().isoformat(),
+    )
+
+
+def resume(
+    session: Session,
+    run_id: str,
+    function: TrainFunction | None,
+    *,
+    retries: int | None,
+    on: str | Launcher | None,
+    environment: Mapping[str, str],
+    progress: bool | Listener | None,
+) -> RunRecord:
+    """Start a run again where its newest checkpoint is, and return its record at the end."""
+    record = catalog.load(session, run_id)
+    if "workers" not in record.settings:
+        raise InvalidArgument(
+            f"Run {run_id!r} is a {record.kind}, which has no workers of its own.",
+            hint="resume one of its trials, or call the search again with resume=True",
+        )
+    function = function or functions.loaded_function(str(record.code.get("function", "")))
+    if function is None:
+        raise InvalidTrainFunction(
+            f"Run {run_id!r} ran {record.code.get('function')}, which this process has not loaded.",
+            hint="run.resume(train_fn)",
+        )
+    launcher = find_launcher(on or str(record.settings.get("on", "local")))
+    functions.check_function(function, record.params)
+    dumped = functions.dump_function(function, by_value=launcher.name != "local")
+    if record.dataset is not None:
+        Task(run="", dataset=vars(record.dataset)).open_dataset()
+    launcher.check(int(record.settings["workers"]))
+    code = code_of(function)
+    if code["sha256"] != record.code.get("sha256"):
+        warn_caller("The training function has changed since the run was launched.")
+    settings = dict(record.settings)
+    if retries is not None:
+        settings["retries"] = retries
+    record = replace(record, state="running", ended=None, reason=None, code=code, settings=settings)
+    return run_attempts(_Drive(session, record, launcher, dumped, environment, progress=progress))
+
+
+def run_attempts(drive: _Drive) -> RunRecord:
+    """Start the workers until they finish, fail, or died too often; the record is written."""
+    session, record, ended = drive.session, drive.record, None
+    retries = int(record.settings["retries"])
+    files.make_directory(drive.directory)
+    with liveness.driving(drive.directory):
+        catalog.save(session, record)
+        try:
+            for _ in range(retries + 1):
+                begun = utc_now().isoformat()
+                ended = _attempt(drive, number=len(record.attempts) + 1)
+                told = {
+                    "began": begun,
+                    "ended": utc_now().isoformat(),
+                    "state": ended.state,
+                    "exits": list(ended.exits),
+                    "reason": ended.reason,
+                }
+                record = replace(record, attempts=(*record.attempts, told))
+                catalog.save(session, record)
+                if not ended.again:
+                    break
+        except BaseException as error:
+            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            catalog.save(session, _ended(record, kind, reason=reason))
+            raise
+        assert ended is not None
+        record = _ended(record, ended.state, reason=ended.reason, status=ended.statuses[0])
+        record = replace(record, metrics={**last_metrics(drive.directory), **record.metrics})
+        catalog.save(session, record)
+    if record.state == "failed":
+        raise _failure(drive, record, ended)
+    return record
+
+
+def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
+    record = drive.record
+    workers = int(record.settings["workers"])
+    tasks = []
+    for worker in range(workers):
+        task = Task(
+            run=drive.directory,
+            params=record.params,
+            dataset=None if record.dataset is None else vars(record.dataset),
+            worker=worker,
+            workers=workers,
+            attempt=number,
+            seed=record.seed,
+            strategy=str(record.settings["strategy"]),
+            without=frozenset(record.settings["without"]),
+            without_layers=frozenset(record.settings["without_layers"]),
+        )
+        tasks.append(worker_task(task, environment=drive.environment))
+    gang = Gang(tuple(tasks), drive.function, record.settings["strategy"] == "multiworker")
+
+    def read(worker: int) -> WorkerStatus | None:
+        return read_status(drive.directory, worker, attempt=number)
+
+    logs = [each.log for each in tasks]
+    with showing_logs(logs, drive.progress) as show:
+        return watch(drive.launcher.start(gang), read, each_poll=show)
+
+
+def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
+    """Return what the launcher is told of a worker: its log, its directory, its environment."""
+    name = f"worker-{task.worker:05d}"
+    return WorkerTask(
+        role="worker",
+        index=task.worker,
+        settings={"task": task.to_json()},
+        log=os.path.join(task.run, "logs", f"{name}.log"),
+        directory=os.path.join(task.run, "work", name),
+        environment={"PYTHONHASHSEED": str(task.seed % 2**32), **environment},
+    )
+
+
+def _ended(
+    record: RunRecord, state: Any, *, reason: str | None, status: WorkerStatus | None = None
+) -> RunRecord:
+    found = record
+    if status is not None:
+        found = replace(record, metrics=status.metrics, readers=status.readers)
+    return replace(found, state=state, ended=utc_now().isoformat(), reason=reason)
+
+
+def last_metrics(directory: str) -> dict[str, float]:
+    """Return the last value of each metric that a run reported."""
+    path = os.path.join(directory, METRICS_FILE)
+    if not files.exists(path):
+        return {}
+    found = parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
+    return {each.name: each.value for each in found}
+
+
+def _failure(drive: _Drive, record: RunRecord, ended: AttemptEnd) -> FeatureStoreError:
+    said = ended.trace
+    if said is None:
+        log = os.path.join(drive.directory, "logs", "worker-00000.log")
+        said = "\n".join(last_lines(log, 15))
+    starts = len(record.attempts)
+    return RunFailed(
+        f"Run {record.id!r} of {record.name!r} failed after {starts} "
+        f"{'start' if starts == 1 else 'starts'}: {ended.reason}\n{said.strip()}",
+        hint=f"look with featurestore run logs {record.id}; go on from its last checkpoint with "
+        f"experiments.get_run({record.id!r}).resume()",
+    )
+
+
+def dataset_of(session: Session, record: RunRecord) -> TrainingDataset | None:
+    """Return the dataset of a run: the store's own of this name and version, else by its path."""
+    told = record.dataset
+    if told is None:
+        return None
+    path = session.training_dataset_path(told.name, told.version)
+    opened = TrainingDataset.open(path if files.exists(path) else told.path)
+    return replace(opened, session=session)

@@ -1,0 +1,48 @@
+"""One line a worker, from the ends of their logs, while a run goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from featurestore.model.printable import printable_line
+from featurestore.storage.appending import last_lines
+
+Lines = Callable[[], None]
+Listener = Callable[[list[str]], None]
+_WIDTH = 100
+
+
+@contextmanager
+def showing_logs(logs: Sequence[str], progress: bool | Listener | None) -> Iterator[Lines]:
+    """Give a function that shows the last line of each log.
+
+    True shows them in the notebook or terminal, None does so where there is one, and a function is
+    called with the lines.
+    """
+    if callable(progress):
+        yield lambda: progress(_latest(logs))
+        return
+    if not (progress or (progress is None and _is_watched())):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(stderr=True), refresh_per_second=4) as live:
+        yield lambda: live.update(Text("\n".join(_latest(logs))))
+
+
+def _latest(logs: Sequence[str]) -> list[str]:
+    shown = []
+    for worker, path in enumerate(logs):
+        said = [line for line in last_lines(path, 20) if line.strip()]
+        last = printable_line(said[-1].split("\r")[-1]) if said else ""
+        shown.append(f"worker {worker}: {last}"[:_WIDTH])
+    return shown
+
+
+def _is_watched() -> bool:
+    return sys.stderr.isatty() or "ipykernel" in sys.modules

@@ -1,0 +1,113 @@
+"""The reader that a training function gets: its worker's share, from the step to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from featurestore.readers import Reader
+from featurestore.readers.reader import Batch
+
+
+@dataclass
+class RunReader:
+    """A reader that knows which worker reads, and where the run goes on.
+
+    ``epoch`` and ``step`` are the position to go on with: what a checkpoint restored, then what
+    ``steps`` has yielded.
+    """
+
+    reader: Reader
+    worker: int
+    workers: int
+    strategy: Any = field(default=None, repr=False)
+    epoch: int = 0
+    step: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps of an epoch, the same on every worker."""
+        return self.reader.steps_per_epoch
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that are read and are neither label nor weight."""
+        columns = self.reader.columns
+        return tuple(each.name for each in columns if not each.label and not each.weight)
+
+    def batches(self, epoch: int = 0, *, start_step: int = 0) -> Iterator[Batch]:
+        """Yield this worker's batches of one epoch."""
+        return self.reader.batches(
+            epoch, worker=self.worker, workers=self.workers, start_step=start_step
+        )
+
+    def steps(self, epochs: int) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, this worker's batch) up to ``epochs`` epochs, from the position on.
+
+        Steps are counted from 0 over all epochs. While a batch is worked on, the position is the
+        step after it, so that a checkpoint saved then goes on there.
+        """
+        while self.epoch < epochs:
+            epoch, first = self.epoch, self.step
+            for batch in self.batches(epoch, start_step=first):
+                number = self._number()
+                self._advance()
+                yield number, batch
+            if self.epoch == epoch:  # nothing was left of it
+                self.epoch, self.step = epoch + 1, 0
+
+    def distributed(self, epochs: int) -> Iterator[tuple[int, Any]]:
+        """Yield (step, distributed batch) of the strategy up to ``epochs`` epochs, as ``steps``."""
+        dataset = self.distribute(epochs - self.epoch)
+        for batch in dataset:
+            number = self._number()
+            self._advance()
+            yield number, batch
+
+    def distribute(self, epochs: int = 1) -> Any:
+        """Return the strategy's dataset of so many epochs from the position on."""
+        return self.reader.distribute(
+            self.strategy, epochs, start_epoch=self.epoch, start_step=self.step
+        )
+
+    def tf_dataset(self, epochs: int = 1) -> Any:
+        """Return this worker's ``tf.data.Dataset`` of so many epochs from the position on."""
+        return self.reader.tf_dataset(
+            epochs,
+            worker=self.worker,
+            workers=self.workers,
+            start_epoch=self.epoch,
+            start_step=self.step,
+        )
+
+    def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
+        """Return loss and metrics of a compiled model over every row once."""
+        return self.reader.evaluate(model, **options)
+
+    def state(self) -> dict[str, Any]:
+        """Return the reader's settings and the position, as JSON."""
+        return self.reader.state(self.epoch, self.step)
+
+    def _number(self) -> int:
+        return self.epoch * self.steps_per_epoch + self.step
+
+    def _advance(self) -> None:
+        self.step += 1
+        if self.step == self.steps_per_epoch:
+            self.epoch, self.step = self.epoch + 1, 0
+
+
+def columns_without(columns: Mapping[str, str], left_out: frozenset[str]) -> list[str] | None:
+    """Return the columns to read, of ``{column: role}``; None: as the reader chooses by itself.
+
+    >>> columns_without({"temp": "feature", "seats": "feature", "late": "label"}, {"temp"})
+    ['seats', 'late']
+    """
+    if not left_out:
+        return None
+    read = []
+    for name, role in columns.items():
+        if role in ("feature", "label", "weight") and name not in left_out:
+            read.append(name)
+    return read

@@ -1,0 +1,232 @@
+"""Search: trials proposed by Optuna, run by workers, given up early, gone on with after a crash."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, listing
+from featurestore.experiments import catalog, functions, liveness, spaces
+from featurestore.experiments.launching import LaunchRequest, check_request, check_whole, new_record
+from featurestore.experiments.sampling import PastTrial, Sampling, check_names, name_of
+from featurestore.experiments.trials import Proposal, TrialPool
+from featurestore.model.run_record import METRICS_FILE, RunRecord, parse_metrics
+from featurestore.model.times import utc_now
+from featurestore.plugins.launcher import find_launcher
+from featurestore.storage import files
+
+if TYPE_CHECKING:
+    from featurestore.session import Session
+
+_MOST_TRIALS = 1_000_000
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """What a search was asked for; ``launch`` says what is run, ``space`` what is searched."""
+
+    launch: LaunchRequest
+    space: Mapping[str, Any]
+    trials: int | None
+    parallel: int
+    sampler: Any
+    stop: Any
+    metric: str
+    direction: str
+
+
+@dataclass
+class SearchProposals:
+    """Asks and tells Optuna; ``fixed`` are the parameters that every trial has."""
+
+    sampling: Sampling
+    fixed: Mapping[str, Any]
+    trials: int
+    metric: str
+    seed: int
+    asked: int = 0
+    reported: set[str] = field(default_factory=set)
+
+    def next(self) -> Proposal | None:
+        """Return the next trial."""
+        if self.asked >= self.trials:
+            return None
+        number, params = self.sampling.ask()
+        self.asked = number + 1
+        return Proposal(number, {**self.fixed, **params}, seed=self.seed)
+
+    def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
+        """Tell Optuna of the metric that counts."""
+        self.reported.update(metrics)
+        if self.metric not in metrics:
+            return False
+        return self.sampling.report(number, step, metrics[self.metric])
+
+    def ended(self, record: RunRecord) -> None:
+        """Tell Optuna how a trial ended.
+
+        Raises:
+            InvalidMetric: It finished without the metric that counts.
+        """
+        assert record.number is not None
+        value = record.metrics.get(self.metric)
+        if record.state == "finished" and value is None:
+            raise InvalidMetric(
+                f"The trial {record.id!r} finished without metric {self.metric!r}; it reported "
+                f"{listing(sorted(record.metrics))}.",
+                hint=f"return {{{self.metric!r}: ...}}, or context.report(step, {self.metric}=...)",
+            )
+        self.sampling.tell(record.number, record.state, value)
+
+
+def search(session: Session, request: SearchRequest) -> RunRecord:
+    """Run a search to its end and return the record of the study."""
+    launcher = find_launcher(request.launch.on)
+    space = spaces.check_space(request.space)
+    check_names(request.sampler, request.stop, request.direction)
+    size = len(spaces.grid(space)) if request.sampler == "grid" else _MOST_TRIALS
+    trials = min(request.trials or size, size)
+    if request.trials is None and request.sampler != "grid":
+        raise InvalidArgument(
+            "trials= says how many; only a grid ends by itself.", hint="trials=20"
+        )
+    check_whole("trials", trials, least=1, most=_MOST_TRIALS)
+    check_whole("parallel", request.parallel, least=1, most=4096)
+    if not isinstance(request.metric, str) or not request.metric.isidentifier():
+        raise InvalidArgument(f"metric={request.metric!r} is no name.", hint='metric="val_auc"')
+    both = sorted(set(space) & set(request.launch.params))
+    if both:
+        raise InvalidArgument(f"{listing(both)} stand in space and in params.")
+    fixed = functions.check_params(request.launch.params)
+    probe = {**fixed, **dict.fromkeys(space)}
+    dumped = check_request(
+        replace(request.launch, params=probe, workers=request.parallel), launcher
+    )
+    record = new_record(replace(request.launch, params=fixed), launcher)
+    settings = {
+        "on": launcher.name,
+        "retries": request.launch.retries,
+        "space": {name: parameter.to_json() for name, parameter in space.items()},
+        "trials": trials,
+        "parallel": request.parallel,
+        "sampler": name_of(request.sampler),
+        "stop": name_of(request.stop),
+        "metric": request.metric,
+        "direction": request.direction,
+    }
+    record = replace(record, kind="search", settings=settings)
+    catalog.save(session, record)
+    return run_study(session, record, request, dumped)
+
+
+def run_study(
+    session: Session, record: RunRecord, request: SearchRequest, dumped: bytes
+) -> RunRecord:
+    """Run the trials of a study that are missing, and return its record."""
+    launcher = find_launcher(request.launch.on)
+    sampling = Sampling(
+        spaces.space_from_json(record.settings["space"]),
+        sampler=request.sampler,
+        stop=request.stop,
+        direction=request.direction,
+        seed=record.seed,
+    )
+    proposals = SearchProposals(
+        sampling, record.params, record.settings["trials"], request.metric, record.seed
+    )
+    directory = catalog.directory_of(session, record)
+    files.make_directory(directory)
+    with liveness.driving(directory):
+        past = catalog.find(session, parent=record.id)
+        sampling.restore([_past(session, each, request.metric) for each in past])
+        proposals.asked = len(past)
+        template = replace(new_record(request.launch, launcher), kind="trial", parent=record.id)
+        pool = TrialPool(
+            session,
+            replace(template, name=record.name, dataset=record.dataset, seed=record.seed),
+            launcher,
+            dumped,
+            proposals,
+            request.parallel,
+            environment=request.launch.environment,
+            progress=request.launch.progress,
+            unfinished=unfinished(past),
+        )
+        catalog.save(session, record)
+        return finish_study(session, record, pool)
+
+
+def finish_study(session: Session, record: RunRecord, pool: TrialPool) -> RunRecord:
+    """Run the pool of a study, and write how the study ended."""
+    try:
+        pool.run()
+        ended = _judged(session, record)
+    except BaseException as error:
+        state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        now = utc_now().isoformat()
+        catalog.save(session, replace(record, state=state, reason=reason, ended=now))
+        raise
+    catalog.save(session, ended)
+    return ended
+
+
+def unfinished(past: list[RunRecord]) -> deque[RunRecord]:
+    """Return the trials that were running when their driver ended, to be tried again."""
+    found: deque[RunRecord] = deque()
+    for each in past:
+        if each.state in ("running", "interrupted"):
+            found.append(replace(each, state="running", ended=None, reason=None))
+    return found
+
+
+def _judged(session: Session, record: RunRecord) -> RunRecord:
+    metric, direction = record.settings["metric"], record.settings["direction"]
+    trials = catalog.find(session, parent=record.id)
+    best = best_of(trials, metric, direction)
+    if best is None:
+        reasons = [each.reason for each in trials if each.reason]
+        raise RunFailed(
+            f"None of the {len(trials)} trials of {record.id!r} finished; the first one: "
+            f"{reasons[0] if reasons else 'stopped'}"
+        )
+    settings = {**record.settings, "best": best.id}
+    metrics = {metric: best.metrics[metric]}
+    now = utc_now().isoformat()
+    return replace(record, state="finished", ended=now, settings=settings, metrics=metrics)
+
+
+def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:
+    """Return the finished trial with the best value of a metric, the first of equals."""
+    finished = [each for each in trials if each.state == "finished" and metric in each.metrics]
+    if not finished:
+        return None
+    sign = -1 if direction == "max" else 1
+    return min(finished, key=lambda each: sign * each.metrics[metric])
+
+
+def _past(session: Session, record: RunRecord, metric: str) -> PastTrial:
+    assert record.number is not None
+    path = os.path.join(catalog.directory_of(session, record), METRICS_FILE)
+    history = {}
+    if files.exists(path):
+        for each in parse_metrics(files.read_bytes(path).decode("utf-8", "replace")):
+            if each.name == metric:
+                history[each.step] = each.value
+    value = record.metrics.get(metric)
+    return PastTrial(record.number, record.params, record.state, value, history)
+
+
+def resume_study(session: Session, record: RunRecord, request: SearchRequest) -> RunRecord:
+    """Go on with a study."""
+    launcher = find_launcher(request.launch.on)
+    probe = {**record.params, **dict.fromkeys(record.settings["space"])}
+    launch = replace(request.launch, params=probe, workers=request.parallel)
+    dumped = check_request(launch, launcher)
+    check_whole("trials", request.trials, least=1, most=_MOST_TRIALS)
+    settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
+    again = replace(record, state="running", ended=None, reason=None, settings=settings)
+    return run_study(session, again, request, dumped)

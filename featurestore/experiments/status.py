@@ -1,0 +1,87 @@
+"""How a worker stands and how it ended, in a file of its own in the run's directory."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from featurestore.errors import RunDamaged
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.storage import files
+
+if TYPE_CHECKING:
+    from featurestore.experiments.tasks import Task
+
+WORKERS = "workers"
+# Errors of workers that lost another one: the run failed because that one did.
+_LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A worker of one attempt: running, finished, stopped or failed with an error."""
+
+    state: str
+    attempt: int
+    pid: int
+    host: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    readers: tuple[Mapping[str, Any], ...] = ()
+    error: str | None = None
+    message: str | None = None
+    trace: str | None = None
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it failed because another worker was gone."""
+        return self.error in _LOST_PEER
+
+    def ended(self, state: str, *, metrics: Mapping[str, float] | None = None) -> WorkerStatus:
+        """Return the status at the end."""
+        return replace(self, state=state, metrics=metrics or {})
+
+    def failed(self, error: BaseException) -> WorkerStatus:
+        """Return the status after an error."""
+        trace = "".join(traceback.format_exception(error))
+        kind = type(error).__name__
+        return replace(self, state="failed", error=kind, message=str(error), trace=trace)
+
+    def with_readers(self, states: list[dict[str, Any]]) -> WorkerStatus:
+        """Return the status with where each reader stands."""
+        return replace(self, readers=tuple(states))
+
+
+def status_path(run: str, worker: int) -> str:
+    """Return the file of a worker."""
+    return os.path.join(run, WORKERS, f"worker-{worker:05d}.json")
+
+
+def write_status(task: Task, status: WorkerStatus) -> None:
+    """Write how a worker stands."""
+    files.write_json(status_path(task.run, task.worker), vars(status))
+
+
+def read_status(run: str, worker: int, *, attempt: int) -> WorkerStatus | None:
+    """Return how a worker of an attempt stands, None before it has begun."""
+    path = status_path(run, worker)
+    if not files.exists(path):
+        return None
+    try:
+        data = JsonObject.of(files.read_json(path))
+        found = WorkerStatus(
+            state=data.text("state"),
+            attempt=data.number("attempt"),
+            pid=data.number("pid"),
+            host=data.text("host"),
+            metrics=data.object("metrics").each(JsonObject.real),
+            readers=tuple(each.data for each in data.objects("readers")),
+            error=data.optional_text("error"),
+            message=data.optional_text("message"),
+            trace=data.optional_text("trace"),
+        )
+    except MalformedJson as error:
+        raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error
+    return found if found.attempt == attempt else None

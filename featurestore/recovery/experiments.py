@@ -1,0 +1,70 @@
+"""Runs of experiments as their directories tell of them: ``<name>/<id>/run.json``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import FeatureStoreError, RunDamaged, RunNotFound
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.names import check_name
+from featurestore.model.paths import StorePaths
+from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
+from featurestore.registry import experiments
+from featurestore.storage import files
+
+
+def run_directory(paths: StorePaths, name: str, run_id: str) -> str:
+    """Return the directory of a run, from a checked name and a checked id."""
+    return os.path.join(paths.experiment(name), check_run_id(run_id))
+
+
+def read(directory: str) -> RunRecord:
+    """Return the record of a run.
+
+    Raises:
+        RunNotFound: There is no ``run.json``.
+        RunDamaged: It cannot be read, or tells of another run than its directory is of.
+    """
+    path = os.path.join(directory, RUN_FILE)
+    if not files.is_file(path):
+        raise RunNotFound(f"There is no run in {directory!r}: it has no {RUN_FILE}.")
+    try:
+        record = RunRecord.from_json(files.read_json(path))
+    except (MalformedJson, FeatureStoreError) as error:
+        raise RunDamaged(
+            f"The record {path!r} of a run is damaged: {error}",
+            hint="restore the file from a copy; the other runs are not touched by it",
+        ) from error
+    if record.id != os.path.basename(directory):
+        raise RunDamaged(f"The record {path!r} tells of another run, {record.id!r}.")
+    return record
+
+
+def write(directory: str, record: RunRecord) -> None:
+    """Write the record of a run whole."""
+    files.write_json(os.path.join(directory, RUN_FILE), record.to_json())
+
+
+def every(paths: StorePaths) -> Iterator[tuple[str, str]]:
+    """Yield experiment and directory of all runs that are there, by name and id."""
+    for name in files.list_directory(paths.experiments):
+        try:
+            folder = paths.experiment(check_name(name, noun="experiment"))
+        except FeatureStoreError:
+            continue
+        for run_id in files.list_directory(folder):
+            directory = os.path.join(folder, run_id)
+            if files.is_file(os.path.join(directory, RUN_FILE)):
+                yield name, directory
+
+
+def register_found(connection: Connection, name: str, directory: str) -> str:
+    """Register a run that was found, and return its id."""
+    record = read(directory)
+    if record.name != name:
+        raise RunDamaged(f"The run in {directory!r} says that it belongs to {record.name!r}.")
+    experiments.put(connection, record)
+    return record.id

@@ -1,0 +1,86 @@
+"""Runs of experiments in the registry: where each one's ``run.json`` lies, and what it read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import RunNotFound, listing
+from featurestore.model.run_record import RunRecord, check_run_id
+from featurestore.model.times import to_micros
+from featurestore.registry.tables import experiment_runs
+
+_columns = experiment_runs.c
+
+
+def put(connection: Connection, record: RunRecord) -> None:
+    """Register a run, in place of what was known of it."""
+    remove(connection, record.id)
+    dataset = record.dataset
+    connection.execute(
+        experiment_runs.insert().values(
+            id=record.id,
+            name=record.name,
+            kind=record.kind,
+            state=record.state,
+            parent=record.parent,
+            number=record.number,
+            dataset=None if dataset is None else dataset.name,
+            dataset_version=None if dataset is None else dataset.version,
+            created=to_micros(datetime.fromisoformat(record.created)),
+        )
+    )
+
+
+def remove(connection: Connection, run_id: str) -> None:
+    """Forget a run."""
+    connection.execute(experiment_runs.delete().where(_columns.id == run_id))
+
+
+def name_of(connection: Connection, run_id: str) -> str:
+    """Return the experiment that a run belongs to; RunNotFound lists the newest runs."""
+    known = sa.select(_columns.name).where(_columns.id == check_run_id(run_id))
+    name = connection.execute(known).scalar()
+    if name is not None:
+        return str(name)
+    newest = sa.select(_columns.id).order_by(_columns.created.desc()).limit(10)
+    raise RunNotFound(
+        f"There is no run {run_id!r}; the newest are "
+        f"{listing(connection.execute(newest).scalars())}.",
+        hint="experiments.get_runs() lists them; featurestore registry rebuild finds those that "
+        "the index lost",
+    )
+
+
+def find(
+    connection: Connection,
+    *,
+    name: str | None = None,
+    parent: str | None = None,
+    dataset: tuple[str, int | None] | None = None,
+    states: Sequence[str] = (),
+    trials: bool = False,
+    limit: int | None = None,
+) -> list[tuple[str, str]]:
+    """Return (experiment, id) of runs, newest first; those of a parent by their number."""
+    query = sa.select(_columns.name, _columns.id)
+    if name is not None:
+        query = query.where(_columns.name == name)
+    if parent is not None:
+        query = query.where(_columns.parent == parent)
+    elif not trials:
+        query = query.where(_columns.parent.is_(None))
+    if dataset is not None:
+        query = query.where(_columns.dataset == dataset[0])
+        if dataset[1] is not None:
+            query = query.where(_columns.dataset_version == dataset[1])
+    if states:
+        query = query.where(_columns.state.in_(states))
+    order = [_columns.created.desc(), _columns.id.desc()]
+    if parent is not None:
+        order = [_columns.number.asc(), _columns.id.asc()]
+    rows = connection.execute(query.order_by(*order).limit(limit))
+    return [(str(row.name), str(row.id)) for row in rows]

@@ -1,0 +1,93 @@
+"""Worker processes under a supervisor: their output in a file, their end told as a reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from featurestore.storage import files, supervisor
+from featurestore.storage.appending import open_log
+
+_PATIENCE_SECONDS = 20
+
+
+class SupervisedProcess:
+    """A command that ends, with all that it started, when this process ends.
+
+    Args:
+        command: What to run.
+        given: What it reads as its standard input.
+        log: The file that its output is appended to.
+        environment: All of its environment.
+        directory: Its working directory, made if need be.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        given: bytes,
+        *,
+        log: str,
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> None:
+        files.make_directory(directory)
+        watched = [sys.executable, "-I", supervisor.__file__, *command]
+        with open_log(log) as output:
+            self._process = subprocess.Popen(
+                watched,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=directory,
+                start_new_session=True,  # Ctrl-C is for the caller, which then ends its workers
+            )
+        self._give(len(given).to_bytes(8, "big") + given)
+
+    def _give(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return  # it ended at once; its exit status says so
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal, None while it runs."""
+        status = self._process.poll()
+        if status is not None and status > 128:
+            return 128 - status
+        return status
+
+    def stop(self) -> None:
+        """End it and all that it started; they are gone when this returns."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def exit_text(status: int) -> str:
+    """Return how a process ended, for people.
+
+    >>> exit_text(-9), exit_text(3)
+    ('killed by SIGKILL', 'exit code 3')
+    """
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def search_path() -> str:
+    """Return this process's import path as PYTHONPATH takes it."""
+    return os.pathsep.join(os.path.abspath(each) for each in sys.path)

@@ -1,0 +1,327 @@
+"""Runs of training functions: recorded whole, started again after kills, ended with all they began."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featurestore import experiments
+from featurestore.cli.main import main
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidMetric,
+    InvalidTrainFunction,
+    LauncherNotFound,
+    RunDamaged,
+    RunFailed,
+    RunNotFound,
+    TrainingDatasetNotFound,
+)
+from featurestore.recovery.rebuild import rebuild
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+from tests.experiments import training
+
+
+def test_a_run_keeps_what_was_asked_what_it_read_and_how_it_went(
+    kept: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    run = experiments.launch(
+        training.regression, dataset=sums, params={"lr": 0.2}, name="line", seed=7
+    )
+    assert (run.state, run.name, run.params, run.reason) == ("finished", "line", {"lr": 0.2}, None)
+    losses = run.history("loss")
+    assert list(losses) == list(range(2 * (1600 // 40)))
+    assert run.metrics == {"loss": losses[79], "final": losses[79]}
+    record = run.record
+    assert record.dataset is not None
+    assert record.dataset.manifest == sums.manifest.content_hash
+    assert [(r["split"], r["seed"], r["epoch"]) for r in record.readers] == [("train", 7, 2)]
+    assert "def regression" in record.code["source"]
+    assert record.environment["packages"]["numpy"]
+    assert [attempt["state"] for attempt in record.attempts] == ["finished"]
+    assert run.seconds is not None
+    assert run.dataset is not None
+    assert run.dataset.name == "sums"
+    assert [name.split("/")[0] for name in run.artifacts] == ["checkpoints"] * 2 + ["tensorboard"]
+    assert "attempt 1 begins at 0 0" in run.logs()
+
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events = list(EventFileLoader(str(Path(run.path, run.artifacts[-1]))).Load())
+    told = {e.step: v for e in events for v in e.summary.value if v.tag == "loss"}
+    assert {step: value.tensor.float_val[0] for step, value in told.items()} == pytest.approx(
+        losses
+    )
+
+    again = experiments.launch(training.regression, dataset=sums, params={"lr": 0.2}, seed=7)
+    assert again.history("loss") == losses
+    compared = experiments.compare(run, again)
+    assert (compared.params, compared.code, compared.metrics["loss"]) == (
+        {},
+        {},
+        (losses[79], losses[79]),
+    )
+    assert [each.id for each in experiments.get_runs()] == [again.id, run.id]
+    assert [each.id for each in experiments.get_runs(dataset="sums", limit=1)] == [again.id]
+    assert experiments.get_runs(dataset="other") == []
+
+    kept.close()
+    os.unlink(Path(kept.location, "registry.db"))
+    assert sorted(rebuild(kept.location).experiment_runs) == sorted([run.id, again.id])
+    monkeypatch.setenv("FEATURESTORE_LOCATION", kept.location)
+    shown = json.loads(command(monkeypatch, capsys, "run", "show", run.id))
+    assert (shown["id"], shown["state"], shown["metrics"]) == (run.id, "finished", run.metrics)
+    listed = json.loads(command(monkeypatch, capsys, "run", "list"))
+    assert [row["id"] for row in listed] == [again.id, run.id]
+    assert json.loads(command(monkeypatch, capsys, "run", "compare", run.id, again.id))["a"]
+    assert "begins at" in command(monkeypatch, capsys, "run", "logs", run.id)
+    told_place = json.loads(command(monkeypatch, capsys, "run", "tensorboard", "line"))
+    assert told_place == {"log_dir": str(Path(kept.location, "experiments", "line"))}
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["featurestore", "--output", "json", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    text: str = capsys.readouterr().out
+    return text
+
+
+def test_killed_workers_are_started_again_and_go_on_with_equal_losses(
+    sums: TrainingDataset,
+) -> None:
+    whole = experiments.collective_all_reduce(training.regression, workers=2, dataset=sums)
+    deaths = {"0": [37, -1], "1": [-1, 44]}
+    run = experiments.collective_all_reduce(
+        training.regression, workers=2, dataset=sums, params={"deaths": deaths}, retries=2
+    )
+    assert run.history("loss") == whole.history("loss")
+    assert run.metrics == whole.metrics
+    reasons = [attempt["reason"] for attempt in run.record.attempts]
+    assert reasons == [
+        "worker 0 was lost: killed by SIGKILL",
+        "worker 1 was lost: killed by SIGKILL",
+        None,
+    ]
+    begun = [line for line in run.logs(0).split("\n") if line.startswith("attempt")]
+    assert begun[0] == "attempt 1 begins at 0 0"
+    assert begun[1] == "attempt 2 begins at 0 30"
+
+
+@pytest.mark.soak
+def test_thirty_kills_at_any_moment_lose_nothing(sums: TrainingDataset) -> None:
+    params = {"epochs": 40, "pause": 0.005}
+    whole = experiments.launch(training.regression, dataset=sums, params={"epochs": 40})
+    kills: list[int] = []
+    stop = threading.Event()
+
+    def kill_now_and_then(directory: Path) -> None:
+        while len(kills) < 30 and not stop.wait(2.0 + 0.37 * (len(kills) % 7)):
+            for path in directory.glob("*/workers/worker-0000*.json"):
+                told = json.loads(path.read_text())
+                worker = len(kills) % 2
+                if told["state"] == "running" and path.stem.endswith(str(worker)):
+                    try:
+                        os.kill(told["pid"], signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+                    kills.append(told["pid"])
+
+    assert sums.session is not None
+    place = Path(sums.session.location, "experiments", "killed")
+    killer = threading.Thread(target=kill_now_and_then, args=(place,))
+    killer.start()
+    try:
+        run = experiments.collective_all_reduce(
+            training.regression, workers=2, dataset=sums, params=params, name="killed", retries=40
+        )
+    finally:
+        stop.set()
+        killer.join()
+    alone = experiments.collective_all_reduce(
+        training.regression, workers=2, dataset=sums, params={"epochs": 40}
+    )
+    assert len(whole.history("loss")) == len(alone.history("loss"))
+    assert run.history("loss") == alone.history("loss")
+    assert len(run.record.attempts) == len(kills) + 1
+
+
+DRIVER = """
+import sys
+import featurestore
+from featurestore import experiments
+from tests.experiments import training
+featurestore.connect(sys.argv[1])
+experiments.collective_all_reduce(training.with_grandchildren, workers=2, name="endless")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_the_driver_ends_workers_and_what_they_started(
+    kept: FeatureStore, how: signal.Signals
+) -> None:
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, *sys.path])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, kept.location],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        pids = wait_for_pids(Path(kept.location), 2)
+        assert all(map(is_alive, pids))
+        driver.send_signal(how)
+        assert driver.wait(60) != 0
+        end = time.monotonic() + 20
+        while any(map(is_alive, pids)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert [pid for pid in pids if is_alive(pid)] == []
+    finally:
+        driver.kill()
+        driver.wait()
+    (run,) = experiments.get_runs("endless", store=kept)
+    assert run.state == "interrupted"
+
+
+def wait_for_pids(location: Path, workers: int) -> list[int]:
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        texts = [p.read_text() for p in location.glob("experiments/endless/*/artifacts/pids-*")]
+        if len(texts) == workers and all(text.endswith("\n") for text in texts):
+            return [int(pid) for text in texts for pid in text.split()]
+        time.sleep(0.05)
+    raise TimeoutError("the workers never started")
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_failed_run_says_why_and_is_resumed_with_the_function_that_is_loaded(
+    sums: TrainingDataset,
+) -> None:
+    with pytest.raises(RunFailed, match="worker 0 was lost: killed by SIGKILL") as failed:
+        experiments.launch(
+            training.regression, dataset=sums, params={"deaths": {"0": [25]}}, name="resumed"
+        )
+    assert "resume()" in str(failed.value)
+    (run,) = experiments.get_runs("resumed")
+    assert run.state == "failed"
+    resumed = run.resume()
+    assert (resumed.id, resumed.state) == (run.id, "finished")
+    assert "attempt 2 begins at 0 20" in resumed.logs()
+    assert list(resumed.history("loss")) == list(range(80))
+
+
+def diverging(context: Any) -> None:
+    context.report(3, loss=float("nan"))
+
+
+def raising(context: Any) -> None:
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), [(diverging, "loss.* is nan at step 3"), (raising, "no such thing")]
+)
+def test_an_error_of_the_function_is_the_error_of_the_run(
+    kept: FeatureStore, function: Any, reason: str
+) -> None:
+    with pytest.raises(RunFailed, match=reason):
+        experiments.launch(function, retries=3, store=kept)
+    (run,) = experiments.get_runs()
+    assert len(run.record.attempts) == 1  # what raises raises again
+
+
+def test_wrong_input_is_one_error_before_anything_is_made(
+    kept: FeatureStore, sums: TrainingDataset
+) -> None:
+    lock = threading.Lock()
+
+    def holds_a_lock(context: Any) -> None:
+        lock.acquire()
+
+    def takes(lr: float, units: int) -> None: ...
+
+    train = training.regression
+    cases: list[tuple[type[FeatureStoreError], str, Any, dict[str, Any]]] = [
+        (InvalidTrainFunction, "cannot be sent to another process", holds_a_lock, {}),
+        (InvalidTrainFunction, "needs 'units'", takes, {"params": {"lr": 1}}),
+        (
+            InvalidTrainFunction,
+            "does not take 'l2'",
+            takes,
+            {"params": {"lr": 1, "units": 2, "l2": 0}},
+        ),
+        (InvalidTrainFunction, "is no function", "train", {}),
+        (InvalidArgument, "not numbers, texts", train, {"params": {"model": object()}}),
+        (InvalidArgument, "not numbers, texts", train, {"params": {"lr": float("nan")}}),
+        (LauncherNotFound, "installed are 'local', 'spark'", train, {"on": "moon"}),
+        (InvalidArgument, "is no training dataset", train, {"dataset": "sums"}),
+        (InvalidArgument, "retries=-1", train, {"retries": -1}),
+        (InvalidArgument, "seed=1.5", train, {"seed": 1.5}),
+    ]
+    for error, text, function, arguments in cases:
+        with pytest.raises(error, match=text):
+            experiments.launch(function, **{"store": kept, **arguments})
+    kept.delete_training_dataset("sums", version=1)
+    with pytest.raises(TrainingDatasetNotFound):
+        experiments.launch(train, dataset=sums)
+    assert not Path(kept.location, "experiments").exists()
+    assert experiments.get_runs() == []
+
+
+def test_a_damaged_record_is_named_and_hides_no_other(kept: FeatureStore) -> None:
+    run = experiments.launch(lambda: {"loss": 1}, name="constant", store=kept)
+    other = experiments.launch(lambda: 2.5, name="constant", store=kept)
+    assert other.metrics == {"result": 2.5}
+    path = Path(run.path, "run.json")
+    whole = json.loads(path.read_text())
+    damages: list[Any] = [[], {}, {**whole, "state": "gone"}, {**whole, "metrics": {"loss": "1"}}]
+    damages += [{**whole, "id": "../../elsewhere"}, {**whole, "created": "yesterday"}]
+    damages += [{**whole, "dataset": {"name": "../x"}}, {**whole, "format": 2}]
+    texts = [json.dumps(damage) for damage in damages] + ["", "{", "[" * 100_000]
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(RunDamaged, match=r"run\.json"):
+            experiments.get_run(run.id)
+        with pytest.warns(UserWarning, match=f"run {run.id} is left out"):
+            assert [each.id for each in experiments.get_runs()] == [other.id]
+    found = rebuild(kept.location)
+    assert found.experiment_runs == [other.id]
+    assert [place for place, _ in found.unreadable] == [run.path]
+    with pytest.raises(RunNotFound, match=other.id):
+        experiments.get_run("20990101-000000-abcdef")
+
+
+def test_a_function_that_no_module_has_is_not_resumed_by_its_record(kept: FeatureStore) -> None:
+    def local(context: Any) -> None:
+        if context.attempt == 1:
+            raise InvalidMetric("no")
+
+    with pytest.raises(RunFailed):
+        experiments.launch(local, name="inner", store=kept)
+    (run,) = experiments.get_runs("inner")
+    path = Path(run.path, "run.json")
+    record = json.loads(path.read_text())
+    record["code"]["function"] = "antigravity:nothing"
+    path.write_text(json.dumps(record))
+    with pytest.raises(InvalidTrainFunction, match="has not loaded"):
+        experiments.get_run(run.id).resume()
+    assert "antigravity" not in sys.modules
+    assert run.resume(local).state == "finished"

@@ -1,0 +1,252 @@
+"""Searches: proposed by Optuna, run by workers that wait for nobody, gone on with after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featurestore import experiments
+from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed, RunNotFound
+from featurestore.experiments.evolution import evolve
+from featurestore.experiments.trial_server import TrialServer
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+from tests.experiments import training
+
+pytest.importorskip("optuna")
+
+SPACE = {"x": experiments.uniform(-1, 1), "units": [8, 16]}
+
+
+def bowl(x: float, units: int, context: Any) -> None:
+    for step in range(1, 10):
+        context.report(step, y=-((x - 0.3) ** 2) - units / 100 - 1 / step)
+
+
+def outcome(study: experiments.Study) -> list[Any]:
+    return [(run.params, run.metrics, run.state) for run in study.runs]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "stop"), [("tpe", "asha"), ("random", "median"), ("evolution", None)]
+)
+def test_equal_seeds_give_equal_trials_also_when_a_search_goes_on_later(
+    kept: FeatureStore, sampler: str, stop: str | None
+) -> None:
+    ask = {"space": SPACE, "metric": "y", "sampler": sampler, "stop": stop, "store": kept}
+    whole = experiments.search(bowl, trials=16, **ask)
+    begun = experiments.search(bowl, trials=9, **ask)
+    gone_on = experiments.get_study(begun.id).resume(bowl, trials=16)
+    assert outcome(gone_on) == outcome(whole)
+    states = Counter(run.state for run in whole.runs)
+    assert sum(states.values()) == 16
+    assert (states["stopped"] > 0) == (stop is not None)
+    finished = [run for run in whole.runs if run.state == "finished"]
+    assert whole.best.metrics["y"] == max(run.metrics["y"] for run in finished)
+    assert whole.run.metrics == {"y": whole.best.metrics["y"]}
+    assert len(whole.to_pandas()) == 16
+
+
+def test_a_grid_is_tried_whole_and_a_sampler_of_optuna_is_taken(kept: FeatureStore) -> None:
+    import optuna
+
+    grid = experiments.search(
+        bowl,
+        space={"x": [0.1, 0.3], "units": experiments.integers(1, 3)},
+        metric="y",
+        sampler="grid",
+        store=kept,
+        parallel=2,
+    )
+    assert sorted((run.params["x"], run.params["units"]) for run in grid.runs) == [
+        (x, units) for x in (0.1, 0.3) for units in (1, 2, 3)
+    ]
+    assert grid.best.params == {"x": 0.3, "units": 1}
+    study = experiments.search(
+        bowl,
+        space=SPACE,
+        metric="y",
+        trials=3,
+        store=kept,
+        sampler=optuna.samplers.QMCSampler(seed=1),
+        stop=optuna.pruners.ThresholdPruner(lower=-100),
+    )
+    assert [run.state for run in study.runs] == ["finished"] * 3
+    with pytest.raises(InvalidArgument, match="QMCSampler"):
+        study.resume(bowl)
+
+
+def test_evolution_comes_nearer_to_the_best_than_chance() -> None:
+    space = experiments.spaces.check_space({"a": experiments.uniform(0, 1), "b": [1, 2, 3, 4]})
+    nearest = []
+    for seed in range(10):
+        finished: list[Any] = []
+        for number in range(60):
+            made = evolve(space, finished, seed=f"{seed}/{number}")
+            finished.append((made, (made["a"] - 0.7) ** 2 + abs(made["b"] - 3)))
+        nearest.append(min(value for _, value in finished))
+    # Sixty points by chance: fifteen with b=3, the nearest about 1/32 away, 0.001 squared.
+    assert sorted(nearest)[5] < 1e-4
+
+
+def dying(x: int, context: Any) -> dict[str, float]:
+    reader = context.reader("train", global_batch_size=40)
+    checkpoint = context.checkpoint()
+    print("from", reader.epoch * reader.steps_per_epoch + reader.step)
+    for step, _ in reader.steps(epochs=1):
+        checkpoint.save()
+        context.report(step, y=x)
+        if step == 11 and context.attempt == 1 and x % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if x == 4:
+            raise ValueError("four is no number")
+    return {"y": x}
+
+
+def test_a_dead_worker_is_replaced_and_its_trial_goes_on(sums: TrainingDataset) -> None:
+    study = experiments.search(
+        dying, space={"x": [1, 2, 3, 4]}, metric="y", sampler="grid", parallel=2, dataset=sums
+    )
+    runs = {run.params["x"]: run for run in study.runs}
+    assert {x: run.state for x, run in runs.items()} == {
+        1: "finished",
+        2: "finished",
+        3: "finished",
+        4: "failed",
+    }
+    assert runs[4].reason == "ValueError: four is no number"
+    for x in (1, 3):
+        assert runs[x].record.attempts[0]["reason"] == "its worker was lost: killed by SIGKILL"
+        assert len(runs[x].history("y")) == 40
+        assert "from 12" in runs[x].logs()
+    assert study.best.params == {"x": 3}
+
+
+DRIVER = """
+import sys, time
+import featurestore
+from featurestore import experiments
+
+def slow(x, context):
+    reader = context.reader("train", global_batch_size=40)
+    checkpoint = context.checkpoint()
+    for step, _ in reader.steps(epochs=1):
+        context.report(step, y=x)
+        checkpoint.save()
+        time.sleep(0.02)
+
+store = featurestore.connect(sys.argv[1])
+dataset = store.get_training_dataset("sums")
+if len(sys.argv) > 2:
+    (study,) = [r for r in experiments.get_runs("crashed") if r.kind == "search"]
+    experiments.get_study(study.id).resume()
+else:
+    experiments.search(slow, space={"x": experiments.uniform(0, 1)}, metric="y", trials=5,
+                       sampler="random", dataset=dataset, name="crashed")
+"""
+
+
+def test_a_search_whose_driver_was_killed_goes_on(kept: FeatureStore, sums: Any) -> None:
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
+    program = Path(kept.location).parent / "driver.py"
+    program.write_text(DRIVER)
+    command = [sys.executable, str(program), kept.location]
+    driver = subprocess.Popen(command, env=environment)
+    place = Path(kept.location, "experiments", "crashed")
+    try:
+        end = time.monotonic() + 120
+        while len(list(place.glob("*/metrics.jsonl"))) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        driver.kill()
+        driver.wait()
+    before = [run for run in experiments.get_runs("crashed", trials=True) if run.kind == "trial"]
+    assert Counter(run.state for run in before)["finished"] >= 1
+    assert subprocess.run([*command, "again"], env=environment, timeout=200).returncode == 0
+    (study,) = [run for run in experiments.get_runs("crashed") if run.kind == "search"]
+    trials = experiments.get_study(study.id).runs
+    assert [run.record.number for run in trials] == list(range(5))
+    assert {run.state for run in trials} == {"finished"}
+    assert {len(run.history("y")) for run in trials} == {40}
+    assert {run.id for run in before} <= {run.id for run in trials}
+
+
+def test_wrong_searches_are_refused_before_anything_is_made(kept: FeatureStore) -> None:
+    good: dict[str, Any] = {"space": SPACE, "metric": "y", "trials": 3, "store": kept}
+    for wrong, text in [
+        ({"sampler": "bayes"}, "'tpe', 'random', 'grid', 'evolution'"),
+        ({"stop": "hyper"}, "'asha', 'median'"),
+        ({"direction": "up"}, "neither 'max' nor 'min'"),
+        ({"space": {}}, "says no parameter"),
+        ({"space": {"x": 3}}, "is no set of values"),
+        ({"space": {"x": [object()]}, "sampler": "grid"}, "not numbers, texts"),
+        ({"sampler": "grid"}, "can be counted"),
+        ({"trials": None}, "only a grid ends"),
+        ({"trials": 0}, "trials=0"),
+        ({"parallel": 0}, "parallel=0"),
+        ({"metric": "val auc"}, "is no name"),
+        ({"params": {"x": 1}}, "stand in space and in params"),
+    ]:
+        with pytest.raises(InvalidArgument, match=text):
+            experiments.search(bowl, **{**good, **wrong})
+    assert not Path(kept.location, "experiments").exists()
+
+
+def nan(x: float, context: Any) -> None:
+    context.report(1, y=float("nan"))
+
+
+def test_an_unknown_metric_ends_a_search_and_nan_fails_a_trial(kept: FeatureStore) -> None:
+    with pytest.raises(InvalidMetric, match="without metric 'val_auc'; it reported 'y'"):
+        experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=kept)
+    assert len(experiments.get_runs(trials=True)) == 2
+    with pytest.raises(RunFailed, match=r"None of the 2 trials .* finished.*'y' is nan"):
+        experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=kept)
+    with pytest.raises(RunNotFound, match="no search"):
+        trial = next(run for run in experiments.get_runs(trials=True) if run.kind == "trial")
+        experiments.get_study(trial.id)
+
+
+def test_who_does_not_know_the_token_is_not_heard() -> None:
+    server = TrialServer("127.0.0.1")
+    try:
+        for line in (b"{}", b'{"token": "x", "worker": 0}', b"\xff", b"[]", b'{"token": 1}'):
+            with socket.create_connection(server.address) as stranger:
+                stranger.sendall(line + b"\n")
+                assert [server.poll(1.0) for _ in range(2)] == [[], []]
+                assert stranger.recv(100) == b""
+        with socket.create_connection(server.address) as worker:
+            told = {"token": server.token, "worker": 3, "kind": "next"}
+            worker.sendall(json.dumps(told).encode() + b"\n")
+            messages = server.poll(1.0) + server.poll(1.0)
+            assert [message.worker for message in messages] == [3]
+            server.answer(messages[0], {"done": True})
+            assert worker.recv(100) == b'{"done": true}\n'
+    finally:
+        server.close()
+
+
+def test_the_training_function_of_a_search_reads_the_dataset(sums: TrainingDataset) -> None:
+    study = experiments.search(
+        training.regression,
+        space={"lr": [0.01, 0.2]},
+        metric="final",
+        direction="min",
+        sampler="grid",
+        dataset=sums,
+        params={"epochs": 1},
+    )
+    assert study.best.params == {"lr": 0.2, "epochs": 1}
+    assert study.best.dataset is not None

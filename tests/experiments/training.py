@@ -1,0 +1,44 @@
+"""Training functions of the tests: linear regression in numpy, and processes that misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+
+def regression(params: dict[str, Any], context: Any) -> dict[str, float]:
+    """Fit a line by gradient steps; die where params say so, in the first attempts only."""
+    reader = context.reader("train", global_batch_size=40)
+    weights = np.zeros(len(reader.inputs))
+    last = np.zeros(1)
+    checkpoint = context.checkpoint({"weights": weights, "last": last})
+    print(f"attempt {context.attempt} begins at", reader.epoch, reader.step, flush=True)
+    for step, batch in reader.steps(epochs=params.get("epochs", 2)):
+        inputs = np.stack([batch[name] for name in reader.inputs], axis=1).astype(np.float64)
+        error = inputs @ weights - batch["y"]
+        weights -= params.get("lr", 0.1) * (inputs.T @ error) / len(error)
+        last[0] = (error**2).mean()
+        context.report(step, loss=last[0])
+        if step % 10 == 9:
+            checkpoint.save()
+        deaths = params.get("deaths", {}).get(str(context.worker), [])
+        if context.attempt <= len(deaths) and deaths[context.attempt - 1] == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(params.get("pause", 0))
+    return {"final": last[0]}
+
+
+def with_grandchildren(context: Any) -> None:
+    """Start processes that want to outlive everything, say who they are, and wait."""
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(sleeper)
+    lost = subprocess.Popen(sleeper, start_new_session=True)
+    with open(os.path.join(context.artifact_dir, f"pids-{context.worker}"), "w") as file:
+        file.write(f"{os.getpid()} {child.pid} {lost.pid}\n")
+    time.sleep(600)

@@ -12,9 +12,11 @@ from featurestore.errors import InvalidArgument, Stopped
 from featurestore.experiments import randomness
 from featurestore.experiments.reading import RunReader, columns_without
 from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
+from featurestore.readers import open_reader
 from featurestore.readers.checkpoint import ReaderCheckpoint
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
+from featurestore.training.transformations import of_dataset
 
 if TYPE_CHECKING:
     from featurestore.experiments.tasks import Task
@@ -134,8 +136,14 @@ class Context:
         if columns is None:
             roles = {column.name: column.role for column in dataset.manifest.columns}
             columns = columns_without(roles, self.task.without)
-        reader = dataset.reader(
-            split,
+        rows = None
+        if self.task.fold is not None:
+            count = dataset.num_rows(self.task.fold.split)
+            split, rows = self.task.fold.rows(split, count)
+        reader = open_reader(
+            dataset.path,
+            dataset.manifest,
+            split=split,
             global_batch_size=global_batch_size,
             seed=self.task.seed if seed is None else seed,
             shuffle=shuffle,
@@ -144,13 +152,11 @@ class Context:
             nulls=nulls,
             lanes=lanes,
             window_rows=window_rows,
-            transformed=transformed,
+            transform=of_dataset(dataset, transformed),
+            rows=rows,
         )
         reader.order.check_workers(self.worker, self.workers)
-        strategy = None
-        if self.task.strategy != "none":
-            strategy = self.strategy
-        self.readers.append(RunReader(reader, self.worker, self.workers, strategy))
+        self.readers.append(RunReader(reader, self.worker, self.workers, lambda: self.strategy))
         return self.readers[-1]
 
     def checkpoint(
@@ -168,7 +174,7 @@ class Context:
             self.checkpoint_dir,
             chosen.reader,
             objects or {},
-            chosen.strategy,
+            vars(self).get("strategy"),  # where TensorFlow is not used there is none
             position=(self.worker, self.workers),
         )
         chosen.epoch, chosen.step = kept.restore()
@@ -202,7 +208,10 @@ class Context:
         chosen = reader or self._first_reader("context.fit()")
         randomness.seed_tensorflow(self.task.seed)
         objects = {"model": model, "optimizer": model.optimizer}
-        kept = ReaderCheckpoint(self.checkpoint_dir, chosen.reader, objects, chosen.strategy)
+        strategy = None
+        if self.task.strategy != "none":
+            strategy = self.strategy
+        kept = ReaderCheckpoint(self.checkpoint_dir, chosen.reader, objects, strategy)
         told = report_callback(self, model, chosen, save_every=save_every, start=kept.position_of())
         callbacks = [*(options.pop("callbacks", None) or ()), told]
         options.setdefault("verbose", 2 if self.worker == 0 else 0)

@@ -20,7 +20,7 @@ from featurestore.experiments.functions import TrainFunction
 from featurestore.experiments.gang import AttemptEnd, watch
 from featurestore.experiments.progress import Listener, showing_logs
 from featurestore.experiments.status import WorkerStatus, read_status
-from featurestore.experiments.tasks import Task
+from featurestore.experiments.tasks import Fold, Task
 from featurestore.model.callers import warn_caller
 from featurestore.model.run_record import METRICS_FILE, RunDataset, RunRecord, parse_metrics
 from featurestore.model.times import utc_now
@@ -268,6 +268,7 @@ def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
             strategy=str(record.settings["strategy"]),
             without=frozenset(record.settings["without"]),
             without_layers=frozenset(record.settings["without_layers"]),
+            fold=Fold.from_json(record.settings.get("fold")),
         )
         tasks.append(worker_task(task, environment=drive.environment))
     gang = Gang(tuple(tasks), drive.function, record.settings["strategy"] == "multiworker")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ class RunReader:
     reader: Reader
     worker: int
     workers: int
-    strategy: Any = field(default=None, repr=False)
+    strategy_of: Callable[[], Any] = field(repr=False)
     epoch: int = 0
     step: int = 0
 
@@ -68,7 +68,7 @@ class RunReader:
     def distribute(self, epochs: int = 1) -> Any:
         """Return the strategy's dataset of so many epochs from the position on."""
         return self.reader.distribute(
-            self.strategy, epochs, start_epoch=self.epoch, start_step=self.step
+            self.strategy_of(), epochs, start_epoch=self.epoch, start_step=self.step
         )
 
     def tf_dataset(self, epochs: int = 1) -> Any:

@@ -71,29 +71,21 @@ class Sampling:
         return len(self._grid) or None
 
     def restore(self, past: Iterable[PastTrial]) -> None:
-        """Take up trials of earlier, in the order of their numbers."""
-        states = self._optuna.trial.TrialState
-        known = {"finished": states.COMPLETE, "stopped": states.PRUNED, "failed": states.FAIL}
+        """Take up trials of earlier: what they reported is reported again, in their order."""
         for each in sorted(past, key=lambda trial: trial.number):
-            state = known.get(each.state, states.RUNNING)
-            if state == states.COMPLETE and each.value is None:
-                state = states.FAIL
-            self._note_step(each.history)
             made = self._optuna.trial.create_trial(
-                state=state,
-                value=each.value if state == states.COMPLETE else None,
+                state=self._optuna.trial.TrialState.RUNNING,
                 params={name: self._internal(name, each.params[name]) for name in self._space},
                 distributions=self._distributions,
-                intermediate_values=dict(each.history),
             )
-            if state == states.RUNNING:
-                made.datetime_start = dt.datetime.now()
+            made.datetime_start = dt.datetime.now()
             self._study.add_trial(made)
-            if state == states.RUNNING:
-                found = self._study.trials[each.number]
-                self._trials[each.number] = self._optuna.trial.Trial(self._study, found._trial_id)
-            if state == states.COMPLETE and each.value is not None:
-                self._finished.append((each.params, self._sign * each.value))
+            trial_id = self._study.trials[each.number]._trial_id
+            self._trials[each.number] = self._optuna.trial.Trial(self._study, trial_id)
+            for step, value in each.history.items():
+                self.report(each.number, step, value)
+            if each.state in ("finished", "stopped", "failed"):
+                self.tell(each.number, each.state, each.value)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Return number and parameters of the next trial."""

@@ -156,22 +156,24 @@ def run_study(
             unfinished=unfinished(past),
         )
         catalog.save(session, record)
-        return finish_study(session, record, pool)
+        finish_pool(session, record, pool)
+        ended = _judged(session, record)
+        catalog.save(session, ended)
+    if ended.state == "failed":
+        raise RunFailed(f"None of the trials of {record.id!r} finished; {ended.reason}")
+    return ended
 
 
-def finish_study(session: Session, record: RunRecord, pool: TrialPool) -> RunRecord:
-    """Run the pool of a study, and write how the study ended."""
+def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
+    """Run the pool of a study; where that fails the record of the study says so."""
     try:
         pool.run()
-        ended = _judged(session, record)
     except BaseException as error:
         state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         now = utc_now().isoformat()
         catalog.save(session, replace(record, state=state, reason=reason, ended=now))
         raise
-    catalog.save(session, ended)
-    return ended
 
 
 def unfinished(past: list[RunRecord]) -> deque[RunRecord]:
@@ -187,15 +189,12 @@ def _judged(session: Session, record: RunRecord) -> RunRecord:
     metric, direction = record.settings["metric"], record.settings["direction"]
     trials = catalog.find(session, parent=record.id)
     best = best_of(trials, metric, direction)
+    now = utc_now().isoformat()
     if best is None:
-        reasons = [each.reason for each in trials if each.reason]
-        raise RunFailed(
-            f"None of the {len(trials)} trials of {record.id!r} finished; the first one: "
-            f"{reasons[0] if reasons else 'stopped'}"
-        )
+        reasons = [each.reason or each.state for each in trials]
+        return replace(record, state="failed", ended=now, reason=f"the first one: {reasons[0]}")
     settings = {**record.settings, "best": best.id}
     metrics = {metric: best.metrics[metric]}
-    now = utc_now().isoformat()
     return replace(record, state="finished", ended=now, settings=settings, metrics=metrics)
 
 

@@ -12,6 +12,47 @@ from featurestore.training.dataset import TrainingDataset
 
 
 @dataclass(frozen=True)
+class Fold:
+    """One fold of a cross-validation: the ``number``-th of ``folds`` equal ranges of the row hash.
+
+    Reading ``split`` gives the rows of the other folds, reading ``held_out`` those of this one.
+    """
+
+    split: str
+    held_out: str
+    number: int
+    folds: int
+
+    @classmethod
+    def from_json(cls, told: object) -> Fold | None:
+        """Return the fold that ``vars`` of one gives, None for null."""
+        if told is None:
+            return None
+        data = JsonObject.of(told, "fold")
+        folds = data.number("folds", least=2)
+        number = data.number("number", most=folds - 1)
+        return cls(data.text("split"), data.text("held_out"), number, folds)
+
+    def rows(self, split: str, count: int) -> tuple[str, tuple[tuple[int, int], ...] | None]:
+        """Return the stored split and the ranges of its canonical rows that a split stands for.
+
+        The canonical order is that of the row hash, so a range of it is a range of the hash.
+
+        >>> Fold("train", "validation", 1, 4).rows("train", 10)
+        ('train', ((0, 2), (5, 10)))
+        >>> Fold("train", "validation", 1, 4).rows("validation", 10)
+        ('train', ((2, 5),))
+        """
+        first = self.number * count // self.folds
+        end = (self.number + 1) * count // self.folds
+        if split == self.held_out:
+            return self.split, ((first, end),)
+        if split == self.split:
+            return self.split, ((0, first), (end, count))
+        return split, None
+
+
+@dataclass(frozen=True)
 class Task:
     """One worker of one attempt of a run.
 
@@ -29,11 +70,13 @@ class Task:
     strategy: str = "none"
     without: frozenset[str] = frozenset()
     without_layers: frozenset[str] = frozenset()
+    fold: Fold | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as JSON."""
         lists = {name: sorted(getattr(self, name)) for name in ("without", "without_layers")}
-        return {**vars(self), **lists}
+        fold = None if self.fold is None else vars(self.fold)
+        return {**vars(self), **lists, "fold": fold}
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Task:
@@ -49,6 +92,7 @@ class Task:
             strategy=data.text("strategy"),
             without=frozenset(data.texts("without")),
             without_layers=frozenset(data.texts("without_layers")),
+            fold=Fold.from_json(data.get("fold")),
         )
 
     def open_dataset(self) -> TrainingDataset:

@@ -15,7 +15,7 @@ from featurestore.experiments import catalog
 from featurestore.experiments.launching import last_metrics, worker_task
 from featurestore.experiments.progress import Listener, showing_logs
 from featurestore.experiments.status import WorkerStatus, read_status
-from featurestore.experiments.tasks import Task
+from featurestore.experiments.tasks import Fold, Task
 from featurestore.experiments.trial_server import Message, TrialServer
 from featurestore.model.json_object import JsonObject
 from featurestore.model.run_record import RunRecord
@@ -167,6 +167,7 @@ class TrialPool:
             seed=trial.seed,
             without=frozenset(trial.settings["without"]),
             without_layers=frozenset(trial.settings["without_layers"]),
+            fold=Fold.from_json(trial.settings.get("fold")),
         )
 
     def _ended(self, slot: _Slot) -> None:

@@ -48,7 +48,7 @@ def keys(reader: Reader, *, epoch: int) -> pa.Table:
     names = list(reader.manifest.key) or [column.name for column in reader.manifest.columns]
     stored = reader.files()
     try:
-        table = stored.read(np.array([0]), np.array([reader.split.rows]), names)
+        table = stored.read(np.array([0]), np.array([reader.order.rows]), names)
     finally:
         stored.close()
     return table.select(names).take(rows[rows != PADDING])

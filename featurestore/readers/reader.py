@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from featurestore.readers.selection import (
     select_columns,
     value_form,
 )
-from featurestore.readers.shardfiles import ShardFiles, check_shards
+from featurestore.readers.shardfiles import RowRanges, ShardFiles, check_shards
 from featurestore.readers.steps import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.transformed import (
     Transform,
@@ -95,6 +95,7 @@ class Reader:
     columns: tuple[SelectedColumn, ...] = field(repr=False)
     settings: Mapping[str, Any] = field(repr=False)
     transform: TransformedColumns | None = field(default=None, repr=False)
+    kept: RowRanges | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -582,7 +583,7 @@ class Reader:
 
     def files(self) -> ShardFiles:
         """Return the files of the split."""
-        return shard_files(self.path, self.manifest, self.split)
+        return replace(shard_files(self.path, self.manifest, self.split), kept=self.kept)
 
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
@@ -616,6 +617,7 @@ def open_reader(
     lanes: int | None = None,
     window_rows: int | None = None,
     transform: Transform | None = None,
+    rows: RowRanges | None = None,
 ) -> Reader:
     """Return the reader of a split, after checking all that can be known before reading.
 
@@ -633,6 +635,7 @@ def open_reader(
         window_rows: Rows that are mixed inside a lane; None chooses about 131,072 rows over all
             lanes.
         transform: What is done to columns after they are decoded; None: nothing.
+        rows: Ranges of canonical rows, ascending, to read alone; None: all.
 
     Raises:
         ReaderConfigError: Settings that do not fit together.
@@ -667,7 +670,7 @@ def open_reader(
     if window_rows is None:
         window_rows = default_window_rows(manifest, lanes=lanes)
     order = ReaderOrder(
-        rows=found.rows,
+        rows=_count_rows(found, rows),
         block_rows=manifest.block_rows,
         window_rows=window_rows,
         global_batch_size=global_batch_size,
@@ -691,7 +694,23 @@ def open_reader(
         "window_rows": window_rows,
         "transformed": None if transform is None else transform.sha256,
     }
-    return Reader(path, manifest, found, order, selected, settings, transformed)
+    if rows is not None:
+        settings["rows"] = [list(each) for each in rows]
+    return Reader(path, manifest, found, order, selected, settings, transformed, rows)
+
+
+def _count_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
+    """Return how many rows are read, after checking that the split has them."""
+    if rows is None:
+        return split.rows
+    count, last = 0, 0
+    for first, end in rows:
+        if not last <= first <= end <= split.rows:
+            raise ReaderConfigError(
+                f"rows={rows!r} are no ascending ranges of the {split.rows} rows of {split.name!r}."
+            )
+        count, last = count + end - first, end
+    return count
 
 
 def shard_files(path: str, manifest: Manifest, split: ManifestSplit) -> ShardFiles:
@@ -747,6 +766,8 @@ def resume(
         )
     names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
     settings = {name: state[name] for name in names if name in state}
+    if "rows" in state:
+        settings["rows"] = tuple((first, end) for first, end in state["rows"])
     reader = open_reader(
         path,
         manifest,

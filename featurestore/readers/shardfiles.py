@@ -32,12 +32,16 @@ _CHECKING_THREADS = 16
 _ROW_BITS = 40
 _ROW_MASK = (1 << _ROW_BITS) - 1
 
+RowRanges = tuple[tuple[int, int], ...]
+"""Ranges [start, stop) of canonical rows, ascending."""
+
 
 @dataclass
 class ShardFiles:
     """Access to the rows of a split through its format.
 
-    Records serve many threads, ``read`` serves one.
+    Records serve many threads, ``read`` serves one. With ``kept`` the rows of these ranges alone are
+    there, counted anew from 0.
     """
 
     directory: str
@@ -45,6 +49,7 @@ class ShardFiles:
     split: ManifestSplit
     format: DatasetFormat
     access: RecordAccess | None
+    kept: RowRanges | None = None
     _maps: OrderedDict[int, npt.NDArray[np.uint8]] = field(default_factory=OrderedDict)
     _readers: OrderedDict[int, ShardReader] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
@@ -94,6 +99,8 @@ class ShardFiles:
 
     def _parts_of(self, starts: Rows, stops: Rows) -> Iterator[tuple[int, int, int]]:
         """Yield (shard, begin, end in it) for ranges of canonical rows."""
+        if self.kept is not None:
+            starts, stops = stored_ranges(self.kept, starts, stops)
         firsts = self.first_rows
         shards = np.searchsorted(firsts, starts, side="right") - 1
         ranges = zip(starts.tolist(), stops.tolist(), shards.tolist(), strict=True)
@@ -158,6 +165,26 @@ class ShardFiles:
         longest = max(self.split.shards, key=lambda shard: shard.rows, default=None)
         if longest is not None:
             self._open(longest).close()
+
+
+def stored_ranges(kept: RowRanges, starts: Rows, stops: Rows) -> tuple[Rows, Rows]:
+    """Return the canonical rows of ranges that are counted among kept rows alone.
+
+    >>> starts, stops = stored_ranges(((0, 2), (5, 9)), np.array([1]), np.array([4]))
+    >>> starts.tolist(), stops.tolist()
+    ([1, 5], [2, 7])
+    """
+    begins: list[int] = []
+    ends: list[int] = []
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        passed = 0
+        for first, end in kept:
+            low, high = max(start, passed), min(stop, passed + end - first)
+            if low < high:
+                begins.append(first + low - passed)
+                ends.append(first + high - passed)
+            passed += end - first
+    return np.array(begins, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
 def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:

@@ -1,0 +1,106 @@
+"""Calls that find runs and compare them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featurestore.experiments.stores import session_of
+from featurestore.model.arguments import answering
+
+if TYPE_CHECKING:
+    from featurestore.experiments.comparison import RunComparison
+    from featurestore.experiments.run import Run
+    from featurestore.experiments.study import Study
+    from featurestore.store import FeatureStore
+
+
+@answering
+def get_runs(
+    name: str | None = None,
+    *,
+    dataset: str | None = None,
+    version: int | None = None,
+    state: str | None = None,
+    trials: bool = False,
+    limit: int | None = None,
+    store: FeatureStore | None = None,
+) -> list[Run]:
+    """Return runs, newest first.
+
+    Args:
+        name: Of one experiment only.
+        dataset: That read this training dataset.
+        version: That version of it.
+        state: In this state.
+        trials: Also the trials of studies.
+        limit: At most so many are looked at.
+        store: None: the store last connected.
+
+    >>> from featurestore import experiments
+    >>> run = experiments.launch(lambda: {"loss": 0.5}, name="constant")
+    >>> [(run.name, run.state, run.metrics) for run in experiments.get_runs("constant")]
+    [('constant', 'finished', {'loss': 0.5})]
+    """
+    from featurestore.experiments import catalog
+    from featurestore.experiments.run import Run
+
+    session = session_of(store, None)
+    read = None if dataset is None else (dataset, version)
+    records = catalog.find(session, name=name, dataset=read, trials=trials, limit=limit)
+    runs = [Run(session, record) for record in records]
+    return [run for run in runs if state is None or run.state == state]
+
+
+@answering
+def get_run(run_id: str, *, store: FeatureStore | None = None) -> Run:
+    """Return a run by its id.
+
+    Raises:
+        RunNotFound: There is none; the newest are listed.
+        RunDamaged: Its record cannot be read.
+
+    >>> from featurestore import experiments
+    >>> run = experiments.launch(lambda: {"loss": 0.5}, name="constant")
+    >>> experiments.get_run(run.id).metrics
+    {'loss': 0.5}
+    """
+    from featurestore.experiments import catalog
+    from featurestore.experiments.run import Run
+
+    session = session_of(store, None)
+    return Run(session, catalog.load(session, run_id))
+
+
+@answering
+def get_study(study_id: str, *, store: FeatureStore | None = None) -> Study:
+    """Return a study by its id, to look at it or to go on with it.
+
+    >>> from featurestore import experiments
+    >>> study = experiments.search(
+    ...     lambda x: {"y": x}, space={"x": [1, 2]}, metric="y", sampler="grid", name="grids"
+    ... )
+    >>> experiments.get_study(study.id).best.metrics
+    {'y': 2.0}
+    """
+    from featurestore.experiments import catalog
+    from featurestore.experiments.study import Study, check_study
+
+    session = session_of(store, None)
+    return Study(session, check_study(catalog.load(session, study_id)))
+
+
+@answering
+def compare(a: Run | str, b: Run | str, *, store: FeatureStore | None = None) -> RunComparison:
+    """Return what differs between two runs: parameters, data, code, packages, metrics.
+
+    >>> from featurestore import experiments
+    >>> def train_fn(lr): return {"loss": 1 - lr}
+    >>> first, second = [experiments.launch(train_fn, params={"lr": lr}) for lr in (0.5, 0.25)]
+    >>> experiments.compare(first, second).params
+    {'lr': (0.5, 0.25)}
+    """
+    from featurestore.experiments.comparison import compare_runs
+
+    first = get_run(a, store=store) if isinstance(a, str) else a
+    second = get_run(b, store=store) if isinstance(b, str) else b
+    return compare_runs(first, second)

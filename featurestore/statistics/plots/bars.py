@@ -1,0 +1,44 @@
+"""Bars with intervals, one below the other: a named value and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from featurestore.model.printable import printable_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOUR = "#4878cf"
+_LONGEST = 40
+
+
+def draw_intervals(rows: Sequence[tuple[str, float, float, float]], *, label: str) -> Figure:
+    """Return a figure with a bar for each (name, value, low, high), the first one on top.
+
+    Args:
+        rows: What to draw; an infinite interval is left out.
+        label: What the values are.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1 + 0.35 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    names = []
+    for position, (name, value, low, high) in enumerate(rows):
+        shown = printable_line(name)
+        if len(shown) > _LONGEST:
+            shown = f"{shown[: _LONGEST - 1]}…"
+        names.append(shown.replace("$", r"\$"))
+        axes.barh(position, value, color=_COLOUR, height=0.7)
+        if math.isfinite(low) and math.isfinite(high):
+            reach = [[value - low], [high - value]]
+            axes.errorbar(value, position, xerr=reach, color="black", capsize=3, linewidth=1)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,192 @@
+"""What components are worth, and folds: read from the files as they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from featurestore import experiments
+from featurestore.errors import InvalidArgument, InvalidMetric, RunFailed
+from featurestore.experiments.ablation import features_by_group
+from featurestore.experiments.tasks import Fold
+from featurestore.readers import open_reader
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+
+KEYS = ("train", "test")
+
+
+def fitted(context: Any) -> dict[str, float]:
+    """Fit by least squares; without the layer "scale" the label is read in another unit."""
+    train = context.reader("train", global_batch_size=1600)
+    test = context.reader("test", global_batch_size=390)
+    assert train.inputs == context.inputs
+    arrays = []
+    for reader in (train, test):
+        (_, batch), *_ = reader.steps(epochs=1)
+        noise = np.random.default_rng(context.seed).normal(0, 0.05, len(batch["y"]))
+        columns = [batch[name] for name in reader.inputs]
+        arrays.append((np.stack(columns, axis=1), batch["y"] + noise))
+    weights = np.linalg.lstsq(*arrays[0], rcond=None)[0]
+    inputs, label = arrays[1]
+    error = float(((inputs @ weights - label) ** 2).mean())
+    return {"mse": error if context.keeps("scale") else 100 * error}
+
+
+def test_what_features_and_layers_are_worth_is_found_in_their_order(
+    sums: TrainingDataset,
+) -> None:
+    before = sorted(path for path in Path(sums.path).rglob("*"))
+    found = experiments.ablate(
+        fitted,
+        dataset=sums,
+        metric="mse",
+        direction="min",
+        features=["x0", "x1", "x2", "x3", ("x0", "x1")],
+        layers=["scale"],
+        repeats=3,
+        parallel=2,
+    )
+    order = [row.name for row in found.rows]
+    assert [name for name in order if name.startswith("x") and "+" not in name] == [
+        "x2",
+        "x1",
+        "x0",
+        "x3",
+    ]
+    worth = {row.name: row for row in found.rows}
+    assert worth["layer scale"].mean == pytest.approx(99 * np.mean(found.whole))
+    assert worth["x0 + x1"].mean > worth["x1"].mean
+    assert worth["x3"].low < 0.001 < worth["x0"].low  # nothing against something
+    assert all(len(row.values) == 3 for row in found.rows)
+    assert [row.mean for row in found.rows] == sorted(
+        (row.mean for row in found.rows), reverse=True
+    )
+    runs = experiments.get_runs(found_name := "fitted", trials=True)
+    assert Counter(run.kind for run in runs) == {"ablation": 1, "trial": 21}
+    assert {run.record.settings["component"] for run in runs if run.kind == "trial"} == {
+        "whole",
+        *order,
+    }
+    assert experiments.get_run(found.id).name == found_name
+    assert sorted(path for path in Path(sums.path).rglob("*")) == before
+    assert str(found).splitlines()[0].startswith("mse of the whole: 0.00")
+    figure = found.plot()
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == order
+    assert len(found.to_pandas()) == 6
+
+
+def test_features_of_a_group_are_left_out_together(kept: FeatureStore) -> None:
+    rows = [{"id": n, "a": n / 7, "b": n % 3} for n in range(20)]
+    kept.create_featuregroup(rows, "numbers", primary_key=["id"])
+    kept.create_featuregroup(
+        [{"id": n, "c": float(n)} for n in range(20)], "more", primary_key=["id"]
+    )
+    labels = [{"id": n, "late": n % 2} for n in range(20)]
+    frame = kept.get_features(["numbers.a", "numbers.b", "more.c"], labels=labels)
+    dataset = kept.create_training_dataset(frame, "joined", label="late")
+    assert features_by_group(dataset) == {"numbers": ("a", "b"), "more": ("c",)}
+
+
+def seen(context: Any) -> dict[str, float]:
+    train = context.reader("train", global_batch_size=10, remainder="pad")
+    held = context.reader("validation", global_batch_size=7, remainder="keep", shuffle=False)
+    rows = []
+    for reader in (train, held):
+        found = [batch for _, batch in reader.steps(epochs=1)]
+        weights = [batch.get("sample_weight", np.ones(len(batch["y"]))) for batch in found]
+        labels = np.concatenate([batch["y"] for batch in found])
+        rows.append(labels[np.concatenate(weights) > 0])
+    np.save(f"{context.artifact_dir}/rows.npy", np.sort(rows[1]))
+    both = np.concatenate(rows)
+    return {"train": len(rows[0]), "held": len(rows[1]), "sum": float(np.sort(both).sum())}
+
+
+def test_folds_hold_every_row_once_and_the_others_are_trained_on(sums: TrainingDataset) -> None:
+    found = experiments.cross_validate(seen, dataset=sums, folds=3, parallel=2)
+    total = sums.num_rows("train")
+    assert [fold["held"] for fold in found.folds] == [
+        total * (k + 1) // 3 - total * k // 3 for k in range(3)
+    ]
+    assert {fold["train"] + fold["held"] for fold in found.folds} == {total}
+    assert len({fold["sum"] for fold in found.folds}) == 1
+    held = []
+    for run_id in found.runs:
+        held.append(np.load(Path(experiments.get_run(run_id).path, "artifacts", "rows.npy")))
+    labels = np.concatenate(
+        [b["y"] for b in sums.reader("train", global_batch_size=50, remainder="keep").batches()]
+    )
+    assert np.sort(np.concatenate(held)).tolist() == np.sort(labels).tolist()
+    assert found.mean["train"] == pytest.approx(total * 2 / 3)
+    assert found.std["train"] < 1
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
+def test_kept_rows_are_read_as_if_there_were_no_others(
+    kept: FeatureStore, data_format: str
+) -> None:
+    rows = [{"n": float(n), "y": n} for n in range(997)]
+    dataset = kept.create_training_dataset(
+        rows, "counted", label="y", data_format=data_format, shards=5
+    )
+    whole = dataset.reader("train", global_batch_size=1, shuffle=False).batches()
+    canonical = [int(batch["y"][0]) for batch in whole]
+    for number in range(4):
+        fold = Fold("train", "held", number, 4)
+        for split in ("train", "held"):
+            _, ranges = fold.rows(split, 997)
+            assert ranges is not None
+            wanted = [row for first, end in ranges for row in canonical[first:end]]
+            reader = open_reader(
+                dataset.path,
+                dataset.manifest,
+                split="train",
+                global_batch_size=8,
+                remainder="keep",
+                rows=ranges,
+            )
+            found = [int(y) for batch in reader.batches(epoch=2) for y in batch["y"]]
+            assert sorted(found) == sorted(wanted)
+            again, epoch, step = dataset.resume(reader.state(2, 3))
+            rest = [int(y) for b in again.batches(epoch, start_step=step) for y in b["y"]]
+            assert rest == found[24:]
+            plain = open_reader(
+                dataset.path,
+                dataset.manifest,
+                split="train",
+                global_batch_size=8,
+                remainder="keep",
+                shuffle=False,
+                rows=ranges,
+            )
+            assert [int(y) for batch in plain.batches() for y in batch["y"]] == wanted
+
+
+def test_wrong_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
+    ask: dict[str, Any] = {"dataset": sums, "metric": "mse"}
+    for wrong, text in [
+        ({"features": ["temp"]}, "'temp' is no input of 'sums'; its inputs are x0, x1, x2, x3"),
+        ({"features": [["x0", "x1", "x2", "x3"]]}, "Nothing is left"),
+        ({"features": "every"}, "neither 'each' nor 'groups'"),
+        ({"features": "groups"}, "was not made of feature groups"),
+        ({"features": None}, "name nothing to leave out"),
+        ({"features": ["x0", "x0"]}, "name 'x0' twice"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"direction": "down"}, "neither 'max' nor 'min'"),
+        ({"dataset": "sums"}, "needs dataset="),
+    ]:
+        with pytest.raises(InvalidArgument, match=text):
+            experiments.ablate(fitted, **{**ask, **wrong})
+    with pytest.raises(InvalidArgument, match="folds=1"):
+        experiments.cross_validate(fitted, dataset=sums, folds=1)
+    with pytest.raises(InvalidArgument, match="is the split that is cut"):
+        experiments.cross_validate(fitted, dataset=sums, held_out="train")
+    assert experiments.get_runs() == []
+    with pytest.raises(InvalidMetric, match="without metric 'auc'; it reported 'mse'"):
+        experiments.ablate(fitted, dataset=sums, metric="auc")
+    with pytest.raises(RunFailed, match=r"Trial 0 .* failed"):
+        experiments.cross_validate(lambda context: 1 / 0, dataset=sums)

@@ -58,8 +58,10 @@ class CrossValidation:
         return html.records([dict(each) for each in self.folds])
 
     def _by_metric(self) -> dict[str, list[float]]:
-        shared = set(self.folds[0]).intersection(*self.folds)
-        return {name: [fold[name] for fold in self.folds] for name in sorted(shared)}
+        found = {}
+        for name in sorted(set(self.folds[0]).intersection(*self.folds)):
+            found[name] = [fold[name] for fold in self.folds]
+        return found
 
 
 def cross_validate(

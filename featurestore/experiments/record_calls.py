@@ -37,9 +37,9 @@ def get_runs(
         store: None: the store last connected.
 
     >>> from featurestore import experiments
-    >>> run = experiments.launch(lambda: {"loss": 0.5}, name="constant")
-    >>> [(run.name, run.state, run.metrics) for run in experiments.get_runs("constant")]
-    [('constant', 'finished', {'loss': 0.5})]
+    >>> run = experiments.launch(lambda: {"loss": 0.5}, name="baseline")
+    >>> [(run.name, run.state, run.metrics) for run in experiments.get_runs("baseline")]
+    [('baseline', 'finished', {'loss': 0.5})]
     """
     from featurestore.experiments import catalog
     from featurestore.experiments.run import Run

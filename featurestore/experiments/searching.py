@@ -88,12 +88,14 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     space = spaces.check_space(request.space)
     check_names(request.sampler, request.stop, request.direction)
     size = len(spaces.grid(space)) if request.sampler == "grid" else _MOST_TRIALS
-    trials = min(request.trials or size, size)
-    if request.trials is None and request.sampler != "grid":
+    trials = size
+    if request.trials is not None:
+        check_whole("trials", request.trials, least=1, most=_MOST_TRIALS)
+        trials = min(request.trials, size)
+    elif request.sampler != "grid":
         raise InvalidArgument(
             "trials= says how many; only a grid ends by itself.", hint="trials=20"
         )
-    check_whole("trials", trials, least=1, most=_MOST_TRIALS)
     check_whole("parallel", request.parallel, least=1, most=4096)
     if not isinstance(request.metric, str) or not request.metric.isidentifier():
         raise InvalidArgument(f"metric={request.metric!r} is no name.", hint='metric="val_auc"')

@@ -75,7 +75,6 @@ INNER_LOOP = (
     "tests/validation",
     "tests/test_house_files.py",
     "tests/test_house_pages.py",
-    "tests/test_house_storage.py",
 )
 # Of these it leaves out what kills or interrupts, damages, fills memory, starts programs, or
 # computes windows by the hundred; random cases (the marker ``hypothesis``) by the Makefile.
@@ -98,13 +97,16 @@ NOT_INNER_LOOP = (
     "tests/recovery/test_nothing_outside_is_touched.py",
     "tests/recovery/test_rebuild_damage.py",
     "tests/registry/test_registry_rows.py",
+    "tests/registry/test_registry_urls.py",
     "tests/retrieval/test_query_plans.py",
     "tests/statistics/test_extreme_values.py",
     "tests/statistics/test_pictures.py",
     "tests/training/test_export_faults.py",
     "tests/training/test_manifest_damage.py",
+    "tests/training/test_td_commands.py",
     "tests/usersql/test_conditions_mean_the_same.py",
     "tests/usersql/test_queries_mean_the_same.py",
+    "tests/validation/test_table_expectations.py",
 )
 
 

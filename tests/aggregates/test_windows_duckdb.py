@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from featurestore.plugins.engine import Engine
 from featurestore.testing.window_conformance import WindowConformance
+from featurestore_connectors.duckdb_delta import windows
 from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
 
@@ -15,3 +17,18 @@ class TestDuckDB(WindowConformance):
         engine = DuckDBEngine()
         yield engine
         engine.close()
+
+
+class TestDuckDBWhereRowsMaySpill(TestDuckDB):
+    @pytest.fixture(autouse=True)
+    def few_rows_may_spill(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        passed: list[int] = []
+
+        def counting(batch: pa.RecordBatch) -> pa.RecordBatch:
+            passed.append(batch.num_rows)
+            return batch
+
+        monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
+        monkeypatch.setattr(windows, "_same", counting)
+        yield
+        assert passed

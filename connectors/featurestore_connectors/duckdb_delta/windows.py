@@ -33,7 +33,9 @@ from featurestore_connectors.duckdb_delta.sqltext import column_type, quote
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
-_LABELS, _ROWS = "fs_labels", "fs_rows"
+_LABELS, _ROWS, _BOTH = "fs_labels", "fs_rows", "fs_both"
+# So many rows may have to spill while they are sorted.
+_SPILLED_ROWS = 10_000_000
 # Up to so many values, 1 GiB of numbers, are put into the labels' order in memory.
 _HELD_VALUES = 1 << 27
 # A chunk of rows is held for each thread.
@@ -151,11 +153,19 @@ def _stream(engine: DuckDBEngine, side: WindowSide, left: Relation, carried: pa.
         columns = tuple(spec.schema.names)
         hashed = pa.schema([*rows.schema, pa.field(TIE, pa.int64())])
         rows = engine.map_batches(rows, AddTieHash(columns), schema=hashed)
-    query = (
-        f"SELECT * FROM ({_label_rows(side, carried)} UNION ALL {_group_rows(side, carried)}) "
-        f"ORDER BY {GROUP}, {MOMENT}"
-    )
-    return engine.sql(query, tables={_LABELS: left, _ROWS: rows}, parameters={})
+    both = f"({_label_rows(side, carried)} UNION ALL {_group_rows(side, carried)})"
+    tables = {_LABELS: left, _ROWS: rows}
+    count = side.join.source.rows
+    if count is not None and count >= _SPILLED_ROWS:
+        # DuckDB 2.0 spills what it sorts from one source, but not from a union.
+        union = engine.sql(f"SELECT * FROM {both}", tables=tables, parameters={})
+        both, tables = _BOTH, {_BOTH: engine.map_batches(union, _same, schema=union.schema)}
+    query = f"SELECT * FROM {both} ORDER BY {GROUP}, {MOMENT}"
+    return engine.sql(query, tables=tables, parameters={})
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
 
 
 def _columns(side: WindowSide) -> list[str]:

@@ -17,6 +17,7 @@ import shutil
 import sqlite3
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from featurestore.errors import FeatureStoreError
 from featurestore.model import manifest, sealed
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import alerts
 from featurestore.statistics.codec import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.transform.fitted import Transformations
@@ -73,6 +75,8 @@ import featurestore
 featurestore.sql_job("hourly", sql="select id, t, x from g", inputs={"g": "g"}, featuregroup="hourly",
                      primary_key=["id"], event_time="t", window="1h", schedule="0 * * * *",
                      start="2023-11-14T22:00:00Z")
+featurestore.monitor_job("watch", featuregroup="g", schedule="0 0 * * *", start="2023-11-14T00:00:00Z",
+                         metrics={"mean": "avg(x)"}, limits={"mean": (0, 9)}, freshness="1d", alert="ops")
 """
 
 
@@ -160,7 +164,12 @@ class World:
                 transformations=CHAINS,
             )
             self.transformations = coded.transformations.to_json()  # type: ignore[union-attr]
+            store.add_alert_channel("ops", "log")
             store.register_jobs(folder / "jobs.py")
+            store.check_monitor("watch", window="2023-11-14T00:00:00Z")
+            with store.session.registry.transaction() as connection:
+                lines = {"drift": ["x drifted"]}
+                alerts.send(connection, "begin", "watch", lines, ["ops"])
             self.statistics = store.featuregroup("g").statistics().to_json()
             store.add_source("shop", str(folder / "lake"), options={"format": "csv"})
             (folder / "lake").mkdir()
@@ -201,6 +210,7 @@ class World:
                 lambda: (store.get_features_list(), store.search("x")),
                 lambda: store.add_featuregroup_tag("g", "team", "rust"),
                 lambda: store.plan_job("hourly"),
+                *_monitor_calls(store),
                 lambda: store.get_training_dataset("d").verify(),
                 lambda: store.insert_into_featuregroup(TABLE.slice(0, 1), "g", mode="upsert"),
                 lambda: store.vacuum_featuregroup("g", retain="0s"),
@@ -208,6 +218,69 @@ class World:
             ):
                 with contextlib.suppress(FeatureStoreError):
                     call()
+
+
+def _monitor_calls(store: featurestore.FeatureStore) -> list[Callable[[], object]]:
+    """Calls that read what is stored of monitors, channels and messages."""
+    return [
+        store.get_monitors,
+        lambda: store.get_monitor_history("watch"),
+        lambda: store.check_monitor("watch", window="2023-11-14T00:00:00Z"),
+        lambda: store.visualize_monitor("watch").to_html(),
+        store.get_alert_channels,
+        lambda: list(map(str, store.get_alerts())),
+        store.send_alerts,
+        store.get_metrics,
+    ]
+
+
+def fuzz_monitors(world: World, data: st.DataObject) -> None:
+    """What a registry tells of monitors, channels and messages, changed: nothing is run or sent."""
+    world.fresh()
+    places = {
+        ("job_definitions", "spec"): "where name = 'watch'",
+        ("monitor_results", "report"): "",
+        ("outbox", "message"): "",
+        ("alert_channels", "uri"): "",
+        ("alert_channels", "secret"): "",
+    }
+    table, column = data.draw(st.sampled_from(sorted(places)))
+    where = places[table, column]
+    with contextlib.closing(sqlite3.connect(world.location / "registry.db")) as database:
+        (held,) = database.execute(f"select {column} from {table} {where}").fetchone()
+        if table == "alert_channels":
+            uris = [
+                "command:",
+                "command:/bin/sh",
+                f"command:{world.outside}/run",
+                "webhook+http://[",
+                "smtp://",
+            ]
+            texts = [*uris, f"file:{world.outside}/secret.txt", "env:HOME", "log:", "\0", "file:"]
+            text = data.draw(st.sampled_from(texts))
+        else:
+            text = json.dumps(changed(json.loads(held), data, world.outside))
+            if data.draw(st.integers(0, 3)) == 0:
+                text = text[: data.draw(st.integers(0, len(text)))]
+        database.execute(f"update {table} set {column} = ? {where}", (text,))
+        database.commit()
+    with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
+        for call in _monitor_calls(store):
+            with contextlib.suppress(FeatureStoreError):
+                call()
+
+
+def fuzz_profiles(world: World, data: st.DataObject) -> None:
+    """The stored profile of a window, changed or damaged: read, or counted anew."""
+    stored = (world.fresh() / "featuregroups/g/v1_statistics/windows").glob("*.json.z")
+    file = data.draw(st.sampled_from(sorted(stored)))
+    value = changed(json.loads(zlib.decompress(file.read_bytes())), data, world.outside)
+    content = zlib.compress(json.dumps(value).encode())
+    if data.draw(st.integers(0, 3)) == 0:
+        content = flipped(content, data)
+    file.write_bytes(content)
+    with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
+        store.check_monitor("watch", window="2023-11-14T00:00:00Z")
 
 
 def fuzz_manifest(world: World, data: st.DataObject) -> None:
@@ -489,6 +562,8 @@ TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
     "registries": (fuzz_registry, 10),
     "filters": (fuzz_filters, 15),
     "job files": (fuzz_job_file, 15),
+    "monitors": (fuzz_monitors, 8),
+    "profiles of windows": (fuzz_profiles, 4),
 }
 SOAK = 50
 

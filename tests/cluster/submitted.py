@@ -24,7 +24,7 @@ from featurestore_connectors.spark_delta import SparkEngine
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-ROWS = 120_000
+ROWS = 600_000  # too many for a plan, so that they are parked
 SCHEMA = pa.schema([("id", pa.int64()), ("shard", pa.int32()), ("key", pa.uint64())])
 
 
@@ -77,8 +77,8 @@ class Write:
 
 
 def batches() -> Iterator[pa.RecordBatch]:
-    for start in range(0, ROWS, 10_000):
-        ids = np.arange(start, start + 10_000)
+    for start in range(0, ROWS, 50_000):
+        ids = np.arange(start, start + 50_000)
         columns = [
             pa.array(ids),
             pa.array((ids % 8).astype(np.int32)),

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "schedules" / "spark_job.py"
-ROWS = 120_000
+ROWS = 600_000
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START = datetime(2024, 1, 1, tzinfo=UTC)
 BETWEEN = (START.isoformat(), (START + timedelta(hours=2)).isoformat())

@@ -211,7 +211,7 @@ def test_a_worker_that_stops_is_reported_with_every_workers_step(
     fork_server: ForkServer, tfrecord: Example, tmp_path: Path
 ) -> None:
     run = Run(
-        fork_server, "keras", tfrecord.path, tmp_path, workers=2, timeout=15, sleepers={1: 20}
+        fork_server, "keras", tfrecord.path, tmp_path, workers=2, timeout=25, sleepers={1: 20}
     )
     try:
         assert run.processes[0].wait(200) == EXIT_STALLED

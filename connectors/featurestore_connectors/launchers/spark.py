@@ -15,7 +15,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -178,8 +178,9 @@ def _received(connection: socket.socket) -> bytes:
 def _in_task(stage: _Stage) -> Any:
     """Return what each task runs over its one row, the number of its worker."""
 
-    def run(rows: Iterator[int]) -> Iterator[int]:
-        yield run_task(stage, next(rows))
+    def run(rows: Iterable[int]) -> Iterator[int]:
+        for index in rows:
+            yield run_task(stage, index)
 
     return run
 

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export PYTHON BENCH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint docs bench test-wheel soak clean
+.PHONY: help setup demo shop check test lint docs bench test-wheel soak clean
 
 help: ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 
 demo: $(STAMP) ## run the main job on real flights (ENGINE=duckdb or spark)
 	$(BIN)/python examples/flights/main.py --engine $(ENGINE) $(ARGS)
+
+shop: $(STAMP) ## run the shop: Postgres, Kafka, sources, a stream, a training dataset
+	$(BIN)/python examples/shop/main.py $(ARGS)
 
 test: $(STAMP) ## run every test (WORKERS=1 for one process, ARGS="-k name" to choose)
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times $(ARGS)

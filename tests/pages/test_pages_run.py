@@ -28,13 +28,15 @@ HEAVY = {
 }
 SPARK = {"docs/how-to/spark.md"}
 S3 = {"docs/how-to/s3.md"}
+# Run where a broker is (tests/streams).
+BROKER = {"docs/how-to/streams.md"}
 # Pages that want a library that `make setup` does not install.
 ELSEWHERE = {"docs/how-to/jax.md": ("jax", "grain"), "docs/how-to/pytorch.md": ("torch",)}
 
 
 def light_pages() -> list[str]:
     names = [str(page.relative_to(ROOT)) for page in pages()]
-    return [name for name in names if name not in {*HEAVY, *SPARK, *S3, *ELSEWHERE}]
+    return [name for name in names if name not in {*HEAVY, *SPARK, *S3, *BROKER, *ELSEWHERE}]
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_the_code_of_a_page_about_s3_runs(
 
 def test_the_pages_are_all_there() -> None:
     names = {str(page.relative_to(ROOT)) for page in pages()}
-    assert names > {*HEAVY, *SPARK, *ELSEWHERE}
+    assert names > {*HEAVY, *SPARK, *BROKER, *ELSEWHERE}
     assert len(names) > 12
 
 

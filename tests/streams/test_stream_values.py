@@ -1,0 +1,190 @@
+"""Values of records: what is taken, and what is a reason to set a record aside."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.errors import InvalidJob
+from featurestore.model.avro import columns_of
+from featurestore.model.stream import StreamSpec
+from featurestore.model.types import TIMESTAMP
+
+decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")
+pytest.importorskip("fastavro")
+
+WRITER: dict[str, Any] = {
+    "type": "record",
+    "name": "click",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "user", "type": ["null", "string"]},
+        {"name": "gone", "type": "int"},
+    ],
+}
+READER: dict[str, Any] = {
+    "type": "record",
+    "name": "click",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "user", "type": ["null", "string"]},
+        {"name": "score", "type": "double", "default": 0.5},
+    ],
+}
+
+
+def decoded(spec: StreamSpec, values: list[bytes | None], *required: str) -> list[dict[str, Any]]:
+    count = len(values)
+    columns = {
+        "topic": pa.array(["clicks"] * count),
+        "partition": pa.array([0] * count, pa.int32()),
+        "offset": pa.array(range(count), pa.int64()),
+        "timestamp": pa.array([1_700_000_000_000_000] * count, pa.int64()).cast(TIMESTAMP),
+        "key": pa.array([b"k"] * count, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+    }
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=decoding.RECORDS)
+    found: list[dict[str, Any]] = decoding.decoder(spec, required)(batch).to_pylist()
+    return found
+
+
+def datum(number: int, schema: dict[str, Any], row: dict[str, Any]) -> bytes:
+    import fastavro
+
+    out = io.BytesIO()
+    out.write(struct.pack(">bI", 0, number))
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+@contextmanager
+def schema_registry(schemas: dict[int, dict[str, Any]]) -> Iterator[str]:
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = schemas.get(int(self.path.rpartition("/")[2]))
+            self.send_response(404 if found is None else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"schema": json.dumps(found)}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+SCALARS = pa.schema(
+    [
+        ("i", pa.int64()),
+        ("f", pa.float64()),
+        ("s", pa.string()),
+        ("b", pa.bool_()),
+        ("o", pa.int8()),
+    ]
+)
+JSON_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+def fits(kind: pa.DataType, value: Any) -> bool:
+    """Say by the rule whether a value of JSON can be one of a type."""
+    if value is None:
+        return True
+    if kind == pa.bool_():
+        return isinstance(value, bool)
+    if kind == pa.string():
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if kind == pa.float64():
+        return True
+    bits = 8 if kind == pa.int8() else 64
+    return isinstance(value, int) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(SCALARS.names, JSON_VALUES)), min_size=1))
+def test_a_record_of_json_is_taken_exactly_when_each_value_is_of_its_type(
+    rows: list[dict[str, Any]],
+) -> None:
+    found = decoded(StreamSpec("e", "t", SCALARS), [json.dumps(row).encode() for row in rows])
+    for row, got in zip(rows, found, strict=True):
+        good = all(fits(field.type, row[field.name]) for field in SCALARS)
+        assert (got["record_error"] is None) == good, (row, got)
+        if good:
+            assert {name: got[name] for name in SCALARS.names} == row
+
+
+def test_lists_and_structs_of_json_are_looked_into() -> None:
+    schema = pa.schema(
+        [("tags", pa.list_(pa.int64())), ("g", pa.struct([("x", pa.int32()), ("y", pa.string())]))]
+    )
+    values = [
+        b'{"tags": [1, null, 3], "g": {"x": 1, "y": "a"}}',
+        b'{"tags": [1.5], "g": null}',
+        b'{"tags": 3}',
+        b'{"g": {"x": "1"}}',
+        b"{}",
+    ]
+    found = decoded(StreamSpec("e", "t", schema), values)
+    assert found[0]["tags"] == [1, None, 3]
+    assert found[0]["g"] == {"x": 1, "y": "a"}
+    assert [row["record_error"] is None for row in found] == [True, False, False, False, True]
+
+
+def test_avro_is_read_by_the_schema_that_its_id_names_and_resolved() -> None:
+    spec = StreamSpec("e", "t", columns_of(json.dumps(READER)), "avro", avro=json.dumps(READER))
+    row = {"id": 5, "user": None, "gone": 1}
+    good, unknown = datum(7, WRITER, row), datum(8, WRITER, row)
+    with schema_registry({7: WRITER}) as address:
+        asked = StreamSpec("e", "t", spec.schema, "avro", avro=spec.avro, schema_registry=address)
+        found = decoded(asked, [good, unknown, b"{}", good[:6], None])
+    assert (found[0]["id"], found[0]["score"], found[0]["record_error"]) == (5, 0.5, None)
+    assert found[1]["record_error"] == "the schema registry has no schema 8"
+    assert all(each["record_error"] for each in found[2:])
+    own = decoded(spec, [datum(1, READER, {"id": 6, "user": "u", "score": 2.0})])
+    assert (own[0]["id"], own[0]["user"], own[0]["record_error"]) == (6, "u", None)
+
+
+def test_raw_values_have_the_time_and_key_of_their_record() -> None:
+    schema = pa.schema([("value", pa.string())])
+    fields = {"sent": "timestamp", "who": "key", "n": "offset"}
+    spec = StreamSpec("e", "t", schema, "raw", fields=fields)
+    good, bad = decoded(spec, ["é".encode(), b"\xff"], "sent")
+    assert (good["value"], good["who"], good["n"]) == ("é", "k", 0)
+    assert good["sent"].year == 2023
+    assert bad["record_error"] == "the value is no UTF-8 text"
+    with pytest.raises(InvalidJob, match="one column"):
+        decoding.decoder(StreamSpec("e", "t", SCALARS, "raw"), ())
+
+
+def test_what_avro_cannot_say_as_a_column_is_refused_by_its_field() -> None:
+    union = {**READER, "fields": [{"name": "either", "type": ["string", "long"]}]}
+    with pytest.raises(InvalidJob, match="'either'"):
+        columns_of(json.dumps(union))
+    with pytest.raises(InvalidJob, match="no record"):
+        columns_of("[]")

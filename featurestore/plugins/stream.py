@@ -23,7 +23,6 @@ RECORD_COLUMNS = (
     "record_topic",
     "record_partition",
     "record_offset",
-    "record_timestamp",
     "record_key",
     "record_value",
 )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featurestore.errors import (
     SourceTableNotFound,
@@ -133,7 +134,7 @@ class KafkaStream:
         open_partitions = set(at)
         while open_partitions:
             begun = dict(at)
-            gathered = _Gathered()
+            gathered = _Gathered(timed="timestamp" in spec.fields.values())
             self._fill(gathered, spec.batch_records, at, end, open_partitions)
             yield MicroBatch(gathered.table(spec.topic), begun, dict(at))
         with translated(self._config):
@@ -149,30 +150,18 @@ class KafkaStream:
     ) -> None:
         """Gather records until there are as many as a micro-batch holds, or all ends are reached."""
         consumer = self._consumer()
-        library = client_library()
         heard = time.monotonic()
         while open_partitions and len(gathered) < limit:
             wanted = min(_AT_ONCE, limit - len(gathered))
             with translated(self._config):
                 messages = consumer.consume(wanted, timeout=_WAIT)
-            for message in messages:
-                error = message.error()
-                if error is not None and error.code() != library.KafkaError._PARTITION_EOF:
-                    raise failure(self._config, error)
-                number = message.partition()
-                if number not in open_partitions:
-                    continue
-                if error is None and message.offset() < end[number]:
-                    gathered.add(message)
-                    at[number] = message.offset() + 1
-                if (
-                    error is not None
-                    or at[number] >= end[number]
-                    or message.offset() >= end[number]
-                ):
-                    # What lies between holds no record: a transaction's mark, or it was compacted.
-                    at[number] = end[number]
-                    open_partitions.discard(number)
+            records, ended = self._sorted_out(messages, open_partitions)
+            for number, last in gathered.add(records, end).items():
+                at[number] = last + 1
+            for number in ended:
+                # What lies between holds no record: a transaction's mark, or it was compacted.
+                at[number] = end[number]
+            open_partitions -= {number for number in open_partitions if at[number] >= end[number]}
             if messages:
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE:
@@ -181,6 +170,24 @@ class KafkaStream:
                     f"{listing(sorted(open_partitions))} came for {_SILENCE:.0f} seconds.",
                     hint=f"featurestore source check {self._config.name}",
                 )
+
+    def _sorted_out(
+        self, messages: list[Any], open_partitions: set[int]
+    ) -> tuple[list[Any], set[int]]:
+        """Return the records of partitions that are read, and the partitions that end there."""
+        ended_here = client_library().KafkaError._PARTITION_EOF
+        records, ended = [], set()
+        for message in messages:
+            error = message.error()
+            if error is not None and error.code() != ended_here:
+                raise failure(self._config, error)
+            if message.partition() not in open_partitions:
+                continue
+            if error is None:
+                records.append(message)
+            else:
+                ended.add(message.partition())
+        return records, ended
 
     def _consumer(self) -> Any:
         if self._held is None:
@@ -212,36 +219,50 @@ class KafkaStream:
 
 
 class _Gathered:
-    """Records on their way into one table."""
+    """Records on their way into one table; ``timed`` ones with their timestamps."""
 
-    def __init__(self) -> None:
-        self._partitions: list[int] = []
-        self._offsets: list[int] = []
-        self._times: list[int | None] = []
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
+    def __init__(self, *, timed: bool) -> None:
+        self._timed = timed
+        self._parts: list[pa.Table] = []
+        self._rows = 0
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._rows
 
-    def add(self, message: Any) -> None:
-        """Take a message."""
-        self._partitions.append(message.partition())
-        self._offsets.append(message.offset())
-        kind, millis = message.timestamp()
-        self._times.append(millis * 1000 if kind else None)
-        self._keys.append(message.key())
-        self._values.append(message.value())
+    def add(self, messages: list[Any], end: Mapping[int, int]) -> dict[int, int]:
+        """Take the messages before the ends; return the last offset of each partition."""
+        if not messages:
+            return {}
+        micros: list[int | None] = [None] * len(messages)
+        if self._timed:  # asking for it costs as much as the rest of the record
+            times = [message.timestamp() for message in messages]
+            micros = [millis * 1000 if kind else None for kind, millis in times]
+        columns = [
+            pa.array([message.partition() for message in messages], pa.int32()),
+            pa.array([message.offset() for message in messages], pa.int64()),
+            pa.array(micros, pa.int64()).cast(TIMESTAMP),
+            pa.array([message.key() for message in messages], pa.binary()),
+            pa.array([message.value() for message in messages], pa.binary()),
+        ]
+        part = pa.Table.from_arrays(columns, names=RECORDS.names[1:])
+        last = {}
+        for number in pc.unique(part.column("partition")).to_pylist():
+            own = part.filter(pc.equal(part.column("partition"), number)).column("offset")
+            last[number] = min(pc.max(own).as_py(), end[number] - 1)
+            if last[number] < pc.max(own).as_py():
+                beyond = pc.and_(
+                    pc.equal(part.column("partition"), number),
+                    pc.greater(part.column("offset"), last[number]),
+                )
+                part = part.filter(pc.invert(beyond))
+        self._parts.append(part)
+        self._rows += part.num_rows
+        return last
 
     def table(self, topic: str) -> pa.Table:
         """Return what was taken."""
-        names = pa.array([topic]).take(pa.array([0] * len(self), pa.int32()))
-        arrays = [
-            names,
-            pa.array(self._partitions, pa.int32()),
-            pa.array(self._offsets, pa.int64()),
-            pa.array(self._times, pa.int64()).cast(TIMESTAMP),
-            pa.array(self._keys, pa.binary()),
-            pa.array(self._values, pa.binary()),
-        ]
-        return pa.Table.from_arrays(arrays, schema=RECORDS)
+        if not self._parts:
+            return RECORDS.empty_table()
+        whole = pa.concat_tables(self._parts)
+        names = pa.array([topic]).take(pa.array([0] * self._rows, pa.int32()))
+        return whole.add_column(0, RECORDS.field("topic"), names).cast(RECORDS)

@@ -34,7 +34,6 @@ _TOLD = pa.schema(
         ("record_topic", pa.string()),
         ("record_partition", pa.int32()),
         ("record_offset", pa.int64()),
-        ("record_timestamp", TIMESTAMP),
         ("record_key", pa.binary()),
         ("record_value", pa.binary()),
     ]

@@ -133,7 +133,7 @@ def _query(schema: pa.Schema) -> str:
     leaves = list(_leaves(schema))
     plain = [leaf for leaf in leaves if not leaf.in_list]
     lists = [leaf for leaf in leaves if leaf.in_list]
-    paths = ", ".join(f"'{_path(leaf)}'" for leaf in leaves)
+    paths = ", ".join(["'$'", *(f"'{_path(leaf)}'" for leaf in leaves)])
     kinds = [f"CASE WHEN valid THEN json_type(value, [{paths}]) END AS kinds"]
     for number, leaf in enumerate(lists):
         kinds.append(
@@ -143,12 +143,12 @@ def _query(schema: pa.Schema) -> str:
         "WHEN broken THEN 'the value is no UTF-8 text'",
         "WHEN value IS NULL THEN 'the record has no value'",
         "WHEN NOT valid THEN 'the value is no JSON'",
-        "WHEN kind <> 'OBJECT' THEN 'the value is no JSON object'",
+        "WHEN kinds[1] <> 'OBJECT' THEN 'the value is no JSON object'",
     ]
     for leaf in plain:
-        whens.append(_when(leaf, f"kinds[{leaves.index(leaf) + 1}]"))
+        whens.append(_when(leaf, f"kinds[{leaves.index(leaf) + 2}]"))
     for number, leaf in enumerate(lists):
-        whens += _whens_of_list(leaf, f"kinds[{leaves.index(leaf) + 1}]", f"items{number}")
+        whens += _whens_of_list(leaf, f"kinds[{leaves.index(leaf) + 2}]", f"items{number}")
     columns = []
     for number, field in enumerate(schema):
         columns.append(f'"row"."{field.name}" AS c{number}')
@@ -158,7 +158,7 @@ def _query(schema: pa.Schema) -> str:
         ), parsed AS (
             SELECT value, broken, valid,
                 CASE WHEN valid THEN from_json(value, '{_structure(schema)}') END AS "row",
-                CASE WHEN valid THEN json_type(value) END AS kind, {", ".join(kinds)}
+                {", ".join(kinds)}
             FROM given
         )
         SELECT {", ".join(columns)}, CASE {" ".join(whens)} END AS reason FROM parsed

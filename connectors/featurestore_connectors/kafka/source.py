@@ -81,7 +81,8 @@ class KafkaSnapshot:
         topic = self._topic(query)
         first = {number: each.first for number, each in topic.partitions.items()}
         end = {number: each.end for number, each in topic.partitions.items()}
-        spec = StreamSpec("source", topic.name, decoding.RECORDS)
+        asked = {"timestamp": "timestamp"}
+        spec = StreamSpec("source", topic.name, decoding.RECORDS, fields=asked)
 
         def batches() -> Iterator[pa.RecordBatch]:
             for each in self._stream.consumed(spec, first, end):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from operator import methodcaller
 from typing import Any
 
 import pyarrow as pa
@@ -218,6 +219,11 @@ class KafkaStream:
         return None if identity is None else str(identity)
 
 
+def _told(messages: list[Any], what: str) -> list[Any]:
+    """Return what each of some messages tells."""
+    return list(map(methodcaller(what), messages))
+
+
 class _Gathered:
     """Records on their way into one table; ``timed`` ones with their timestamps."""
 
@@ -235,14 +241,14 @@ class _Gathered:
             return {}
         micros: list[int | None] = [None] * len(messages)
         if self._timed:  # asking for it costs as much as the rest of the record
-            times = [message.timestamp() for message in messages]
-            micros = [millis * 1000 if kind else None for kind, millis in times]
+            for number, (kind, millis) in enumerate(_told(messages, "timestamp")):
+                micros[number] = millis * 1000 if kind else None
         columns = [
-            pa.array([message.partition() for message in messages], pa.int32()),
-            pa.array([message.offset() for message in messages], pa.int64()),
+            pa.array(_told(messages, "partition"), pa.int32()),
+            pa.array(_told(messages, "offset"), pa.int64()),
             pa.array(micros, pa.int64()).cast(TIMESTAMP),
-            pa.array([message.key() for message in messages], pa.binary()),
-            pa.array([message.value() for message in messages], pa.binary()),
+            pa.array(_told(messages, "key"), pa.binary()),
+            pa.array(_told(messages, "value"), pa.binary()),
         ]
         part = pa.Table.from_arrays(columns, names=RECORDS.names[1:])
         last = {}

@@ -27,6 +27,8 @@ class Impute(Rule):
     def output(self, step: Step, given: Form) -> Form:
         self.takes(given, "number", "whole", "text")
         wanted = step.options["value"]
+        if step.fitted is not None:
+            _check_fill(step.fitted["value"], given)
         if given.kind == "text":
             if not isinstance(wanted, str):
                 raise InvalidArgument(f"{step} is no text.", hint='t.impute("unknown")')
@@ -92,3 +94,10 @@ class Impute(Rule):
         if isinstance(value, float):
             return f"{value:.6g}"
         return repr(value)
+
+
+def _check_fill(fill: object, given: Form) -> None:
+    """Raise unless a fitted value is one of the column: files may come from elsewhere."""
+    fits = isinstance(fill, str) if given.kind == "text" else isinstance(fill, int | float)
+    if not fits or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
+        raise InvalidArgument(f"impute() was fitted as {fill!r}, which is no value of the column.")

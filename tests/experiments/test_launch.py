@@ -132,7 +132,8 @@ def test_thirty_kills_at_any_moment_lose_nothing(sums: TrainingDataset) -> None:
             for path in directory.glob("*/workers/worker-0000*.json"):
                 told = json.loads(path.read_text())
                 worker = len(kills) % 2
-                if told["state"] == "running" and path.stem.endswith(str(worker)):
+                is_next = told["attempt"] == len(kills) + 1  # one kill for each start
+                if is_next and told["state"] == "running" and path.stem.endswith(str(worker)):
                     try:
                         os.kill(told["pid"], signal.SIGKILL)
                     except ProcessLookupError:

@@ -54,7 +54,7 @@ def local_directory(location: str | os.PathLike[str]) -> str:
     if "://" in text or text.startswith(("dbfs:", "hdfs:")):
         raise UnsupportedLocation(
             f"location={text!r} is not a directory of this machine.",
-            hint="use a local or shared POSIX path",
+            hint="a local or shared POSIX path, also one where another file system is mounted",
         )
     path = os.path.abspath(os.path.expanduser(text))
     if "\\" in path:

@@ -53,8 +53,9 @@ class Location:
         if found is None or scheme not in OBJECT_STORES:
             raise UnsupportedLocation(
                 f"location={_shown(text)!r} is no place of a kind that the store knows.",
-                hint="a directory, or s3://bucket/prefix (gs:// and az:// are untested); "
-                "credentials go into the environment or storage_options=",
+                hint="a directory of this machine, also one where another file system is mounted, "
+                "or s3://bucket/prefix (gs:// and az:// are untested); credentials "
+                "go into the environment or storage_options=",
             )
         prefix = (found["prefix"] or "").strip("/")
         if prefix and not is_relative_path(prefix):

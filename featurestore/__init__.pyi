@@ -27,7 +27,7 @@ from featurestore.jobs import sql_job as sql_job
 from featurestore.jobs import stream_job as stream_job
 from featurestore.jobs import training_job as training_job
 from featurestore.jobs import window_job as window_job
-from featurestore.jobs.monitor_service import MonitorStatus
+from featurestore.jobs.monitors.service import MonitorStatus
 from featurestore.jobs.plan import JobPlan
 from featurestore.jobs.service import JobStatus
 from featurestore.model.alert import Channel

@@ -1,9 +1,9 @@
 """Scheduled materialization: definitions, windows, runs, backfill, scheduler."""
 
 from featurestore.jobs.definitions import JobDefinition, job, sql_job, training_job
-from featurestore.jobs.monitor_definitions import baseline, monitor_job
-from featurestore.jobs.stream_jobs import stream_job
-from featurestore.jobs.window_jobs import window_job
+from featurestore.jobs.monitors.definitions import baseline, monitor_job
+from featurestore.jobs.streams.run import stream_job
+from featurestore.jobs.window_jobs.definitions import window_job
 
 __all__ = [
     "JobDefinition", "baseline", "job", "monitor_job", "sql_job", "stream_job",

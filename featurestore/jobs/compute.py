@@ -19,12 +19,12 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
 from featurestore.ingest import handed_over
-from featurestore.jobs.aggregates import BoundsAccumulator, DigestAccumulator, PartsAccumulator
 from featurestore.jobs.definitions import JobDefinition
+from featurestore.jobs.digests import BoundsAccumulator, DigestAccumulator, PartsAccumulator
 from featurestore.jobs.inputs import PinnedInput, TimeBounds, cut, parquet_files, read, time_bounds
 from featurestore.jobs.query import Query, keeps_to_windows, may_take_many
 from featurestore.jobs.source_inputs import SourceInputs
-from featurestore.jobs.window_rows import WindowRows
+from featurestore.jobs.window_jobs.rows import WindowRows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens

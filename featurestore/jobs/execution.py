@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from featurestore.alerts import incidents
-from featurestore.jobs.monitors import run_monitor
+from featurestore.jobs.monitors.run import run_monitor
 from featurestore.jobs.run import Attempt, run_windows
 from featurestore.jobs.schedule import windows_after
 from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.stream_jobs import run_stream
+from featurestore.jobs.streams.run import run_stream
 from featurestore.jobs.target import target
 from featurestore.jobs.training import run_training
 from featurestore.model.job import JobSpec

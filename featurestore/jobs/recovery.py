@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from featurestore.jobs.run import Written, last_dataset, record_computed
 from featurestore.jobs.schedule import windows_between
 from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.stream_commits import (
+from featurestore.jobs.streams.commits import (
     restore_stream,
     restore_stream_runs,
     stream_commits,

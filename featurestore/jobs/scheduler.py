@@ -27,7 +27,7 @@ from featurestore.jobs.execution import Watch
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of
-from featurestore.jobs.stream_jobs import is_due
+from featurestore.jobs.streams.run import is_due
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.window import Window

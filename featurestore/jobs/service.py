@@ -11,7 +11,6 @@ from types import ModuleType
 
 from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, listing
-from featurestore.jobs import stream_jobs
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.execution import Outcome, Watch, compute_stream, compute_windows
 from featurestore.jobs.loading import load, load_registered, trust
@@ -26,8 +25,9 @@ from featurestore.jobs.schedule import (
 )
 from featurestore.jobs.specs import schedule_of
 from featurestore.jobs.stale import stale_windows
+from featurestore.jobs.streams.run import is_due, window_of
 from featurestore.jobs.target import target
-from featurestore.jobs.window_rows import check, with_its_key
+from featurestore.jobs.window_jobs.rows import check, with_its_key
 from featurestore.model import html, times
 from featurestore.model.callers import warn_caller
 from featurestore.model.cores import usable_cores
@@ -311,7 +311,7 @@ def _attempt_stream(
 ) -> Outcome:
     """Read what a stream has now; runners of a consumer group share it, and need no lease."""
     name = job.spec.name
-    if due and not stream_jobs.is_due(session, job):
+    if due and not is_due(session, job):
         return Outcome()
     with ExitStack() as held:
         assert job.spec.stream is not None
@@ -321,7 +321,7 @@ def _attempt_stream(
         else:
             owner = held.enter_context(owners.heartbeat(session.registry, session.location))
             recover(session, name, shared=True)
-        window = stream_jobs.window_of(job)
+        window = window_of(job)
         attempt = Attempt(job, definition, (window,), owner, no_training)
         return compute_stream(session, attempt, watch)
 

@@ -9,7 +9,7 @@ from featurestore.store.jobs import JobCalls
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from featurestore.jobs.monitor_service import MonitorStatus
+    from featurestore.jobs.monitors.service import MonitorStatus
     from featurestore.model.monitor_report import MonitorReport
     from featurestore.model.window import Window
     from featurestore.monitoring.page import MonitorPage
@@ -27,9 +27,9 @@ class MonitorCalls(JobCalls):
         >>> [(each.name, each.state) for each in store.get_monitors()]
         [('weather_watch', 'new')]
         """
-        from featurestore.jobs import monitor_service
+        from featurestore.jobs.monitors import service
 
-        return monitor_service.get_monitors(self._session)
+        return service.get_monitors(self._session)
 
     def check_monitor(
         self, name: str, *, window: Window | datetime | str | None = None
@@ -51,9 +51,9 @@ class MonitorCalls(JobCalls):
         weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
           there is too little before this window to compare all of it with
         """
-        from featurestore.jobs import monitor_service
+        from featurestore.jobs.monitors import service
 
-        return monitor_service.check_monitor(
+        return service.check_monitor(
             self._session, name, call=self._call_training_job, window=window
         )
 
@@ -72,9 +72,9 @@ class MonitorCalls(JobCalls):
         >>> [report.rows for report in store.get_monitor_history("weather_watch")]
         [2, 2, 0]
         """
-        from featurestore.jobs import monitor_service
+        from featurestore.jobs.monitors import service
 
-        return monitor_service.history(self._session, name, limit=limit, offset=offset)
+        return service.history(self._session, name, limit=limit, offset=offset)
 
     def visualize_monitor(self, name: str, *, windows: int = 60) -> MonitorPage:
         """Return the page of a monitor: distributions and timelines, the worst first.
@@ -91,9 +91,9 @@ class MonitorCalls(JobCalls):
         weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
           there is too little before this window to compare all of it with
         """
-        from featurestore.jobs import monitor_service
+        from featurestore.jobs.monitors import service
 
-        return monitor_service.page_of(self._session, name, windows=windows)
+        return service.page_of(self._session, name, windows=windows)
 
     def get_metrics(self) -> str:
         """Return rows, commits, runs, monitors and alerts in Prometheus' text format.

@@ -9,7 +9,7 @@ from featurestore.alerts.outbox import send_waiting
 from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
 from featurestore.jobs import service
 from featurestore.jobs.inputs import pin
-from featurestore.jobs.monitors import observe
+from featurestore.jobs.monitors.run import observe
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import latest_complete
 from featurestore.jobs.specs import schedule_of

@@ -18,7 +18,7 @@ from featurestore.errors import InvalidJob, StatisticsNotFound
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput
-from featurestore.jobs.monitor_windows import (
+from featurestore.jobs.monitors.windows import (
     alike,
     of_baseline,
     rolling,

@@ -1,0 +1,1 @@
+"""Jobs that write aggregates over windows, with the bits of retrieval."""

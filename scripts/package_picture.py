@@ -16,7 +16,7 @@ CAPTIONS = {
     "testing": "shipped conformance suites",
     "compat": "calls of other stores",
     "store": "FeatureStore: thin; each method calls one package",
-    "server": "pages, REST, access control",
+    "server": "pages and a REST interface",
     "experiments": "runs, search, models, scoring",
     "jobs": "definitions, windows, backfill, scheduler",
     "views": "named retrievals",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -45,6 +46,8 @@ READS = frozenset(
         "FeatureStoreError",
         "TimeSplit",
         "connect",
+        "feature",
+        "stream_job",
         "job",
         "sql_job",
         "training_job",
@@ -133,6 +136,9 @@ def prepare(location: Path) -> None:
         store.register_jobs(job_file(location, "g_watch"))
         store.add_alert_channel("ops", "log")
         store.add_source("spare_s", f"file://{location.parent}")
+        codes = location.parent / "codes"
+        codes.mkdir()
+        pq.write_table(pa.table({"id": [1, 2], "code": [7, 8]}), codes / "part.parquet")
         with store.session.registry.transaction() as connection:
             alerts.send(connection, "begin", "g_watch", {"rows": ["there are none"]}, ["ops"])
 
@@ -325,6 +331,12 @@ WRITES = {
     ),
     "add a source": Write(
         "add_source", lambda store: store.add_source("shop", "file:///tmp", description="orders")
+    ),
+    "define a group over a source": Write(
+        "create_external_featuregroup",
+        lambda store: store.create_external_featuregroup(
+            "outside", source="spare_s", path="codes", primary_key="id", version=1
+        ),
     ),
     "remove a source": Write("remove_source", lambda store: store.remove_source("spare_s")),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import sys
@@ -68,11 +69,22 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run_page(page: Path) -> None:
-    """Run the blocks of a page one after the other in one namespace, in the current folder."""
+    """Run the blocks of a page one after the other in one namespace, in the current folder.
+
+    What they set in the environment is gone afterwards, and with it the lineage that they asked for.
+    """
+    from featurestore.lineage import settings as lineage
+
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page):
-        if block.language in RUNNERS:
-            RUNNERS[block.language](block, namespace)
+    before = dict(os.environ)
+    try:
+        for block in blocks(page):
+            if block.language in RUNNERS:
+                RUNNERS[block.language](block, namespace)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        lineage.stop()
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
@@ -115,7 +127,7 @@ def run_command(words: list[str], block: Block) -> None:
     """Run a command of the package in this process; it may say that two things differ (1)."""
     from featurestore.cli.main import main
 
-    if words[:2] == ["scheduler", "start"]:
+    if "scheduler" in words and "start" in words:
         words = [*words, "--help"]  # it would go on for ever
     before = sys.argv
     sys.argv = ["featurestore", *words]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import queue
 import threading
 import time
@@ -102,9 +103,7 @@ class Emitter:
         from featurestore.lineage import events
 
         if self._send is None:
-            from openlineage.client import OpenLineageClient
-
-            self._send = OpenLineageClient().emit
+            self._send = _configured_client()
         self._send(events.event_of(work, at, ended=ended))
 
     def _warn(self, reason: str) -> None:
@@ -112,6 +111,22 @@ class Emitter:
         if not self._down:
             self._down = True
             _log.warning("lineage events are dropped: %s", reason)
+
+
+def _configured_client() -> Send:
+    """Return how OpenLineage's client sends an event, by its own settings.
+
+    It writes what it understood of them into the environment, keys too, where child processes and
+    later starts would take it for settings of theirs; so that is taken out again.
+    """
+    from openlineage.client import OpenLineageClient
+
+    before = set(os.environ)
+    client = OpenLineageClient()
+    for name in set(os.environ) - before:
+        if name.startswith("OPENLINEAGE"):
+            del os.environ[name]
+    return client.emit
 
 
 if TYPE_CHECKING:

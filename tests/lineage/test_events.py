@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from pathlib import Path
@@ -265,6 +266,15 @@ def test_a_receiver_that_fails_is_said_once_and_again_after_it_was_well(
     emitter.close(0)
     assert len(caplog.records) == 2
     assert "ConnectionError: refused" in caplog.records[0].message
+
+
+def test_the_environment_holds_what_was_set_and_nothing_more(
+    store: FeatureStore, lineage: Lineage
+) -> None:
+    store.create_featuregroup([{"x": 1}], "numbers")
+    assert lineage.events()
+    settings = {name for name in os.environ if name.startswith("OPENLINEAGE")}
+    assert settings == {"OPENLINEAGE_NAMESPACE", "OPENLINEAGE_URL"}
 
 
 def test_work_without_observers_is_done_all_the_same() -> None:

@@ -210,6 +210,7 @@ def test_a_container_that_is_killed_keeps_its_names_no_longer_than_it_must(
         with pytest.raises(FeatureGroupExists, match="is being created by another process"):
             store.create_featuregroup(TABLE, "g", version=1)
         container.kill()
+        container.wait(60)  # its input closes after that, else it could end in good order
     if not same_kernel:
         featurestore.connect(store.location)
         assert len(left_over(store)) == 2, "nobody here can tell, so the heartbeat decides"

@@ -13,7 +13,7 @@ KINDS = ("feature group", "feature", "training dataset", "feature view", "job")
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Something that a search found: where the text stands, and the page of it."""
 
     kind: str
@@ -23,7 +23,7 @@ class Found:
     address: str
 
 
-def search(store: FeatureStore, text: str, *, kind: str = "", limit: int = 100) -> list[Found]:
+def search(store: FeatureStore, text: str, *, limit: int = 100) -> list[SearchResult]:
     """Return what contains a text, names first; at most ``limit`` of each kind."""
     wanted = text.strip()
     if not wanted:
@@ -32,18 +32,16 @@ def search(store: FeatureStore, text: str, *, kind: str = "", limit: int = 100) 
         *_groups(store, wanted, limit),
         *_others(store, wanted.casefold(), limit),
     ]
-    if kind:
-        found = [each for each in found if each.kind == kind]
     return found[:limit]
 
 
-def count_kinds(found: Sequence[Found]) -> dict[str, int]:
+def count_kinds(found: Sequence[SearchResult]) -> dict[str, int]:
     """Return how many of each kind were found, in the order of kinds."""
     counted = Counter(each.kind for each in found)
     return {kind: counted[kind] for kind in KINDS if counted[kind]}
 
 
-def _groups(store: FeatureStore, text: str, limit: int) -> list[Found]:
+def _groups(store: FeatureStore, text: str, limit: int) -> list[SearchResult]:
     found = []
     for match in store.search(text, limit=limit):
         address = f"/groups/{match.group}/{match.version}"
@@ -57,11 +55,11 @@ def _groups(store: FeatureStore, text: str, limit: int) -> list[Found]:
             name = match.group
         elif kind == "feature":
             address = f"{address}#feature-{match.reference.partition('.')[2]}"
-        found.append(Found(kind, name, match.where, match.text, address))
+        found.append(SearchResult(kind, name, match.where, match.text, address))
     return found
 
 
-def _others(store: FeatureStore, text: str, limit: int) -> list[Found]:
+def _others(store: FeatureStore, text: str, limit: int) -> list[SearchResult]:
     found = []
     with store.session.registry.reading() as connection:
         datasets = overview.datasets(connection, text=text, limit=limit, offset=0)
@@ -70,11 +68,13 @@ def _others(store: FeatureStore, text: str, limit: int) -> list[Found]:
     for dataset in datasets:
         address = f"/datasets/{dataset.name}/{dataset.version}"
         label = f"{dataset.name} v{dataset.version}"
-        found.append(Found("training dataset", label, "name", dataset.name, address))
+        found.append(SearchResult("training dataset", label, "name", dataset.name, address))
     for name, version in views.items():
         if text in name.casefold():
-            found.append(Found("feature view", name, "name", name, f"/views/{name}/{version}"))
+            found.append(
+                SearchResult("feature view", name, "name", name, f"/views/{name}/{version}")
+            )
     for name in names:
         if text in name.casefold():
-            found.append(Found("job", name, "name", name, f"/jobs/{name}"))
+            found.append(SearchResult("job", name, "name", name, f"/jobs/{name}"))
     return found

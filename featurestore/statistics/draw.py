@@ -71,7 +71,8 @@ def _add(state: Hashes, column: Any, factor: int) -> None:
 
 def _of_floats(words: Hashes) -> Hashes:
     """Return the bits of floats: 0.0 and -0.0 alike, all NaN alike, with some in the lower half."""
-    floats = words.view(np.float64) + 0.0
+    with np.errstate(invalid="ignore"):  # under a null any bits may stand, also a signalling NaN's
+        floats = words.view(np.float64) + 0.0
     missing = np.isnan(floats)
     if missing.any():
         floats[missing] = _NAN

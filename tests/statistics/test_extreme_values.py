@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from featurestore.hashing import row_hash
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import compare_statistics, plots, state_from_bytes, state_to_bytes
 from featurestore.statistics.describe import descriptive_stats
@@ -136,3 +137,30 @@ def test_times_outside_the_calendar_have_texts_with_longer_years() -> None:
     assert found.minimum == found.mean == "10000-01-01T00:00:00.000000+00:00"
     assert statistics_of_column(days([LAST_DAY + 1])).column("x").maximum == "10000-01-01"
     assert statistics_of_column(days([FIRST_DAY - 1])).column("x").minimum == "0000-12-31"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bits_under_a_null_change_nothing_and_warn_of_nothing(dtype: type[np.floating]) -> None:
+    """Arrow says nothing of the bytes under a null: a signalling NaN there is as good as a zero."""
+    width = np.dtype(dtype).itemsize
+    words = np.dtype(f"u{width}")
+    signalling = np.array([dtype(np.inf)]).view(words) | words.type(1)
+    values = np.arange(1_000).astype(dtype)
+    null = np.arange(1_000) % 3 == 0
+    under = values.copy()
+    under.view(words)[null] = signalling
+    valid = pa.array(~null).buffers()[1]
+    clean, dirty = (
+        pa.Array.from_buffers(pa.from_numpy_dtype(dtype), 1_000, [valid, pa.py_buffer(each)])
+        for each in (values, under)
+    )
+    assert statistics_of_column(dirty) == statistics_of_column(clean)
+    hashes = [list(row_hash(pa.record_batch([each], ["x"]), seed=1)) for each in (clean, dirty)]
+    assert hashes[0] == hashes[1]
+
+
+def test_a_signalling_nan_is_a_nan_like_others() -> None:
+    usual = np.array([1.5, np.nan, 2.5])
+    signalling = usual.copy()
+    signalling.view(np.uint64)[1] = 0x7FF0_0000_0000_0001
+    assert statistics_of_column(pa.array(signalling)) == statistics_of_column(pa.array(usual))

@@ -13,7 +13,7 @@ import featurestore
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
 
-HARM = "<script>alert('x')</script>\"'{{ 7 * 7 }}"
+HARM = "<script>alert('x')</script>\"'{{ 'xyz' * 3 }}"
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 JOBS = """
 import featurestore

@@ -11,7 +11,7 @@ from featurestore.model.manifest import Manifest
 from featurestore.readers.selection import PRESENT, Nulls, select_columns
 from featurestore.readers.transformed import Transform, transformed_columns
 
-Forms = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+Forms = dict[str, tuple[np.dtype[Any], tuple[int | None, ...]]]
 
 
 def input_forms(
@@ -21,7 +21,10 @@ def input_forms(
     nulls: Nulls,
     transform: Transform | None,
 ) -> Forms:
-    """Return numpy type and shape of one value of each feature; labels and weights are none."""
+    """Return numpy type and shape of one value of each feature; labels and weights are none.
+
+    Lists of varying length have the shape (None,) and the type of their items.
+    """
     settled: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
     if transform is not None:
@@ -37,6 +40,8 @@ def input_forms(
         if column.label or column.weight:
             continue
         forms[column.name] = column.dtype, column.shape
+        if column.items is not None:
+            forms[column.name] = column.items, (None,)
         if column.masked:
             forms[column.name + PRESENT] = np.dtype(np.bool_), ()
     return forms

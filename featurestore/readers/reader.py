@@ -26,6 +26,7 @@ from featurestore.readers.order import (
     is_whole,
 )
 from featurestore.readers.prefetch import prefetched
+from featurestore.readers.ragged import ragged_of
 from featurestore.readers.recordblocks import PackedBlocks, RecordBlocks
 from featurestore.readers.selection import (
     PADDING_WEIGHT,
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from featurestore.readers.torch import ReaderDataset
     from featurestore.readers.torch_loader import ReaderLoader
 
-Batch = dict[str, npt.NDArray[Any]]
+# Arrays; ``Ragged`` of lists of varying length.
+Batch = dict[str, Any]
 
 # The default window: this many rows over all lanes, fewer where rows are wide. Part of order
 # version 1.
@@ -128,7 +130,8 @@ class Reader:
     ) -> Iterator[Batch]:
         """Yield the batches of one epoch from a step on.
 
-        ``{column: array of (rows,) or (rows, n)}``.
+        ``{column: array of (rows,) or (rows, n)}``; lists of varying length that ``columns=`` names
+        come as pairs ``(values, row_splits)``.
 
         Args:
             epoch: Number of the epoch, from 0.
@@ -156,7 +159,7 @@ class Reader:
             size = steps.part.batch_rows
             for start in range(0, steps.row_count, size):
                 batch = {name: array[start : start + size] for name, array in arrays.items()}
-                yield self._finished(batch)
+                yield self._with_ragged(self._finished(batch))
 
     def _finished(self, batch: Batch) -> Batch:
         """Return a batch with the weights of its padding, or without its padding."""
@@ -169,6 +172,12 @@ class Reader:
             return {name: array[weight > 0] for name, array in batch.items()}
         if self.weight is None:
             batch[SAMPLE_WEIGHT] = weight
+        return batch
+
+    def _with_ragged(self, batch: Batch) -> Batch:
+        """Return a batch with its lists of varying length as values and row splits."""
+        for name, items in self.ragged.items():
+            batch[name] = ragged_of(batch[name], items)
         return batch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -276,6 +285,8 @@ class Reader:
         label, sample_weight)``; without label columns the features alone, or ``(features,
         sample_weight)``. Features are a dict, several labels too.
 
+        Lists of varying length that ``columns=`` names are ``tf.RaggedTensor``.
+
         Iterating again reads the next epochs: ``model.fit(reader.tf_dataset(), epochs=3)`` sees
         epochs 0, 1 and 2, each in an order of its own. To go on later: ``start_epoch=3``.
 
@@ -353,7 +364,8 @@ class Reader:
         steps, and the loader yields them in order. Elements are ``(features, label)`` as those of
         ``tf_dataset``, features as a dict; iterating again reads the next epochs. Tensors are views
         of the memory that was read, without a copy. Texts are refused unless ``columns=`` names
-        them; then they come as lists of bytes.
+        them; then they come as lists of bytes. Lists of varying length that it names come as pairs
+        ``(values, row_splits)``.
 
         Args:
             rank: Number of this process, from 0.
@@ -596,6 +608,15 @@ class Reader:
         if files.access is not None:
             return TransformedRecords(RecordBlocks(files, files.access, stored), self.transform)
         return TransformedWindows(WindowBlocks(files, stored), self.transform)
+
+    @cached_property
+    def ragged(self) -> dict[str, np.dtype[Any]]:
+        """The columns that come as lists of varying length, and the types of their items."""
+        found = {}
+        for column in self.columns:
+            if column.items is not None:
+                found[column.name] = column.items
+        return found
 
     @cached_property
     def row_bytes(self) -> int:

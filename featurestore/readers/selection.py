@@ -18,6 +18,7 @@ from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.types import numpy_type
+from featurestore.readers.ragged import item_dtype
 
 _READ_ROLES = ("feature", "label", "weight")
 
@@ -36,6 +37,8 @@ class SelectedColumn:
     ``dtype`` is object for texts, binaries and decimals (bytes in object arrays). ``fill`` is None
     where nulls are not filled; ``masked`` columns come with a second column ``<name>_present``.
     ``byte_rows``: binaries may be read as uint8 of (rows, bytes) where all are of one length.
+    ``items``: the type of the items of lists of varying length, which come as object arrays of
+    arrays and are yielded as ``Ragged``; None: values have one shape.
     """
 
     name: str
@@ -46,6 +49,7 @@ class SelectedColumn:
     fill: Any = None
     masked: bool = False
     byte_rows: bool = False
+    items: np.dtype[Any] | None = None
 
     @property
     def zero(self) -> Any:
@@ -70,7 +74,8 @@ def select_columns(
     """Return the columns that a reader yields; None are the inputs, the labels and the weight.
 
     Nulls of ``settled`` columns need no policy: a transformation makes values of them. Another one
-    gives the lists of ``padded`` columns one length.
+    gives the lists of ``padded`` columns one length. Other lists of varying length are read where
+    ``columns`` names them.
 
     Raises:
         InvalidArgument: Columns that do not exist, or an unknown null policy.
@@ -87,8 +92,14 @@ def select_columns(
     chosen = []
     for name in names:
         column = manifest.column(name)
-        dtype, shape = value_form(type_from_json(column.type))
+        kind = type_from_json(column.type)
+        dtype, shape = value_form(kind)
+        items = None
         if name in padded:
+            shape = ()
+        elif columns is not None and -1 in shape:
+            items = item_dtype(kind)
+        if items is not None:
             shape = ()
         chosen.append(
             SelectedColumn(
@@ -99,6 +110,7 @@ def select_columns(
                 weight=column.role == "weight",
                 fill=fills.get(name),
                 masked=name in masked,
+                items=items,
             )
         )
     _refuse_ragged(chosen)
@@ -172,8 +184,9 @@ def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
         raise UnsupportedType(
             "These columns have no fixed shape and cannot be put into batches: "
             f"{listing(ragged, limit=50)}.",
-            hint=f"transformations={{{ragged[0]!r}: t.pad(8) | ...}} gives lists one length; or "
-            f"read the others with columns={others}",
+            hint=f"transformations={{{ragged[0]!r}: t.pad(8) | ...}} gives lists one length; "
+            f"columns={[*others, *ragged]} reads lists as values and row splits, columns={others} "
+            "the others alone",
         )
 
 
@@ -194,6 +207,11 @@ def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
     """Return the column with its fill value in the column's own type."""
     if column.fill is None:
         return column
+    if column.items is not None:
+        raise InvalidArgument(
+            f"nulls={{{column.name!r}: {column.fill!r}}}: missing lists cannot be filled.",
+            hint='nulls="mask" reads them as empty lists and adds <column>_present',
+        )
     value = _text(column.fill) if column.dtype == object else _number(column.fill, column.dtype)
     if value is None:
         raise InvalidArgument(

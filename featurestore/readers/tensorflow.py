@@ -20,6 +20,7 @@ from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.readers.exits import awaited_at_exit
 from featurestore.readers.packing import Packing
+from featurestore.readers.ragged import ragged_of
 from featurestore.readers.recordblocks import PackedBlocks
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import Blocks, Iterations
@@ -125,10 +126,23 @@ class _Part:
             return ranges.unbatch()
 
         def step_of(*parts: Any) -> Any:
-            steps = self.tf.nest.map_structure(lambda each: self.tf.squeeze(each, 0), parts)
+            steps = self.tf.nest.map_structure(self._first, parts)
             return steps[0] if len(steps) == 1 else steps
 
         return ranges.map(step_of)
+
+    def _first(self, steps: Any) -> Any:
+        """Return the only one of some steps."""
+        if isinstance(steps, self.tf.RaggedTensor):
+            return steps[0]
+        return self.tf.squeeze(steps, 0)
+
+    def _ragged(self, rows: Any, items: np.dtype[Any]) -> Any:
+        """Return lists of varying length as a ragged tensor of (steps, batch, items)."""
+        values, splits = ragged_of(rows, items)
+        values = self.tf.constant(values, self._spec((), items).dtype)
+        lists = self.tf.RaggedTensor.from_row_splits(values, splits)
+        return self.tf.RaggedTensor.from_uniform_row_length(lists, self.packing.batch)
 
     def by_number(self, iterations: Iterations, source: PackedBlocks) -> Any:
         """Return a dataset of ranges of steps that are read by their numbers, in any thread."""
@@ -174,7 +188,11 @@ class _Part:
                 _, arrays = next(found, (0, {}))
                 batches = {}
                 for name, array in arrays.items():
-                    batches[name] = array.reshape(-1, batch, *array.shape[1:])
+                    items = self.reader.ragged.get(name)
+                    if items is None:
+                        batches[name] = array.reshape(-1, batch, *array.shape[1:])
+                    else:
+                        batches[name] = self._ragged(array, items)
                 return batches
 
             return iter(following, {})
@@ -182,6 +200,9 @@ class _Part:
         specs = {}
         for name, (dtype, shape) in self.packing.outputs.items():
             specs[name] = self._spec((None, batch, *shape), dtype)
+        for name, items in self.reader.ragged.items():
+            kind = self._spec((), items).dtype
+            specs[name] = self.tf.RaggedTensorSpec((None, batch, None), kind, ragged_rank=2)
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
 
     def without_padding(self, columns: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError, UnsupportedType, listing
+from featurestore.readers.ragged import Ragged, ragged_of
 from featurestore.readers.selection import PADDING_WEIGHT
 from featurestore.readers.steps import StepRange
 from featurestore.readers.torch_crossing import crossing
@@ -188,6 +189,8 @@ class ElementForm:
         weight = columns.pop(PADDING_WEIGHT, None)
         if self.reader.order.remainder == "keep":
             columns, weight = _without_padding(columns, weight), None
+        for name, items in self.reader.ragged.items():
+            columns[name] = _ragged(columns[name], items)
         if self.reader.weight is not None:
             # Padding weighs nothing here, too: its rows hold zeros.
             weight = columns.pop(self.reader.weight).to(torch.float32)
@@ -211,6 +214,17 @@ def _cut(array: npt.NDArray[Any], size: int) -> Sequence[Any]:
         array = array.copy()
     batches: Sequence[Any] = torch.from_numpy(array).reshape(-1, size, *array.shape[1:]).unbind(0)
     return batches
+
+
+def _ragged(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
+    """Return lists of varying length as tensors of their values and row splits."""
+    cells = np.empty(len(rows), dtype=object)
+    for row, cell in enumerate(rows):
+        cells[row] = cell
+    values, splits = ragged_of(cells, items)
+    if items.kind == "O":
+        return Ragged(values.tolist(), torch.from_numpy(splits))
+    return Ragged(torch.from_numpy(values), torch.from_numpy(splits))
 
 
 def _without_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from featurestore.readers.ragged import Ragged
 from featurestore.readers.torch_library import torch
 
 
@@ -45,6 +46,8 @@ def restored(
 
 def crossing(element: Any) -> Any:
     """Return an element as it leaves a worker."""
+    if isinstance(element, Ragged):
+        return element
     if isinstance(element, tuple):
         return tuple(map(crossing, element))
     if isinstance(element, dict):

@@ -54,6 +54,9 @@ CHAINS: Mapping[str, tuple[str, Chain]] = {
     "cast_double": ("single", t.standardize() | t.cast("float64")),
     "list": ("list", t.standardize() | t.clip(-1, 1)),
     "list_codes": ("list", t.bins([0, 1])),
+    "pad_codes": ("texts", t.pad(3) | t.vocabulary(max_size=4, unknown=2)),
+    "pad_tokens": ("texts", t.pad(2, keep="last") | t.text_tokens(2)),
+    "pad_numbers": ("numbers", t.pad(3, keep="last") | t.standardize()),
 }
 
 
@@ -76,6 +79,10 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
     lists = random.normal(size=(ROWS, 3)).astype(np.float32)
     missing = random.random((4, ROWS)) < 0.1
     texts = random.choice(np.array(words, dtype=object), ROWS)
+    ends = np.cumsum(random.integers(0, 6, ROWS))
+    without = np.append(missing[3], False)
+    splits = pa.array(np.append(0, ends), pa.int32(), mask=without)
+    several = pa.array(random.choice(np.array(words, dtype=object), ends[-1]), pa.string())
     return pa.table(
         {
             "real": pa.array(real, mask=missing[0]),
@@ -84,6 +91,8 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
             "text": pa.array(texts, pa.string(), mask=missing[3]),
             "flag": pa.array(random.random(ROWS) < 0.3),
             "list": pa.FixedSizeListArray.from_arrays(pa.array(lists.reshape(-1)), 3),
+            "texts": pa.ListArray.from_arrays(splits, several),
+            "numbers": pa.ListArray.from_arrays(splits, pa.array(random.normal(size=ends[-1]))),
         }
     )
 

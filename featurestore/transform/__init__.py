@@ -192,7 +192,8 @@ def text_tokens(
 ) -> Chain:
     """Give the codes of the first words of a text, 0 behind the last: shape (rows, length).
 
-    Words are runs of letters, digits, "_" and of all that is not ASCII.
+    Words are runs of letters, digits, "_" and of all that is not ASCII. Of lists of texts those of
+    each item: ``pad(8) | text_tokens(5)`` gives (rows, 8, 5).
 
     Args:
         length: How many words of a text are read.

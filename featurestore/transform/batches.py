@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.readers.arrow_numpy import to_numpy
+from featurestore.readers.ragged import Ragged
 from featurestore.readers.selection import PRESENT
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import arrow_type
@@ -130,7 +131,12 @@ def _texts(given: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
 
 
 def _lists(given: Any, item: str | None) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return rows of items as an object array of arrays; None is a missing list."""
+    """Return rows of items, or ``Ragged``, as an object array of arrays; None is a missing list."""
+    if isinstance(given, Ragged):
+        values = given.values
+        if item == "text":
+            values = np.asarray(values, dtype=object)
+        given = np.split(np.asarray(values), np.asarray(given.row_splits)[1:-1])
     data = np.full(len(given), b"", dtype=object)
     there = np.ones(len(given), dtype=np.bool_)
     for row, value in enumerate(given):

@@ -40,14 +40,15 @@ def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
 
 
 def input_layers(
-    forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], framework: str
+    forms: Mapping[str, tuple[np.dtype[Any], tuple[int | None, ...]]], framework: str
 ) -> dict[str, Any]:
-    """Return an input layer for each name."""
+    """Return an input layer for each name; a shape of (None,) is that of ragged tensors."""
     keras = _keras(framework)
     inputs = {}
     for name, (dtype, shape) in forms.items():
         kind = "string" if dtype.kind == "O" else dtype.name
-        inputs[name] = keras.Input(shape, name=name, dtype=kind)
+        ragged = None in shape
+        inputs[name] = keras.Input(shape, name=name, dtype=kind, ragged=ragged)
     return inputs
 
 
@@ -78,6 +79,20 @@ def _layer_class(framework: str) -> Any:
 
         def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
             return transform_tensors(self._fitted, inputs)
+
+        def compute_output_spec(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+            # Keras 3 would try the call on dense tensors, also where inputs are ragged.
+            result = {}
+            for name, given in inputs.items():
+                form = self._fitted.form(name)
+                if form is None:
+                    result[name] = keras.KerasTensor(
+                        given.shape, dtype=given.dtype, ragged=given.ragged
+                    )
+                else:
+                    dtype, shape = form
+                    result[name] = keras.KerasTensor((given.shape[0], *shape), dtype=dtype.name)
+            return result
 
         def get_config(self) -> dict[str, Any]:
             return {**super().get_config(), "transformations": self._spec}

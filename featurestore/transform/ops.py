@@ -55,10 +55,6 @@ class Ops(Protocol):
         """Return float64, missing as NaN, of numbers, whole numbers or codes (0 is missing)."""
         ...
 
-    def from_numpy(self, data: Any) -> Any:
-        """Return an array of numpy as one of the library; texts stay as they are."""
-        ...
-
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         """Return ``yes`` where the condition holds, else ``no``; either may be a number."""
         ...
@@ -92,7 +88,14 @@ class Ops(Protocol):
         ...
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
-        """Return the words of each text as (rows, length); beyond the last word nothing is there."""
+        """Return the words of each text as (..., length); beyond the last word nothing is there."""
+        ...
+
+    def place(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        """Return the first or last items of lists as (rows, length), their kind before that.
+
+        And where there are any; elsewhere stand zeros or empty texts.
+        """
         ...
 
     def stack(self, parts: Sequence[Any]) -> Any:
@@ -125,9 +128,6 @@ class NumpyOps:
         if present is None:
             return data
         return np.where(self._spread(present, data), data, np.nan)
-
-    def from_numpy(self, data: Any) -> Any:
-        return data
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         return np.where(condition, yes, no)
@@ -170,8 +170,17 @@ class NumpyOps:
         return bucket_of_texts(data.reshape(-1), buckets).reshape(data.shape)
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
-        words, present = words_of(value.data, value.present, lower=lower, length=length)
-        return Value("text", words, present)
+        texts, present = np.asarray(value.data), value.present
+        if present is not None:
+            spread = self._spread(present, texts)
+            present = np.broadcast_to(spread, texts.shape).reshape(-1)
+        words, there = words_of(texts.reshape(-1), present, lower=lower, length=length)
+        shape = *texts.shape, length
+        return Value("text", words.reshape(shape), there.reshape(shape))
+
+    def place(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        rows, there = placed(lists, length, last=last)
+        return kind_of_items(lists), rows, there
 
     def stack(self, parts: Sequence[Any]) -> Any:
         return np.stack(parts, axis=-1)
@@ -190,6 +199,34 @@ class NumpyOps:
     def _spread(self, present: Any, data: Any) -> Any:
         """Return which rows are present in the shape of their values."""
         return np.reshape(present, present.shape + (1,) * (data.ndim - present.ndim))
+
+
+def kind_of_items(lists: Lists) -> Kind:
+    """Return what the items of lists are."""
+    kinds: dict[str, Kind] = {"f": "number", "i": "whole"}
+    return kinds.get(lists.items.dtype.kind, "text")
+
+
+def placed(
+    lists: Lists, length: int, *, last: bool
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    """Return the items that stay as (rows, length), and where there are any.
+
+    >>> rows, there = placed(Lists(np.array([1, 2, 3]), np.array([2, 0, 1])), 1, last=True)
+    >>> rows.tolist(), there.tolist()
+    ([[2], [0], [3]], [[True], [False], [True]])
+    """
+    ends = np.cumsum(lists.lengths)
+    starts = ends - lists.lengths
+    kept = np.minimum(lists.lengths, length)
+    if last:
+        starts = ends - kept
+    there = np.arange(length) < kept[:, None]
+    zero: Any = b"" if lists.items.dtype == object else 0
+    rows = np.full((len(kept), length), zero, dtype=lists.items.dtype)
+    positions = starts[:, None] + np.arange(length)
+    rows[there] = lists.items[positions[there]]
+    return rows, there
 
 
 def _position_of_texts(known: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -39,9 +39,6 @@ class TensorFlowOps:
             return data
         return tf.where(self._spread(present, data), data, self._number(np.nan))
 
-    def from_numpy(self, data: Any) -> Any:
-        return self._tf.constant(data)
-
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
         yes = self._tf.convert_to_tensor(yes, dtype)
@@ -102,12 +99,28 @@ class TensorFlowOps:
         tf = self._tf
         texts = value.data
         if value.present is not None:
-            texts = tf.where(value.present, texts, "")
+            texts = tf.where(self._spread(value.present, texts), texts, "")
+        shape = tf.concat([tf.shape(texts), [length]], axis=0)
+        texts = tf.reshape(texts, [-1])
         if lower:
             texts = tf.strings.lower(texts)
         words = tf.strings.split(tf.strings.regex_replace(texts, SEPARATORS, " "), sep=None)
-        filled = words.to_tensor(default_value="", shape=(None, length))
+        filled = tf.reshape(words.to_tensor(default_value="", shape=(None, length)), shape)
         return Value("text", filled, filled != "")
+
+    def place(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        tf = self._tf
+        if not isinstance(lists, tf.RaggedTensor):
+            lists = tf.RaggedTensor.from_tensor(lists)  # as long as each other
+        kind: Kind = "text"
+        if lists.dtype.is_floating:
+            kind, lists = "number", tf.cast(lists, tf.float64)
+        elif lists.dtype != tf.string:
+            kind, lists = "whole", tf.cast(lists, tf.int64)
+        if last:
+            lists = lists[:, -length:]
+        there = tf.sequence_mask(tf.minimum(lists.row_lengths(), length), length)
+        return kind, lists.to_tensor(shape=(None, length)), there
 
     def stack(self, parts: Sequence[Any]) -> Any:
         return self._tf.stack(parts, axis=-1)

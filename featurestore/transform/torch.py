@@ -14,7 +14,7 @@ from featurestore.transform.arrow_values import lists_of
 from featurestore.transform.batches import decoded
 from featurestore.transform.fitted import FittedColumn, Transformations
 from featurestore.transform.forms import Kind
-from featurestore.transform.ops import NumpyOps, Value
+from featurestore.transform.ops import Lists, NumpyOps, Value, kind_of_items, placed
 
 
 def import_torch() -> Any:
@@ -41,9 +41,6 @@ class TorchOps:
         if present is None:
             return data
         return torch.where(self._spread(present, data), data, np.nan)
-
-    def from_numpy(self, data: Any) -> Any:
-        return data if data.dtype == object else self._torch.from_numpy(data)
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         if isinstance(yes, np.ndarray):
@@ -78,6 +75,12 @@ class TorchOps:
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
         words = self._numpy.words(self._as_numpy(value), lower=lower, length=length)
         return Value("text", words.data, self._torch.from_numpy(words.present))
+
+    def place(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
+        rows, there = placed(lists, length, last=last)
+        if rows.dtype != object:
+            rows = self._torch.from_numpy(rows)
+        return kind_of_items(lists), rows, self._torch.from_numpy(there)
 
     def stack(self, parts: Sequence[Any]) -> Any:
         return self._torch.stack(list(parts), dim=-1)
@@ -123,14 +126,17 @@ def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) 
 def _read(column: FittedColumn, given: Any) -> tuple[Any, Any | None]:
     torch = import_torch()
     is_text = column.given.kind in ("text", "binary")
-    if isinstance(given, torch.Tensor) and not is_text:
+    is_list = column.given.kind == "list"
+    if isinstance(given, torch.Tensor) and not is_text and not is_list:
         return given, None
+    if is_list and isinstance(given, torch.Tensor):
+        given = given.unbind()  # nested
     data, there = decoded(column, given)
     if there is not None:
         there = torch.from_numpy(there)
     if is_text:
         return data, there
-    if column.given.kind == "list":
+    if is_list:
         return lists_of(data, column.given.item), there
     return torch.from_numpy(np.ascontiguousarray(data)), there
 

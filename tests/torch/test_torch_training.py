@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+import featurestore
+from featurestore import transform as t
 from featurestore.readers import resume
 from featurestore.readers.order import PADDING
 from tests.readers.conftest import ROWS, Example
@@ -131,10 +133,39 @@ def test_a_state_of_the_loader_is_a_state_of_the_reader(tfrecord: Example) -> No
     assert (again.settings, epoch, step) == (reader.settings, 2, 1)
 
 
-def test_lists_of_varying_length_reach_pytorch_as_codes(tmp_path: Path) -> None:
-    import featurestore
-    from featurestore import transform as t
+@pytest.mark.parametrize("workers", [0, 2])
+def test_named_lists_come_as_values_and_row_splits(tmp_path: Path, workers: int) -> None:
+    rows = pa.table(
+        {
+            "id": range(64),
+            "ids": pa.array([list(range(row % 4)) for row in range(64)], pa.list_(pa.int64())),
+            "words": pa.array([["a"] * (row % 3) for row in range(64)], pa.list_(pa.string())),
+            "y": [row % 2 for row in range(64)],
+        }
+    )
+    with featurestore.connect(tmp_path / "store") as store:
+        dataset = store.create_training_dataset(
+            rows, "lists", label="y", key="id", progress=False,
+            transformations={"ids": t.pad(2) | t.vocabulary(), "words": t.pad(2) | t.vocabulary()},
+        )  # fmt: skip
+        options: dict[str, Any] = {"global_batch_size": 10, "columns": ["ids", "words", "y"]}
+        raw = dataset.reader("train", transformed=False, remainder="keep", **options)
+        expected = dataset.reader("train", remainder="keep", **options).batches()
+        prepare = dataset.preprocessor("torch")
+        loader = raw.torch_loader(num_workers=workers)
+        for (features, _), batch, codes in zip(loader, raw.batches(), expected, strict=True):
+            ids, words = features["ids"], features["words"]
+            assert ids.values.tolist() == batch["ids"].values.tolist()
+            assert words.values == batch["words"].values.tolist()
+            assert ids.row_splits.tolist() == batch["ids"].row_splits.tolist()
+            nested = torch.nested.nested_tensor_from_jagged(ids.values, offsets=ids.row_splits)
+            for given in (ids, nested):
+                found = prepare({"ids": given, "words": words})
+                assert found["ids"].tolist() == codes["ids"].tolist()
+                assert found["words"].tolist() == codes["words"].tolist()
 
+
+def test_lists_of_varying_length_reach_pytorch_as_codes(tmp_path: Path) -> None:
     words = [["late", "gate"], None, [], ["gate", "bus", "late", "gate"]] * 20
     numbers = [[0.5], [1.0, 2.0], [], [3.0]] * 20
     rows = pa.table({"y": range(80), "words": words, "numbers": numbers})

@@ -14,6 +14,7 @@ import pytest
 
 import featurestore
 from featurestore.readers.arrow_numpy import to_numpy
+from featurestore.readers.ragged import item_dtype, ragged_of
 from featurestore.readers.selection import PRESENT
 from featurestore.store import FeatureStore
 from featurestore.testing import transform_conformance as conformance
@@ -50,7 +51,13 @@ class TestTensorFlowGraph(TransformConformance):
         tf = pytest.importorskip("tensorflow")
         from featurestore.transform.tensorflow import transform_tensors
 
-        inputs = {name: tf.constant(array) for name, array in decoded(table).items()}
+        inputs = {}
+        for name, array in decoded(table).items():
+            if name in fitted and fitted[name].given.kind == "list":
+                given = ragged_of(array, item_dtype(table.schema.field(name).type))
+                inputs[name] = tf.RaggedTensor.from_row_splits(*given)
+            else:
+                inputs[name] = tf.constant(array)
         found = tf.function(lambda batch: transform_tensors(fitted, batch))(inputs)
         return {name: found[name].numpy() for name in table.column_names}
 

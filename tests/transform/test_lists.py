@@ -15,7 +15,7 @@ import featurestore
 from featurestore import transform as t
 from featurestore.errors import InvalidArgument, UnsupportedType
 from featurestore.transform.arrow_values import lists_of
-from featurestore.transform.rules.lists import _placed
+from featurestore.transform.ops import placed
 
 ROWS = 240
 CHAINS = {
@@ -71,7 +71,7 @@ def test_the_first_or_last_items_stay_and_the_rest_is_filled(
     cells = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         cells[number] = np.array(row, dtype=np.int64)
-    found, there = _placed(lists_of(cells, "whole"), length, keep="first" if first else "last")
+    found, there = placed(lists_of(cells, "whole"), length, last=not first)
     for row, items, flags in zip(rows, found.tolist(), there.tolist(), strict=True):
         kept = row[:length] if first else row[-length:]
         assert items == kept + [0] * (length - len(kept))
@@ -122,10 +122,79 @@ def test_tensorflow_reads_them_in_static_shapes(dataset: Any) -> None:
             assert (features[name].numpy() == batch[name]).all()
 
 
+@pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
+def test_named_lists_come_as_values_and_row_splits(dataset: Any, remainder: str) -> None:
+    stored = lists(ROWS).to_pylist()
+    raw: dict[str, Any] = {
+        "transformed": False,
+        "nulls": "mask",
+        "remainder": remainder,
+        "columns": ["id", *CHAINS],
+    }
+    reader = dataset.reader("train", global_batch_size=50, **raw)
+    transformed = dataset.reader("train", **{**raw, "transformed": True}, global_batch_size=50)
+    rows = 0
+    for batch, expected in zip(reader.batches(), transformed.batches(), strict=True):
+        real = batch.get("sample_weight", np.ones(len(batch["id"]))) > 0
+        rows += int(real.sum())
+        for name in CHAINS:
+            values, splits = batch[name]
+            assert splits.dtype == np.int64
+            assert splits[-1] == len(values)
+            cells = np.split(values, splits[1:-1])
+            for index in np.flatnonzero(real):
+                wanted = stored[batch["id"][index]][name] or []
+                found = (
+                    [word.decode() for word in cells[index]] if name == "words" else cells[index]
+                )
+                assert list(found) == wanted
+            assert all(not len(cells[index]) for index in np.flatnonzero(~real))
+        prepared = dataset.preprocessor()(batch)
+        for name in CHAINS:
+            assert (prepared[name][real] == expected[name][real]).all()
+    assert rows == (dataset.num_rows("train") if remainder != "drop" else 150)
+    with pytest.raises(InvalidArgument, match="cannot be filled"):
+        dataset.reader("train", global_batch_size=8, **{**raw, "nulls": {"words": "x"}})
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("framework", ["keras", "tf_keras"])
+def test_ragged_tensors_pass_through_a_saved_preprocessor(
+    dataset: Any, framework: str, tmp_path: Path
+) -> None:
+    keras = pytest.importorskip(framework)
+    tf = pytest.importorskip("tensorflow")
+    options: dict[str, Any] = {"columns": [*CHAINS, "y"], "nulls": "mask"}
+    reader = dataset.reader("train", global_batch_size=20, transformed=False, **options)
+    by_numpy = reader.batches()
+    inputs = dataset.keras_inputs(transformed=False, framework=framework, **options)
+    prepared = dataset.preprocessor(framework)(inputs)
+    model = keras.Model(inputs, {name: prepared[name] for name in CHAINS})
+    model.save(tmp_path / "model.keras")
+    specs = {}
+    for name, each in reader.tf_dataset().element_spec[0].items():
+        specs[name] = tf.TensorSpec((None, *each.shape[1:]), each.dtype)
+        if isinstance(each, tf.RaggedTensorSpec):
+            specs[name] = tf.RaggedTensorSpec((None, None), each.dtype, ragged_rank=1)
+    module = tf.Module()
+    module.model = model
+    module.serve = tf.function(lambda features: model(features), input_signature=[specs])
+    tf.saved_model.save(module, str(tmp_path / "served"))
+    served = tf.saved_model.load(str(tmp_path / "served")).serve
+    again = keras.models.load_model(tmp_path / "model.keras")
+    expected = dataset.reader("train", global_batch_size=20, columns=[*CHAINS, "y"]).batches()
+    for (features, _), batch, wanted in zip(reader.tf_dataset(), by_numpy, expected, strict=True):
+        assert (features["ids"].values.numpy() == batch["ids"].values).all()
+        for found in (served(features), again(features)):
+            for name in CHAINS:
+                np.testing.assert_array_equal(found[name].numpy(), wanted[name])
+
+
 def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> None:
     with pytest.raises(UnsupportedType, match=r"t\.pad") as refused:
         dataset.reader("train", global_batch_size=8, transformed=False)
     assert "'words'" in str(refused.value)
+    assert "reads lists as values and row splits" in str(refused.value)
     for chains, words in (
         ({"words": t.vocabulary()}, "not lists of varying length"),
         ({"words": t.pad(3)}, "ends with texts"),
@@ -135,8 +204,6 @@ def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> 
     ):
         with pytest.raises(InvalidArgument, match=words):
             dataset.fit(chains)
-    with pytest.raises(InvalidArgument, match="a Keras layer"):
-        dataset.preprocessor("keras")
     with pytest.raises(InvalidArgument, match="keep="):
         t.pad(3, keep="middle")
 

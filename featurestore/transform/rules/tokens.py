@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from featurestore.errors import InvalidArgument
 from featurestore.model.json_object import JsonObject
 from featurestore.transform.forms import Form, code_form
 from featurestore.transform.ops import Ops, Value
@@ -29,8 +28,6 @@ class TextTokens(Rule):
 
     def output(self, step: Step, given: Form) -> Form:
         self.takes(given, "text")
-        if given.shape:
-            raise InvalidArgument("text_tokens() takes one text a row.")
         size = 1 + step.options["unknown"] + len(known_values(step))
         return code_form(given, size).with_shape(step.options["length"])
 

@@ -1,0 +1,64 @@
+"""Lists of varying length as readers yield them: all items, and where the rows of them begin."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.model.types import numpy_type
+
+
+class Ragged(NamedTuple):
+    """The lists of a batch: row i holds ``values[row_splits[i] : row_splits[i + 1]]``.
+
+    Attributes:
+        values: The items of all rows, one behind the other: an array, with PyTorch a tensor (of
+            texts a list of bytes).
+        row_splits: Where rows begin, int64 of (rows + 1,); the last one is the number of items.
+
+    >>> ragged = Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+    >>> [part.tolist() for part in np.split(ragged.values, ragged.row_splits[1:-1])]
+    [[1, 2], [], [3]]
+    """
+
+    values: Any
+    row_splits: Any
+
+
+def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Return numpy's type of the items of lists of varying length; None: of none that is read.
+
+    >>> item_dtype(pa.list_(pa.string())), item_dtype(pa.list_(pa.float32()))
+    (dtype('O'), dtype('float32'))
+    """
+    if not (pat.is_list(kind) or pat.is_large_list(kind)):
+        return None
+    item = kind.value_type
+    if pat.is_string(item) or pat.is_large_string(item) or pat.is_binary(item):
+        return np.dtype(object)
+    if pat.is_date(item) or pat.is_timestamp(item):
+        return np.dtype(np.int64)
+    if pat.is_boolean(item) or pat.is_integer(item) or pat.is_floating(item):
+        return numpy_type(item)
+    return None
+
+
+def ragged_of(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
+    """Return an object array of arrays, a row each, as one; other cells hold no items.
+
+    >>> rows = np.empty(3, object)
+    >>> rows[:] = [np.array([1, 2]), b"", np.array([3])]
+    >>> ragged_of(rows, np.dtype(np.int64))
+    Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 2, 3]))
+    """
+    parts = [np.empty(0, dtype=dtype)]
+    splits = np.zeros(len(rows) + 1, dtype=np.int64)
+    for row, cell in enumerate(rows.tolist()):
+        if isinstance(cell, np.ndarray):
+            parts.append(cell.astype(dtype, copy=False))
+            splits[row + 1] = len(cell)
+    return Ragged(np.concatenate(parts), np.cumsum(splits))

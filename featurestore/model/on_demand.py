@@ -13,14 +13,19 @@ from typing import Any
 from featurestore.errors import ColumnConflict, InvalidArgument
 from featurestore.model.json_object import JsonObject
 from featurestore.model.names import check_feature_names
+from featurestore.model.row_functions import RowFunction, source_hash, sql_of
 
 
 @dataclass(frozen=True)
 class OnDemandFeature:
-    """A feature that an SQL expression makes of the features and label columns of its row."""
+    """A feature that an SQL expression makes of the features and label columns of its row.
+
+    ``source``: the SHA-256 of the function that the expression was made by; None: it was written.
+    """
 
     name: str
     sql: str
+    source: str | None = None
 
     @property
     def sha256(self) -> str:
@@ -29,34 +34,55 @@ class OnDemandFeature:
 
     def to_json(self) -> dict[str, str]:
         """Return what plans, manifests and feature views write."""
-        return {"name": self.name, "sql": self.sql, "sha256": self.sha256}
+        data = {"name": self.name, "sql": self.sql, "sha256": self.sha256}
+        if self.source is not None:
+            data["source"] = self.source
+        return data
 
     @classmethod
     def from_json(cls, data: JsonObject) -> OnDemandFeature:
         """Return the feature that ``to_json`` wrote; MalformedJson where it was changed."""
-        found = cls(data.text("name"), data.text("sql"))
+        source = None
+        if "source" in data:
+            source = data.text("source")
+        found = cls(data.text("name"), data.text("sql"), source)
         if data.text("sha256") != found.sha256:
             raise data.wrong("sha256", "the hash of its expression")
         return found
 
 
-def feature(name: str, sql: str) -> OnDemandFeature:
+def feature(
+    name: str, sql: str | RowFunction, *, inputs: Mapping[str, str] | None = None
+) -> OnDemandFeature:
     """Return a feature to ask ``get_features`` for, computed of each row when it is retrieved.
 
     Args:
         name: Of the column.
         sql: An expression over the other features that are asked for and the columns of the labels,
             in the SQL of ``FeatureFrame.filter``: DuckDB's, with what means the same on every
-            engine. It cannot read the clock or aggregate rows.
+            engine. It cannot read the clock or aggregate rows. Or a function of
+            ``{input: expression}`` to an expression of Narwhals (extra ``jobs``), which is made
+            SQL here, once; the feature keeps that and the hash of the function's source.
+        inputs: The types of a function's inputs: int64, float64, string, bool, date, timestamp.
 
     Raises:
         InvalidName: The name is none of a feature.
-        InvalidArgument: The expression is no text.
+        InvalidArgument: The expression is no text, and no function of one row.
 
     >>> feature("per_seat", "distance / seats").name
     'per_seat'
+    >>> far = feature("far", lambda row: row["distance"] > 1000, inputs={"distance": "int64"})
+    >>> far.sql
+    '("distance" > 1000)'
     """
     check_feature_names([name])
+    if callable(sql):
+        if inputs is None:
+            raise InvalidArgument(
+                f"The feature {name!r} is a function whose inputs have no types.",
+                hint=f"featurestore.feature({name!r}, ..., inputs={{'distance': 'int64'}})",
+            )
+        return OnDemandFeature(name, sql_of(sql, inputs, name=name), source_hash(sql))
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidArgument(
             f"The feature {name!r} is {sql!r}, which is no expression.",

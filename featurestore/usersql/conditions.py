@@ -351,13 +351,16 @@ class _Writer:
         return Typed(f"({value.sql} {word} {pattern.sql})", "boolean")
 
     def _case(self, node: exp.Expr) -> Typed:
+        from sqlglot import exp
+
         if node.this is not None:
             raise self._refused(node)
         branches = node.args["ifs"]
         conditions = [self._condition(branch.this) for branch in branches]
         results = [self.write(branch.args["true"]) for branch in branches]
-        if node.args.get("default") is not None:
-            results.append(self.write(node.args["default"]))
+        default = node.args.get("default")
+        if default is not None and not isinstance(default, exp.Null):
+            results.append(self.write(default))
         return self._chosen(conditions, results)
 
     def _if(self, node: exp.Expr) -> Typed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import narwhals as nw
 import pyarrow as pa
 import pytest
 
@@ -43,6 +44,29 @@ ASKED = [
     feature("hour", "hour(asked)"),
     feature("tail_2", "substring(tail, 2, 1) || '-x'"),
     feature("day", "cast(asked as date)"),
+]
+
+
+INPUTS = {
+    "distance": "int64",
+    "seats": "int64",
+    "asked": "timestamp",
+    "tail": "string",
+}
+
+
+def per_seat(row: Any) -> Any:
+    return nw.when(row["seats"] > 0).then(row["distance"] / row["seats"])
+
+
+# The same features as functions of Narwhals.
+FUNCTIONS = [
+    feature("per_seat", per_seat, inputs=INPUTS),
+    "planes.seats",
+    feature("far", lambda row: (row["distance"] > 1020) & ~row["seats"].is_null(), inputs=INPUTS),
+    feature("hour", lambda row: row["asked"].dt.hour(), inputs=INPUTS),
+    feature("tail_2", lambda row: row["tail"].str.slice(1, 1), inputs=INPUTS),
+    feature("day", lambda row: row["asked"].dt.date(), inputs=INPUTS),
 ]
 
 
@@ -91,6 +115,10 @@ def test_every_row_has_what_its_expression_says_on_both_engines(
             "int64",
         ]
         assert found.to_pylist() == list(map(by_hand, FLIGHTS.to_pylist()))
+        by_functions = store.get_features(FUNCTIONS, labels=FLIGHTS).to_arrow()
+        for name in ("per_seat", "far", "hour", "day"):
+            assert by_functions.column(name).equals(found.column(name))
+        assert by_functions.column("tail_2").to_pylist()[:3] == ["1", "2", "9"]
         cut = frame.filter("far and hour > 12").select(["hour", "distance"]).to_arrow().to_pylist()
         expected = []
         for row in map(by_hand, FLIGHTS.to_pylist()):
@@ -128,6 +156,23 @@ def test_a_dataset_states_them_verifies_them_and_is_the_same_when_it_is_made_aga
     assert first.verify(recompute=True).ok
     assert first.manifest.plan_hash == same.manifest.plan_hash != other.manifest.plan_hash
     assert first.manifest.content_hash == same.manifest.content_hash != other.manifest.content_hash
+
+
+def test_training_and_scoring_share_a_function_and_need_no_code_of_it(store: FeatureStore) -> None:
+    view = store.create_feature_view("f", features=FUNCTIONS, labels="flights", label="late")
+    assert view.on_demand["per_seat"].startswith("(CASE WHEN")
+    content = view.spec.to_bytes()
+    schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
+    jsonschema.validate(json.loads(content), json.loads(schema.read_text()))
+    again = FeatureViewSpec.from_bytes(content, path="view.json")
+    assert again.on_demand == view.spec.on_demand
+    assert all(len(each.source or "") == 64 for each in again.on_demand)
+    dataset = view.create_training_dataset("by_functions")
+    stated = dataset.manifest.plan["on_demand"]
+    assert [each["source"] for each in stated] == [each.source for each in again.on_demand]
+    assert dataset.verify(recompute=True).ok
+    scored = store.get_feature_view("f").get_features(labels=FLIGHTS.slice(1, 2)).to_arrow()
+    assert scored.column("per_seat").to_pylist() == [1001 / 200, None]
 
 
 def test_explain_coverage_and_the_leak_check_know_them(
@@ -173,7 +218,24 @@ def test_a_view_computes_the_same_for_training_and_for_scoring(store: FeatureSto
         (lambda: feature("late", "distance"), ColumnConflict, "'late' has the name"),
         (lambda: feature("a b", "distance"), InvalidName, "'a b'"),
         (lambda: feature("x", ""), InvalidArgument, "no expression"),
-        (lambda: feature("x", lambda row: 1), InvalidArgument, "no expression"),  # type: ignore[arg-type, return-value]
+        (lambda: feature("x", lambda row: 1), InvalidArgument, "inputs have no types"),
+        (lambda: feature("x", lambda row: 1, inputs=INPUTS), InvalidArgument, "returned int"),
+        (
+            lambda: feature("x", lambda row: row["seats"].sum(), inputs=INPUTS),
+            InvalidArgument,
+            "several rows",
+        ),
+        (
+            lambda: feature("x", lambda row: row["tail"] + 1, inputs=INPUTS),
+            InvalidArgument,
+            "no expression in SQL",
+        ),
+        (
+            lambda: feature("x", lambda row: 1, inputs={"seats": "number"}),
+            InvalidArgument,
+            "types are",
+        ),
+        (lambda: feature("x", 3), InvalidArgument, "no expression"),  # type: ignore[arg-type]
     ],
 )
 def test_what_no_row_can_be_given_is_refused_before_anything_is_read(

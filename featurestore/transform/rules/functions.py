@@ -6,10 +6,7 @@ program has named it itself, by ``t.function(...)``.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import json
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +16,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, TransformationNotKnown
 from featurestore.model.json_object import JsonObject
+from featurestore.model.row_functions import source_hash
 from featurestore.transform.forms import Form
 from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.rules.rule import Rule
@@ -98,18 +96,6 @@ def named(function: Callable[..., Any], fit: Callable[..., Any] | None) -> Step:
     name = getattr(function, "__qualname__", type(function).__name__)
     options = {"name": name, "source": source, "fitted": fit is not None}
     return Step("function", options, function=function, fit=fit)
-
-
-def source_hash(function: Callable[..., Any]) -> str:
-    """Return the SHA-256 of a function's source."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError) as error:
-        raise InvalidArgument(
-            f"{function!r} has no source that could be told from another one's.",
-            hint="write the function into a file, with def",
-        ) from error
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def resolved(step: Step) -> Step:

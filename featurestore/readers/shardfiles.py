@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,11 +23,14 @@ from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import Rows
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
+from featurestore.storage.shardcache import ShardCache, local_path
 
 _MOST_OPEN_READERS = 64
 _MOST_OPEN_MAPS = 4096
 _FEW_SHARDS = 64
 _CHECKING_THREADS = 16
+_RESTORE = "restore it, or make the dataset again"
 # A location is the number of a shard above these bits and a row in it below them.
 _ROW_BITS = 40
 _ROW_MASK = (1 << _ROW_BITS) - 1
@@ -50,6 +53,7 @@ class ShardFiles:
     format: DatasetFormat
     access: RecordAccess | None
     kept: RowRanges | None = None
+    cache: ShardCache | None = None
     _maps: OrderedDict[int, npt.NDArray[np.uint8]] = field(default_factory=OrderedDict)
     _readers: OrderedDict[int, ShardReader] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
@@ -125,8 +129,7 @@ class ShardFiles:
             return known
         with self._lock:
             entry = self.split.shards[shard]
-            check_shard(self.directory, entry)
-            known = self.access.records(os.path.join(self.directory, entry.path))  # type: ignore[union-attr]
+            known = self.access.records(self._local(entry))  # type: ignore[union-attr]
             _check_rows(self.directory, entry, len(known))
             self._maps[shard] = known
             while len(self._maps) > _MOST_OPEN_MAPS:
@@ -143,11 +146,15 @@ class ShardFiles:
         return known
 
     def _open(self, entry: ManifestShard) -> ShardReader:
-        check_shard(self.directory, entry)
-        path = os.path.join(self.directory, entry.path)
-        reader = self.format.open_shard(path, layout=self.manifest.layout)
+        reader = self.format.open_shard(self._local(entry), layout=self.manifest.layout)
         _check_rows(self.directory, entry, reader.rows)
         return reader
+
+    def _local(self, entry: ManifestShard) -> str:
+        """Return the path of a shard on this machine, or of its copy here."""
+        if self.cache is None and not is_uri(self.directory):
+            check_shard(self.directory, entry)
+        return local_path(self.directory, entry, self.cache)
 
     def check_rows(self) -> None:
         """Raise DatasetDamaged unless files hold as many rows as the manifest says.
@@ -198,6 +205,11 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 
 def check_shards(directory: str, split: ManifestSplit) -> None:
     """Raise DatasetDamaged unless every shard of a split has the size that the manifest says."""
+    if is_uri(directory):
+        sizes = files.sizes_below(os.path.join(directory, split.name))
+        for shard in split.shards:
+            _check_size(shard, files.inside(directory, shard.path), sizes)
+        return
 
     def check(shards: Sequence[ManifestShard]) -> None:
         for shard in shards:
@@ -222,11 +234,17 @@ def check_shard(directory: str, shard: ManifestShard) -> None:
     except OSError as error:
         raise DatasetDamaged(
             f"Shard {path!r} cannot be read: {error.strerror or error}.",
-            hint="restore it, or make the dataset again",
+            hint=_RESTORE,
         ) from error
-    if size != shard.bytes:
+    _check_size(shard, path, {path: size})
+
+
+def _check_size(shard: ManifestShard, path: str, sizes: Mapping[str, int]) -> None:
+    if path not in sizes:
+        raise DatasetDamaged(f"There is no shard {path!r}.", hint=_RESTORE)
+    if sizes[path] != shard.bytes:
         raise DatasetDamaged(
-            f"Shard {path!r} has {size} bytes, the manifest says {shard.bytes}: it was changed or "
-            "cut off.",
-            hint="restore it, or make the dataset again",
+            f"Shard {path!r} has {sizes[path]} bytes, the manifest says {shard.bytes}: it was "
+            "changed or cut off.",
+            hint=_RESTORE,
         )

@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import StorePaths, check_version, version_of
+from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import manifests, reports, tags, training_datasets
 from featurestore.storage import files, publication
@@ -70,6 +71,11 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
     files.remove(directory, below=paths.location)
 
 
+def release(paths: StorePaths, name: str, version: int) -> None:
+    """Let a version that is gone be made again: whoever wrote it has ended."""
+    claims.release(paths.training_dataset(name, version), below=paths.location)
+
+
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
     """Make this process the only one that exports a version, and return it.
 
@@ -88,12 +94,17 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     taken = {*busy, *training_datasets.versions(connection, name)}
     taken.update(versions_on_disk(paths, name))
     chosen = max(taken, default=0) + 1 if version is None else version
-    if chosen in taken:
-        raise TrainingDatasetExists(
-            f"Version {chosen} of training dataset {name!r} exists or is being written.",
-            hint="leave version= out to make the next one",
-        )
-    return chosen
+    while chosen not in taken:
+        if claims.claim_once(connection, paths.training_dataset(name, chosen)):
+            return chosen
+        # Another registry's export, which has begun since the look.
+        taken.add(chosen)
+        if version is None:
+            chosen += 1
+    raise TrainingDatasetExists(
+        f"Version {chosen} of training dataset {name!r} exists or is being written.",
+        hint="leave version= out to make the next one",
+    )
 
 
 def make_directory(location: str, name: str, version: int) -> None:
@@ -107,19 +118,21 @@ def make_directory(location: str, name: str, version: int) -> None:
 
 
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
-    """Return the versions of a dataset that have a directory, finished or not, ascending."""
-    found = []
+    """Return the versions of a dataset that have a directory or a claim, ascending."""
+    found = set()
     for entry in files.list_directory(paths.training_dataset_versions(name)):
-        version = version_of(entry)
+        version = version_of(claims.claimed(entry))
         if version is not None:
-            found.append(version)
+            found.add(version)
     return sorted(found)
 
 
 def remove_abandoned(connection: Connection, location: str, name: str) -> list[str]:
     """Remove directories without a manifest that no living export writes; return them.
 
-    One that the system refuses to remove is logged, and its number stays taken.
+    Below a URI those of this registry, which knows which of its exports live, and those that were
+    not touched for a day. One that the system refuses to remove is logged, and its number stays
+    taken.
     """
     paths = StorePaths(location)
     removed = []
@@ -129,12 +142,15 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
             continue
         if version in versions_in_flight(connection, location, EXPORT, name):
             continue
+        if not claims.may_clean(connection, directory):
+            continue
         try:
-            files.remove(directory, below=location)
+            was_there = files.remove(directory, below=location)
         except StorageError as error:
             _log.warning("what an ended export left stays: %s", error.message)
         else:
-            removed.append(directory)
+            if was_there:
+                removed.append(directory)
     return removed
 
 

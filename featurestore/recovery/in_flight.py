@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from featurestore.errors import FeatureStoreError, WriteConflict
+from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
 from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import datasets, groups, owners, views
@@ -18,7 +18,6 @@ from featurestore.recovery.settle import settle
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
-from featurestore.storage.location import require_local
 
 # What observers are told of; the other intents are parts of these, or change no rows.
 _WORK: Mapping[str, WorkKind] = {
@@ -27,15 +26,6 @@ _WORK: Mapping[str, WorkKind] = {
     "delete": "delete",
     "export": "export",
     "remove": "remove",
-}
-_EXPORTS = ("Training datasets", "get_features(...) reads there; export with a store on a disk")
-_VIEWS = ("Feature views", "give get_features(...) the names themselves, or use a store on a disk")
-# What works on directories only, and what to do instead.
-_ON_DISK_ONLY = {
-    "export": _EXPORTS,
-    "remove": _EXPORTS,
-    views.DEFINE: _VIEWS,
-    views.UNDEFINE: _VIEWS,
 }
 # Intents of this process, by registry, whose writes have ended without being settled.
 _unsettled: set[tuple[str, str]] = set()
@@ -47,7 +37,8 @@ class InFlight:
 
     ``run_id`` names the run in commits and manifests, ``staging`` is the directory for its rows,
     ``version`` is what was claimed. ``landed`` is the version that it published, as soon as it is
-    known that there is one; ``registered`` says that the registry knows the result.
+    known that there is one; ``registered`` says that the registry knows the result, ``publishing``
+    that nobody can tell from here on whether a version was published.
     """
 
     run_id: str
@@ -57,6 +48,7 @@ class InFlight:
     registry: Registry
     registered: bool = False
     landed: int | None = None
+    publishing: bool = False
 
     def check_held(self) -> None:
         """Make sure, just before publication, that nobody took this process for dead.
@@ -72,6 +64,7 @@ class InFlight:
                 f"no heartbeat came through for {owners.PATIENCE.total_seconds():.0f} seconds.",
                 hint="write again",
             )
+        self.publishing = True
 
 
 def new_run_id() -> str:
@@ -103,8 +96,6 @@ def in_flight(
         TrainingDatasetExists: The version to export exists, or another process is exporting it.
     """
     # The id of a run may come from a job that writes more than once; the intent has its own.
-    if kind in _ON_DISK_ONLY:
-        require_local(store.location, *_ON_DISK_ONLY[kind])
     own = new_run_id()
     write: InFlight | None = None
     try:
@@ -118,7 +109,10 @@ def in_flight(
                 with _observed(store, write, kind, name):
                     yield write
             except BaseException:
-                _finish(store, write, unregistered=True)
+                settled = _finish(store, write, unregistered=True)
+                if kind == datasets.EXPORT and settled and not write.publishing:
+                    with suppress(StorageError):  # the number is not used again then
+                        datasets.release(StorePaths(store.location), name, number)
                 raise
             # Where the registry has just refused to register what landed, it is not asked again.
             _finish(store, write, unregistered=write.landed is None)
@@ -161,8 +155,11 @@ def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version:
     return number
 
 
-def _finish(store: Store, write: InFlight, *, unregistered: bool) -> None:
-    """End an intent; no error leaves, since the write has its result, or its error, already."""
+def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
+    """End an intent, and tell whether it has ended.
+
+    No error leaves, since the write has its result, or its error, already.
+    """
     left = store.registry.url, write.intent
     _unsettled.add(left)
     try:
@@ -173,10 +170,11 @@ def _finish(store: Store, write: InFlight, *, unregistered: bool) -> None:
         elif unregistered:
             _settle(store, write.intent)
         else:
-            return
+            return False
     except (FeatureStoreError, OSError, SQLAlchemyError):
-        return
+        return False
     _unsettled.discard(left)
+    return True
 
 
 def _settle_left(store: Store) -> None:

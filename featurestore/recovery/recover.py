@@ -8,11 +8,12 @@ import re
 
 from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import owners
+from featurestore.recovery import claims, owners
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import intents
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 
 _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
@@ -66,9 +67,9 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
     for name in names:
         with store.registry.reading() as connection:
             claimed = intents.find(connection, name) is not None
-        if claimed:
-            continue
         path = os.path.join(staging, name)
+        if claimed or (is_uri(path) and not claims.is_long_untouched(path)):
+            continue  # below a URI it may be of a write that another registry knows of
         try:
             files.remove(path, below=store.location)
         except StorageError as error:

@@ -59,6 +59,7 @@ def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.I
     if intent.kind == "remove":
         datasets.forget(connection, name, version)
         datasets.remove_files(paths, name, version)
+        datasets.release(paths, name, version)
         return "finished"
     if datasets.is_finished(directory):
         datasets.register_found(connection, directory, name, version)

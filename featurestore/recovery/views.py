@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
 from featurestore.model.feature_view import VIEW_FILE, FeatureViewSpec
 from featurestore.model.paths import StorePaths, check_version, version_of
+from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import feature_views
 from featurestore.storage import files
@@ -58,6 +59,7 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
     directory = paths.feature_view(name, version)
     files.remove(view_file(directory), below=paths.location)
     files.remove(directory, below=paths.location)
+    claims.release(directory, below=paths.location)
 
 
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
@@ -79,7 +81,8 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     taken.update(_versions_on_disk(StorePaths(location), name))
     used = {*taken, *feature_views.remembered(connection, name)}
     chosen = max(used, default=0) + 1 if version is None else version
-    if chosen in taken:
+    free = chosen not in taken
+    if not free or not claims.claim(connection, StorePaths(location).feature_view(name, chosen)):
         raise FeatureViewExists(
             f"Version {chosen} of feature view {name!r} exists or is being written.",
             hint="leave version= out to make the next one",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,12 @@ def sizes_below(directory: str) -> dict[str, int]:
     if not is_uri(directory):
         return {}
     return {path: found.size for path, found in remote.listed(directory)}
+
+
+def is_untouched(directory: str, *, age: timedelta) -> bool:
+    """Tell whether nothing below a URI was written for so long, as far as the clocks agree."""
+    since = datetime.now(UTC) - age
+    return all(found.modified < since for _, found in remote.listed(directory))
 
 
 def list_directory(path: str, *, after: str = "") -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from featurestore.errors import TrainingDatasetNotFound
+from featurestore.errors import TrainingDatasetNotFound, WriteConflict
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 
 
 def manifest_path(directory: str) -> str:
@@ -37,5 +38,16 @@ def read_manifest(directory: str) -> Manifest:
 
 
 def write_manifest(directory: str, manifest: Manifest) -> None:
-    """Write the manifest: from now on the directory is a dataset."""
-    files.write_atomically(manifest_path(directory), manifest.to_bytes())
+    """Write the manifest: from now on the directory is a dataset.
+
+    Raises:
+        WriteConflict: Below a URI there is one already, of another export.
+    """
+    path = manifest_path(directory)
+    if not is_uri(directory):
+        files.write_atomically(path, manifest.to_bytes())
+    elif not files.write_new(path, manifest.to_bytes()):
+        raise WriteConflict(
+            f"{directory!r} has a manifest already: another export published this version.",
+            hint="export again; leave version= out to make the next one",
+        )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from featurestore.errors import LocationNotWritable, StorageError
@@ -17,6 +19,7 @@ from featurestore.storage.listing import listing_of, names_in
 from featurestore.storage.location import is_uri, options_of, storage_of
 
 _CHUNK_BYTES = 8 << 20
+_FETCHES = 4
 
 
 def ensure_writable(directory: str) -> None:
@@ -159,10 +162,25 @@ def remove_file(path: str) -> None:
 
 def sha256(path: str) -> str:
     """Return the SHA-256 of an object, read in parts."""
+    digest = hashlib.sha256()
+    for piece in pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def pieces(path: str) -> Iterator[bytes]:
+    """Yield the bytes of an object, some megabytes at a time, the next ones fetched meanwhile."""
     storage, name = storage_of(path)
     size = status(path).size
-    digest = hashlib.sha256()
-    for start in range(0, size, _CHUNK_BYTES):
-        length = min(_CHUNK_BYTES, size - start)
-        digest.update(storage.ranges(name, [(start, length)])[0])
-    return digest.hexdigest()
+
+    def fetch(start: int) -> bytes:
+        return storage.ranges(name, [(start, min(_CHUNK_BYTES, size - start))])[0]
+
+    waiting: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_FETCHES) as pool:
+        for start in range(0, size, _CHUNK_BYTES):
+            waiting.append(pool.submit(fetch, start))
+            if len(waiting) == _FETCHES:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

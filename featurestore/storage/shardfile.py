@@ -6,10 +6,12 @@ import hashlib
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from featurestore.plugins.format import WrittenFile
-from featurestore.storage import failures
+from featurestore.storage import failures, remote
+from featurestore.storage.location import is_uri, storage_of
 from featurestore.storage.publication import make_directory, sync_path
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ def digest_of(path: str) -> FileDigest:
 
 
 def _pieces(path: str) -> Iterator[bytes]:
+    if is_uri(path):
+        yield from remote.pieces(path)
+        return
     with open(path, "rb") as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
@@ -72,22 +77,20 @@ class ShardFile:
     """A file that a format writes: hashed as it grows, under a temporary name until it is whole.
 
     Leaving the ``with`` block syncs and renames it, an exception removes it, so a retried or killed
-    task leaves either nothing or the whole file. It has what ``pyarrow`` asks of a sink.
+    task leaves either nothing or the whole file. Below a URI it is an object from that moment on.
+    It has what ``pyarrow`` asks of a sink.
     """
 
     def __init__(self, directory: str, path: str) -> None:
         self.path = path
         self.size = 0
         self._final = os.path.join(directory, path)
-        folder, name = os.path.split(self._final)
-        self._temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
         self._digest = FileDigest()
+        self._opened = ExitStack()
         self.closed = True
 
     def __enter__(self) -> ShardFile:
-        with failures.writing(self._final):
-            make_directory(os.path.dirname(self._temporary))
-            self._file = open(self._temporary, "wb", buffering=0)
+        self._file = self._opened.enter_context(_until_whole(self._final))
         self.closed = False
         return self
 
@@ -126,14 +129,30 @@ class ShardFile:
         trace: TracebackType | None,
     ) -> None:
         self.closed = True
-        try:
-            with failures.writing(self._final):
-                if kind is None:
-                    os.fsync(self._file.fileno())
-                self._file.close()
-                if kind is None:
-                    os.replace(self._temporary, self._final)
-                    sync_path(os.path.dirname(self._final))
-        finally:
-            if os.path.exists(self._temporary):
-                os.remove(self._temporary)
+        self._opened.__exit__(kind, error, trace)
+
+
+@contextmanager
+def _until_whole(path: str) -> Iterator[Any]:
+    """Give a file to write to that gets its name where the block ends, and is gone on an error."""
+    if is_uri(path):
+        storage, name = storage_of(path)
+        with storage.writer(name) as writer:
+            yield writer
+        return
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
+    try:
+        with ExitStack() as opened:
+            with failures.writing(path):
+                make_directory(folder)
+                file = opened.enter_context(open(temporary, "wb", buffering=0))
+            yield file
+            with failures.writing(path):
+                os.fsync(file.fileno())
+        with failures.writing(path):
+            os.replace(temporary, path)
+            sync_path(folder)
+    finally:
+        if os.path.exists(temporary):
+            os.remove(temporary)

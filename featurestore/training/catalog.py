@@ -62,6 +62,7 @@ def remove(session: Session, name: str, version: int) -> None:
             datasets.forget(connection, name, version)
         with after_publication(f"The deletion of training dataset {name!r} version {version}"):
             datasets.remove_files(session.paths, name, version)
+            datasets.release(session.paths, name, version)
             run.registered = True
 
 

@@ -19,6 +19,7 @@ from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files
 from featurestore.storage.described import read_described
+from featurestore.storage.location import is_uri, require_local, use_options
 from featurestore.storage.manifests import read_manifest
 from featurestore.training.model_inputs import ModelInputs
 
@@ -53,8 +54,14 @@ class TrainingDataset(ModelInputs):
     session: Session | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> TrainingDataset:
-        """Open a dataset by its directory; needs no registry, DuckDB or Spark.
+    def open(
+        cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
+    ) -> TrainingDataset:
+        """Open a dataset by its directory or URI; needs no registry, DuckDB or Spark.
+
+        Args:
+            path: The directory of a version, such as "s3://bucket/store/trainingdatasets/late/v1".
+            storage_options: Settings of the bucket; else those of the environment.
 
         Raises:
             TrainingDatasetNotFound: There is no manifest, so no finished dataset.
@@ -63,7 +70,9 @@ class TrainingDataset(ModelInputs):
         >>> TrainingDataset.open(path).num_rows("train")
         4
         """
-        directory = files.local_directory(path)
+        directory = files.location_of(path)
+        if storage_options is not None:
+            use_options(directory, storage_options)
         return cls(directory, read_manifest(directory))
 
     @property
@@ -124,7 +133,8 @@ class TrainingDataset(ModelInputs):
         >>> store.get_training_dataset("late_flights").url_of("train")
         'file:///.../late_flights/v1/train'
         """
-        return Path(self.path_of(split)).absolute().as_uri()
+        path = self.path_of(split)
+        return path if is_uri(path) else Path(path).absolute().as_uri()
 
     @property
     def description(self) -> str:
@@ -393,6 +403,9 @@ class TrainingDataset(ModelInputs):
         >>> with dataset.petastorm_reader("train", num_epochs=1) as reader:  # doctest: +SKIP
         ...     rows = sum(len(batch.temp) for batch in reader)
         """
+        require_local(
+            self.path, "petastorm's own readers", "dataset.download(path).petastorm_reader(...)"
+        )
         chosen = find_format(self.manifest.data_format)
         if not isinstance(chosen, NativeReading):
             raise InvalidArgument(

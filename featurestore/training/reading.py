@@ -17,7 +17,7 @@ from featurestore.model.arrow_json import type_from_json
 from featurestore.model.manifest import Manifest, ManifestShard
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.format import find_format
-from featurestore.storage import files
+from featurestore.storage.shardcache import local_path
 
 if TYPE_CHECKING:
     from featurestore.registry import Registry
@@ -59,7 +59,7 @@ def shard_batches(
         raise InvalidArgument(refused)
     if columns is None:
         columns = [column.name for column in manifest.columns]
-    reader = chosen.open_shard(files.inside(directory, shard.path), layout=manifest.layout)
+    reader = chosen.open_shard(local_path(directory, shard), layout=manifest.layout)
     try:
         for start in range(0, shard.rows, READ_ROWS):
             yield reader.read(start, min(shard.rows, start + READ_ROWS), list(columns))

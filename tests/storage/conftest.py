@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import featurestore
+from featurestore.store import FeatureStore
 from tests.object_server import ObjectServer
+from tests.storage.stores import Connect
 
 
 @pytest.fixture
 def bucket(object_server: ObjectServer) -> str:
     """The URI of an empty bucket."""
     return object_server.new_bucket(f"test-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def connect(bucket: str, object_server: ObjectServer, tmp_path: Path) -> Iterator[Connect]:
+    """Connect to a store in the bucket; ``cache`` names the registry's file."""
+    opened: list[FeatureStore] = []
+
+    def call(cache: str = "cache", **given: Any) -> FeatureStore:
+        arguments = {
+            "registry": f"sqlite:///{tmp_path / cache}.db",
+            "storage_options": object_server.options,
+            **given,
+        }
+        store = featurestore.connect(f"{bucket}/team a/store", **arguments)
+        opened.append(store)
+        return store
+
+    yield call
+    for store in opened:
+        store.close()

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -34,41 +33,9 @@ from featurestore.storage import attempts, objects
 from featurestore.store import FeatureStore
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import faulty
+from tests.storage.stores import Connect, rows
 
-Connect = Callable[..., FeatureStore]
 POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "min_value": 0}}
-
-
-@pytest.fixture
-def connect(bucket: str, object_server: ObjectServer, tmp_path: Path) -> Iterator[Connect]:
-    """Connect to a store in the bucket; ``cache`` names the registry's file."""
-    opened = []
-
-    def call(cache: str = "cache", **given: Any) -> FeatureStore:
-        arguments = {
-            "registry": f"sqlite:///{tmp_path / cache}.db",
-            "storage_options": object_server.options,
-            **given,
-        }
-        store = featurestore.connect(f"{bucket}/team a/store", **arguments)
-        opened.append(store)
-        return store
-
-    yield call
-    for store in opened:
-        store.close()
-
-
-def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:
-    ids = np.arange(first, first + count)
-    return pd.DataFrame(
-        {
-            "id": ids,
-            "at": pd.Timestamp("2024-01-01", tz="UTC") + pd.to_timedelta(ids, unit="h"),
-            "x": ids * 0.5 if x is None else np.full(count, x),
-            "city": np.where(ids % 2 == 0, "São Paulo", "a/b c%"),
-        }
-    )
 
 
 def history_of_a_group(store: FeatureStore) -> list[Any]:
@@ -172,10 +139,7 @@ def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
         return sorted((object_server.root / bucket[5:]).rglob("*"))
 
     before = objects()
-    features = store.get_features(["weather.x"])
     for call in (
-        lambda: store.create_training_dataset(features, "d"),
-        lambda: store.create_feature_view("v", features=["weather.x"]),
         lambda: store.register_jobs(tmp_path / "jobs.py"),
         lambda: connect(engine="spark"),
     ):

@@ -15,7 +15,9 @@ from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine
+from featurestore.readers.shardfiles import check_shards
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 from featurestore.storage.manifests import write_manifest
 from featurestore.storage.shardfile import is_temporary
 from featurestore.training.export.assignment import SHARD
@@ -144,6 +146,10 @@ def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) ->
         files=tuple(map(manifest_file, written)),
         prefixes={**manifest.prefixes, **prefixes_of(written)},
     )
+    if is_uri(target.directory):
+        # Another registry may have taken an export that was silent for a day for dead.
+        for split in manifest.splits:
+            check_shards(target.directory, split)
     target.check_publishable()
     write_manifest(target.directory, manifest)
     return manifest

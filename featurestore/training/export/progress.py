@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 
 Report = Callable[[str, int, int], None]
 _INTERVAL = 0.2
+_INTERVAL_OF_URIS = 2.0  # each look is a request for every thousand shards
 
 
 class ExportProgress:
@@ -59,7 +61,8 @@ class ExportProgress:
         self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
     ) -> None:
         assert self._report is not None
-        while not stop.wait(_INTERVAL):
+        interval = _INTERVAL_OF_URIS if is_uri(directory) else _INTERVAL
+        while not stop.wait(interval):
             self._report("write shards", min(rows, int(_size(directory) / bytes_per_row)), rows)
 
 
@@ -108,6 +111,8 @@ def _bar() -> Iterator[Report]:
 
 
 def _size(directory: str) -> int:
+    if is_uri(directory):
+        return sum(files.sizes_below(directory).values())
     total = 0
     for path in files.walk(directory):
         try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from featurestore.errors import FeatureStoreError, StorageError
+from featurestore.errors import DatasetDamaged, FeatureStoreError, StorageError
 from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
 from featurestore.plugins.format import DatasetFormat
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
+from featurestore.storage.shardcache import local_path
 from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
 from featurestore.training.verification.problems import Problem
 from featurestore.transform.fitted import TRANSFORMATIONS
@@ -53,7 +54,10 @@ def shard_problems(
         yield from file_problems(directory, manifest, file)
     if _absence(directory, shard.path) is not None:
         return
-    path = os.path.join(directory, shard.path)
+    try:
+        path = local_path(directory, shard)
+    except DatasetDamaged:
+        return  # its bytes are others, which has been said
     for each in chosen.verify_shard(path, layout=manifest.layout, rows=shard.rows):
         where = "" if each.row is None else f" (row {each.row})"
         yield Problem(shard.path, f"{each.message}{where}", each.offset)

@@ -1,0 +1,274 @@
+"""A training dataset at a URI is the one on a disk, byte for byte, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    DatasetDamaged,
+    StorageError,
+    TrainingDatasetExists,
+    TrainingDatasetNotFound,
+    UnsupportedLocation,
+    ValidationFailed,
+)
+from featurestore.storage import attempts, objects
+from featurestore.storage.shardcache import ShardCache
+from featurestore.store import FeatureStore
+from featurestore.training.catalog import clean_all
+from featurestore.training.dataset import TrainingDataset
+from tests.object_server import ObjectServer, options_for
+from tests.storage.faulty_proxy import faulty
+from tests.storage.stores import Connect, rows
+
+SPLITS = {"train": 0.8, "test": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches/featurestore/shards"
+
+
+def labeled(count: int = 600) -> pd.DataFrame:
+    return rows(0, count).assign(late=np.arange(count) % 3 == 0)
+
+
+def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDataset:
+    frame = store.get_featuregroup("weather").select("id", "x", "late")
+    arguments = {"label": "late", "key": "id", "splits": SPLITS, "shards": 3, **given}
+    return store.create_training_dataset(frame, name, **arguments)
+
+
+def batches_of(dataset: TrainingDataset, **given: Any) -> list[list[Any]]:
+    reader = dataset.reader("train", global_batch_size=32, seed=3)
+    found = []
+    for batch in reader.batches(1, **given):
+        found.append([(name, values.tolist()) for name, values in sorted(batch.items())])
+    return found
+
+
+def files_below(server: ObjectServer, dataset_or_folder: str) -> list[str]:
+    folder = server.root / dataset_or_folder.removeprefix("s3://")
+    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
+def test_datasets_on_s3_are_datasets_on_a_disk(
+    connect: Connect, object_server: ObjectServer, tmp_path: Path, data_format: str
+) -> None:
+    store = connect()
+    with featurestore.connect(tmp_path / "disk") as disk:
+        made = []
+        for each in (disk, store):
+            each.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
+            made.append(export(each, data_format=data_format, transformations=None))
+        there, here = made[1], made[0]
+        assert there.manifest.content_hash == here.manifest.content_hash
+        assert batches_of(there) == batches_of(here)
+        assert batches_of(there, start_step=5) == batches_of(here)[5:]
+        assert files_below(object_server, there.path) == sorted(
+            str(file.relative_to(here.path))
+            for file in Path(here.path).rglob("*")
+            if file.is_file()
+        )
+        assert there.read("test").to_pandas().equals(here.read("test").to_pandas())
+        assert there.statistics("train").columns == here.statistics("train").columns
+        assert "the same rows" in str(here.diff(there))
+    assert there.verify(recompute=True).problems == ()
+    assert there.url_of("train") == there.path + "/train"
+    opened = TrainingDataset.open(there.path)
+    assert opened.manifest == there.manifest
+    _, epoch, step = opened.resume(there.reader("train", global_batch_size=32, seed=3).state(1, 5))
+    assert (epoch, step) == (1, 5)
+    with pytest.raises(UnsupportedLocation, match="download"):
+        there.petastorm_reader("train")
+    store.delete_training_dataset("d", version=1)
+    assert files_below(object_server, os.path.dirname(there.path)) == []
+    with pytest.raises(TrainingDatasetNotFound):
+        TrainingDataset.open(there.path)
+
+
+def test_damage_at_a_uri_is_found_and_told(connect: Connect, object_server: ObjectServer) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    dataset = export(store)
+    folder = object_server.root / dataset.path.removeprefix("s3://")
+    shard, other = sorted((folder / "train").iterdir())[:2]
+    damaged = bytearray(shard.read_bytes())
+    damaged[100] ^= 1
+    shard.write_bytes(damaged)
+    other.write_bytes(other.read_bytes()[:-1])
+    (folder / "train" / "more").write_bytes(b"")
+    problems = {each.file: each.message for each in dataset.verify().problems}
+    assert "SHA-256" in problems[f"train/{shard.name}"]
+    assert "bytes where" in problems[f"train/{other.name}"]
+    assert problems["train/more"] == "is not in the manifest"
+    with pytest.raises(DatasetDamaged, match=other.name):
+        dataset.reader("train", global_batch_size=32)
+
+
+def test_an_export_that_fails_leaves_nothing_and_its_number_free(
+    connect: Connect, object_server: ObjectServer, bucket: str
+) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    below = {
+        "type": "expect_column_values_to_be_between",
+        "kwargs": {"column": "x", "max_value": 9},
+    }
+    with pytest.raises(ValidationFailed):
+        export(store, expectations=[below])
+    folder = f"{bucket}/team a/store/trainingdatasets"
+    assert files_below(object_server, folder) == []
+    assert export(store).version == 1
+    with pytest.raises(TrainingDatasetExists):
+        export(store, version=1)
+
+
+def test_exports_of_two_registries_get_versions_of_their_own(
+    connect: Connect, object_server: ObjectServer, bucket: str
+) -> None:
+    first, second = connect("first"), connect("second")
+    first.create_featuregroup(labeled(), "weather", primary_key="id")
+    seen = []
+
+    def export_meanwhile(phase: str, done: int, total: int) -> None:
+        if phase == "plan shards":
+            frame = pd.DataFrame({"x": np.arange(50.0), "late": np.arange(50) % 2})
+            seen.append(second.create_training_dataset(frame, "d", label="late").version)
+            assert clean_all(second.session) == []
+
+    assert export(first, progress=export_meanwhile).version == 1
+    assert seen == [2]
+    assert first.get_training_dataset("d", version=1).verify().ok
+
+
+def test_what_another_registry_left_is_removed_when_it_is_old(
+    connect: Connect, object_server: ObjectServer, bucket: str
+) -> None:
+    store = connect()
+    versions = object_server.root / bucket[5:] / "team a/store/trainingdatasets/d"
+    for name in ("v1", "v2"):
+        (versions / name / "train").mkdir(parents=True)
+        shard = versions / name / "train/tfrecord-00000-of-00001"
+        shard.write_bytes(b"half")
+        (versions / f"{name}.claim").write_text("0123 4567")
+    an_old_day = time.time() - 90_000
+    os.utime(versions / "v1/train/tfrecord-00000-of-00001", (an_old_day, an_old_day))
+    assert [os.path.basename(path) for path in clean_all(store.session)] == ["v1"]
+    assert (versions / "v2/train/tfrecord-00000-of-00001").exists()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    assert export(store).version == 3
+
+
+def test_an_export_works_over_a_faulty_network(
+    connect: Connect, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    backoff = {"init_backoff": timedelta(milliseconds=2)}
+    monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    expected = export(store)
+    with faulty(object_server.port, rate=0.15, seed=5) as (proxy, endpoint):
+        shaky = connect(storage_options=options_for(endpoint))
+        for _ in range(4):
+            try:
+                made = export(shaky)
+            except StorageError:
+                continue
+            assert made.manifest.content_hash == expected.manifest.content_hash
+            assert batches_of(made) == batches_of(expected)
+        assert proxy.faults.total() >= 20
+    for dataset in connect().get_training_datasets():
+        assert dataset.verify().ok
+
+
+EXPORT = """
+import sys
+import featurestore
+location, registry = sys.argv[1:]
+with featurestore.connect(location, registry=registry) as store:
+    frame = store.get_featuregroup("weather").select("id", "x", "late")
+    print("ready", flush=True)
+    while True:
+        store.create_training_dataset(frame, "d", label="late", key="id", shards=40)
+        print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_killed_export_leaves_a_dataset_or_nothing(
+    connect: Connect, object_server: ObjectServer, bucket: str, tmp_path: Path, kills: int
+) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    given = {key.upper(): value for key, value in object_server.options.items()}
+    acknowledged = 0
+    for number in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, "-c", EXPORT, store.location, f"sqlite:///{tmp_path}/cache.db"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **given},
+            text=True,
+        )
+        assert process.stdout is not None
+        while process.stdout.readline() != "ready\n":
+            pass
+        time.sleep(0.15 + 0.4 * number / kills)
+        process.send_signal(signal.SIGKILL)
+        said, _ = process.communicate(timeout=60)
+        acknowledged += said.count("done")
+    again = connect()  # settles what was left
+    found = again.get_training_datasets()
+    assert acknowledged <= len(found) <= acknowledged + kills
+    for dataset in found:
+        assert dataset.verify().ok
+    folder = f"{bucket}/team a/store/trainingdatasets/d"
+    shards = [name for name in files_below(object_server, folder) if "/" in name]
+    assert {name.partition("/")[0] for name in shards} == {f"v{each.version}" for each in found}
+    numbers = [each.version for each in found]
+    assert export(again).version not in numbers
+
+
+def test_a_cache_holds_no_more_than_it_may(
+    connect: Connect, cache_of_shards: Path, tmp_path: Path
+) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    dataset = export(store, data_format="parquet")
+    shards = dataset.manifest.split("train").shards
+    cache = ShardCache(str(tmp_path / "small"), max_bytes=shards[0].bytes + shards[1].bytes)
+    for shard in shards:
+        path = cache.path_of(dataset.path, shard)
+        assert Path(path).stat().st_size == shard.bytes
+    kept = {file.name for file in (tmp_path / "small").iterdir() if file.is_file()}
+    assert kept == {shard.sha256 for shard in shards[-len(kept) :]}
+    assert (
+        sum(file.stat().st_size for file in (tmp_path / "small").glob("?" * 64)) <= cache.max_bytes
+    )
+
+
+def test_feature_views_live_at_a_uri(connect: Connect, object_server: ObjectServer) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
+    view = store.create_feature_view("v", features=["weather.x", "weather.late"])
+    assert connect().get_feature_view("v").name == view.name
+    assert store.create_feature_view("v", features=["weather.late"]).version == 2
+    store.delete_feature_view("v", version=1)
+    assert [each.version for each in store.get_feature_views()] == [2]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from late_flights import features, network, pictures, training
+from late_flights import datasets, features, pictures, training
 from rich.console import Console
 
 import featurestore
@@ -22,14 +22,6 @@ import featurestore
 console = Console(highlight=False)
 # Before it there is not much to know of a week.
 AFTER_A_WEEK = "asked_at >= timestamptz '2013-01-07 12:00:00+00:00'"
-SPLITS = featurestore.TimeSplit(
-    "asked_at",
-    {
-        "train": (None, "2013-09-01T00:00:00Z"),
-        "validation": ("2013-09-01T00:00:00Z", "2013-10-01T00:00:00Z"),
-        "test": ("2013-10-01T00:00:00Z", None),
-    },
-)
 
 
 @contextmanager
@@ -59,16 +51,9 @@ def main() -> int:
         frame.filter(AFTER_A_WEEK).select(*shown).show(5)
 
     with step("3. Training datasets") as say:
-        splits = (
-            SPLITS if arguments.until is None else {"train": 0.6, "validation": 0.2, "test": 0.2}
-        )
         made = {}
         for data_format in ("tfrecord", "petastorm"):
-            made[data_format] = store.create_training_dataset(
-                frame, f"late_flights_{data_format}", label="late", features=network.OF_THE_QUESTION,
-                data_format=data_format, splits=splits, seed=2013, transformations=network.TRANSFORMATIONS,
-                description="Will a flight leave more than 15 minutes late?",
-            )  # fmt: skip
+            made[data_format] = datasets.make(store, frame, data_format, until=arguments.until)
             dataset = made[data_format]
             rows = ", ".join(f"{split} {dataset.num_rows(split):,}" for split in dataset.splits)
             say(f"{dataset.name} version {dataset.version}: {rows}")

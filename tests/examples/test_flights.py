@@ -109,6 +109,17 @@ def test_the_whole_example_runs_on_a_slice(tmp_path: Path) -> None:
     assert all(each.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for each in pictures)
 
 
+@pytest.mark.tensorflow
+def test_keras_3_trains_in_one_process(tmp_path: Path) -> None:
+    command = [sys.executable, "one_process.py", "--until", SLICE, "--epochs", "1"]
+    command += ["--framework", "keras", "--out", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"keras: test AUC 0\.[4-9]\d\d on 1,154 flights", done.stdout)
+
+
 def test_the_monitor_of_the_weather_finds_the_winter(tmp_path: Path) -> None:
     command = [sys.executable, "watch.py", "--until", "2013-11-04T00:00Z", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -123,6 +124,17 @@ def test_lightning_trains_and_resumes_in_the_middle_of_an_epoch(
     second = run(-1, tmp_path / "step=22.ckpt")
     assert first.rows + second.rows == expected
     assert first.losses + second.losses == whole.losses
+
+
+def test_the_flights_example_trains(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / "examples" / "flights"
+    command = [sys.executable, "one_process.py", "--until", "2013-01-08", "--epochs", "2"]
+    command += ["--framework", "torch", "--out", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"torch: test AUC 0\.[5-9]\d\d on 1,154 flights", done.stdout)
 
 
 def test_a_state_of_the_loader_is_a_state_of_the_reader(tfrecord: Example) -> None:

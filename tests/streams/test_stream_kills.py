@@ -24,21 +24,24 @@ def values(records: int) -> list[bytes]:
     return found
 
 
+def share(given: list[bytes], number: int, kills: int) -> list[bytes]:
+    """Return what is sent before a kill, so that each of them finds records that were not read."""
+    return given[number * len(given) // kills : (number + 1) * len(given) // kills]
+
+
 def killed_in_turns(
     store: FeatureStore, broker: Broker, job_file: JobFile, *, records: int, kills: int, batch: int
 ) -> None:
     """Kill one of two runners that share the partitions, again and again."""
     topic = broker.topic(4)
     given = values(records)
-    broker.send(topic, given[: records // 2])
     store.add_source("events", broker.uri)
     text = job(topic, statistics=False, batch_records=batch, consumer_group=f"{topic}-readers")
     file = job_file(text)
     store.register_jobs(file)
     runners = [start(store, file.parent), start(store, file.parent)]
     for number in range(kills):
-        if number == kills // 2:
-            broker.send(topic, given[records // 2 :])
+        broker.send(topic, share(given, number, kills))
         process, ready = runners.pop(0)
         while not ready.exists():
             time.sleep(0.01)
@@ -70,14 +73,12 @@ def killed(
     moments = random.Random(seed)
     topic = broker.topic(4)
     given = values(records)
-    broker.send(topic, given[: records // 2])
     store.add_source("events", broker.uri)
     file = job_file(job(topic, statistics=False, **job_is))
     store.register_jobs(file)
     folder = file.parent
     for number in range(kills):
-        if number == kills // 2:
-            broker.send(topic, given[records // 2 :])
+        broker.send(topic, share(given, number, kills))
         process, ready = start(store, folder)
         while not ready.exists():
             time.sleep(0.01)
@@ -101,11 +102,11 @@ def test_three_kills_lose_and_double_nothing(
 def test_a_hundred_kills_lose_and_double_nothing(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    killed(duckdb_store, broker, job_file, records=200_000, kills=100, batch_records=1500)
+    killed(duckdb_store, broker, job_file, records=200_000, kills=100, batch_records=200)
 
 
 @pytest.mark.soak
 def test_a_hundred_kills_of_runners_that_share_partitions_lose_and_double_nothing(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    killed_in_turns(duckdb_store, broker, job_file, records=200_000, kills=100, batch=1500)
+    killed_in_turns(duckdb_store, broker, job_file, records=200_000, kills=100, batch=200)

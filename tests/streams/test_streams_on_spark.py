@@ -15,7 +15,8 @@ import featurestore
 from featurestore.store import FeatureStore
 from tests.streams import kafka_server
 from tests.streams.killing import where_ids_are
-from tests.streams.topics import Broker, click, clicks, job
+from tests.streams.test_stream_kills import share, values
+from tests.streams.topics import Broker, clicks, job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,15 +85,13 @@ def kill_runners(
 ) -> None:
     """Kill Sparks while they work; the embedded engine finishes what they left."""
     topic = broker.topic(4)
-    given = []
-    for number in range(records):
-        given.append(f"poison {number}".encode() if number % 50 == 7 else click(number))
-    broker.send(topic, given)
+    given = values(records)
     store.add_source("events", broker.uri)
     path = file(job(topic, statistics=False, batch_records=batch))
     store.register_jobs(path)
     jars = ",".join(map(str, kafka_server.spark_jars()))
     for number in range(kills):
+        broker.send(topic, share(given, number, kills))
         ready = path.parent / f"ready-{number}"
         process = subprocess.Popen(
             [sys.executable, "-c", _RUNNER, store.location, jars, str(ready)],
@@ -121,4 +120,4 @@ def test_a_killed_spark_loses_and_doubles_nothing(
 def test_a_hundred_killed_sparks_lose_and_double_nothing(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    kill_runners(duckdb_store, broker, job_file, records=200_000, kills=100, batch=2000)
+    kill_runners(duckdb_store, broker, job_file, records=200_000, kills=100, batch=400)

@@ -16,18 +16,18 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import SourceNotFound, TableDamaged
-from featurestore.external.reading import read_batches
+from featurestore.external.reading import has_parts, read_batches, stage_parts
 from featurestore.model.external import ExternalRows
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.source import SourceRead, SourceSpec
-from featurestore.plugins.engine import TableWrite
+from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.source import SourceQuery
 from featurestore.registry import sources
 from featurestore.session import Session
 from featurestore.storage import files
 
-_TABLE = "rows"
+_TABLE, _PARTS = "rows", "parts"
 # What has been handed out beyond the frames of the store: its rows stay until the process ends.
 _kept: list[LiveSource] = []
 
@@ -155,12 +155,11 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
 def _stage(session: Session, spec: FeatureGroupSpec, query: SourceQuery, read: SourceRead) -> str:
     """Read the rows into a table of a directory of its own, and return the directory."""
     registered = registered_source(session, spec)
-    directory = _scratch(session)
+    directory = scratch(session)
     engine, path = session.engine, os.path.join(directory, _TABLE)
     read.kind, read.rows = registered.kind, 0
     try:
-        batches = read_batches(session, registered, query, spec.schema, read, time=spec.event_time)
-        rows = engine.from_arrow(pa.RecordBatchReader.from_batches(spec.schema, batches))
+        rows = _rows(session, spec, registered, query, read, directory)
         try:
             engine.create_table(
                 path,
@@ -178,7 +177,24 @@ def _stage(session: Session, spec: FeatureGroupSpec, query: SourceQuery, read: S
     return directory
 
 
-def _scratch(session: Session) -> str:
+def _rows(
+    session: Session,
+    spec: FeatureGroupSpec,
+    registered: SourceSpec,
+    query: SourceQuery,
+    read: SourceRead,
+    directory: str,
+) -> Relation:
+    """Return the rows at the source: staged by the tasks of the engine, or as a stream."""
+    time = spec.event_time
+    if has_parts(session, registered):
+        place = os.path.join(directory, _PARTS)
+        return stage_parts(session, registered, query, spec.schema, read, place, time=time)
+    batches = read_batches(session, registered, query, spec.schema, read, time=time)
+    return session.engine.from_arrow(pa.RecordBatchReader.from_batches(spec.schema, batches))
+
+
+def scratch(session: Session) -> str:
     """Return a new directory that every process of the engine sees."""
     if not session.engine.is_distributed:
         return files.temporary_directory()

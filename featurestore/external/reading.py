@@ -12,7 +12,8 @@ from featurestore.errors import SourceChanged
 from featurestore.external.ahead import read_ahead
 from featurestore.external.opening import open_source
 from featurestore.model.source import SourceRead, SourceSpec
-from featurestore.plugins.source import SourceQuery
+from featurestore.plugins.engine import Relation
+from featurestore.plugins.source import PartitionedSnapshot, PartitionedSource, SourceQuery
 from featurestore.session import Session
 
 
@@ -30,6 +31,56 @@ def read_batches(
     A thread reads them, so that the source works while rows that came are written.
     """
     return read_ahead(partial(_read, session, spec, query, schema, read, time=time))
+
+
+def has_parts(session: Session, spec: SourceSpec) -> bool:
+    """Tell whether the tasks of the engine read a source, each a part of the rows."""
+    source = open_source(session, spec)
+    return isinstance(source, PartitionedSource) and source.has_parts(session.engine)
+
+
+def stage_parts(
+    session: Session,
+    spec: SourceSpec,
+    query: SourceQuery,
+    schema: pa.Schema,
+    read: SourceRead,
+    directory: str,
+    *,
+    time: str | None,
+) -> Relation:
+    """Have tasks read the rows of a query into a directory, in a snapshot that ends with it."""
+    snapshot = open_source(session, spec).snapshot(query.at)
+    try:
+        read.snapshot = snapshot.identity
+        assert isinstance(snapshot, PartitionedSnapshot)
+        _check_same(spec, snapshot.schema(query), schema)
+        return stage_counted(session, snapshot, query, read, directory, time=time)
+    finally:
+        snapshot.close()
+
+
+def stage_counted(
+    session: Session,
+    snapshot: PartitionedSnapshot,
+    query: SourceQuery,
+    read: SourceRead,
+    directory: str,
+    *,
+    time: str | None,
+) -> Relation:
+    """Have tasks read the rows of a query into a directory, and fill in what was read."""
+    engine = session.engine
+    rows = snapshot.stage(query, engine, directory)
+    asked = "count(*) AS rows"
+    if time is not None and time in rows.schema.names:
+        asked = f'count(*) AS rows, max("{time}") AS last'
+    found = engine.sql(f"SELECT {asked} FROM given", tables={"given": rows}, parameters={})
+    (told,) = engine.stream(found).read_all().to_pylist()
+    read.rows = told["rows"]
+    if told.get("last") is not None:
+        read.high_water_mark = told["last"].isoformat()
+    return rows
 
 
 def _read(

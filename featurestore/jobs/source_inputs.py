@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pyarrow as pa
 
 from featurestore import usersql
+from featurestore.external.ahead import read_ahead
 from featurestore.external.opening import open_source
-from featurestore.external.reading import counted
+from featurestore.external.reading import counted, has_parts, stage_counted
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.model.job import JobSpec
 from featurestore.model.names import check_feature_names
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.window import Window
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore.plugins.source import SourceQuery, SourceSnapshot
+from featurestore.plugins.source import PartitionedSnapshot, SourceQuery, SourceSnapshot
 from featurestore.session import Session
 from featurestore.sources.frame import asked, check_time
 from featurestore.sources.registration import get
@@ -74,22 +76,28 @@ class SourceInputs:
         self, given: PinnedInput, window: Window, registered: SourceSpec, snapshot: SourceSnapshot
     ) -> Relation:
         query = self._query(given, window, snapshot)
-        reader = snapshot.read(query)
-        check_feature_names(reader.schema.names)
+        schema = snapshot.schema(query)
+        check_feature_names(schema.names)
         if given.time is not None:
-            check_time(registered, query, reader.schema, given.time)
+            check_time(registered, query, schema, given.time)
         read = SourceRead(
             registered.name, registered.kind, query.hash, snapshot.identity, input=given.name
         )
         self.reads.append(read)
-        batches = counted(reader, read, time=given.time)
-        return self._staged_rows(batches, reader.schema, f"source-{given.name}")
+        place = f"source-{given.name}"
+        if has_parts(self.session, registered):
+            assert isinstance(snapshot, PartitionedSnapshot)
+            directory = os.path.join(self.staging, place)
+            return stage_counted(self.session, snapshot, query, read, directory, time=given.time)
+        reader = snapshot.read(query)
+        batches = read_ahead(partial(counted, reader, read, time=given.time))
+        return self._staged_rows(batches, reader.schema, place)
 
     def _keys(self, given: PinnedInput, snapshot: SourceSnapshot) -> Relation:
         of_job = self.spec.sources[given.name]
         query = asked(table=of_job.table, sql=of_job.sql, path=of_job.path)
         reader = snapshot.read(replace(query, columns=self.spec.primary_key))
-        return self._staged_rows(reader, reader.schema, "source-keys")
+        return self._staged_rows(read_ahead(partial(iter, reader)), reader.schema, "source-keys")
 
     def _staged_rows(
         self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, place: str

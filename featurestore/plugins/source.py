@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.model.source import SourceTable
-from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.engine import Engine, Relation, TimeRange
 from featurestore.plugins.lookup import find_plugin, plugin_names
 
 if TYPE_CHECKING:
@@ -144,6 +144,33 @@ class Source(Protocol):
 
     def snapshot(self, at: int | datetime | None = None) -> SourceSnapshot:
         """Connect and return a snapshot of now, or of a version or moment where there are such."""
+        ...
+
+
+@runtime_checkable
+class PartitionedSource(Protocol):
+    """A source whose rows the tasks of an engine can read, each of them a part.
+
+    Its snapshots are ``PartitionedSnapshot`` where it has parts.
+    """
+
+    def has_parts(self, engine: Engine) -> bool:
+        """Tell whether an engine reads this source so; else it takes the stream of ``read``."""
+        ...
+
+
+@runtime_checkable
+class PartitionedSnapshot(Protocol):
+    """A snapshot that many tasks can join while it is open."""
+
+    def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
+        """Have an engine's tasks write the rows as files of a directory; return them from there.
+
+        The rows, their types and the errors are those of ``read``. All tasks see this snapshot.
+
+        Raises:
+            ConfigurationError: The engine lacks what its tasks need; the hint is how to get it.
+        """
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -10,8 +12,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
+from featurestore.external.live import scratch
 from featurestore.external.opening import open_source
-from featurestore.external.reading import read_batches
+from featurestore.external.reading import has_parts, read_batches, stage_parts
 from featurestore.model.names import check_feature_names
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.model.times import parse_moment
@@ -20,6 +23,7 @@ from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.sources.registration import get
+from featurestore.storage import files
 
 
 class SourceFrame(FeatureFrame):
@@ -63,11 +67,27 @@ class SourceFrame(FeatureFrame):
         read = SourceRead(self._spec.name, self._spec.kind, self._query.hash)
         if self._reads is not None:
             self._reads[:] = [read]
+        if has_parts(self._session, self._spec):
+            return self._parted(read)
         batches = read_batches(
             self._session, self._spec, self._query, self.schema, read, time=self._time
         )
         stream = pa.RecordBatchReader.from_batches(self.schema, batches)
         return self._session.engine.from_arrow(stream)
+
+    def _parted(self, read: SourceRead) -> Relation:
+        """Return rows that the engine's tasks read; their files stay as long as the session."""
+        directory = scratch(self._session)
+        weakref.finalize(self._session, files.remove_temporary, directory)
+        return stage_parts(
+            self._session,
+            self._spec,
+            self._query,
+            self.schema,
+            read,
+            os.path.join(directory, "parts"),
+            time=self._time,
+        )
 
 
 def read_source(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 VERSION = "3.9.1"
 SPARK_READER = "spark-kafka-4.0.1"
+JDBC_DRIVER = "postgresql-42.7.7"
 _POMS = Path(__file__).parent / "kafka"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 60.0
@@ -59,9 +60,9 @@ def kafka_jars() -> Path:
     return fetched(_POMS / "broker-pom.xml", f"kafka-{VERSION}")
 
 
-def spark_jars() -> list[Path]:
-    """Return the jars of Spark's reader of Kafka, where they were fetched before."""
-    folder = cache_folder() / SPARK_READER
+def spark_jars(name: str = SPARK_READER) -> list[Path]:
+    """Return the jars of Spark's reader of Kafka, or of others, where they were fetched before."""
+    folder = cache_folder() / name
     return sorted(folder.glob("*.jar")) if (folder / "complete").exists() else []
 
 
@@ -153,3 +154,4 @@ def _quiet(folder: Path) -> Path:
 if __name__ == "__main__":
     kafka_jars()
     fetched(_POMS / "spark-pom.xml", SPARK_READER)
+    fetched(_POMS / "jdbc-pom.xml", JDBC_DRIVER)

@@ -23,7 +23,15 @@ from featurestore.errors import (
 )
 from featurestore.model.source import SourceTable
 from featurestore.model.types import feature_type
-from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.source import (
+    PartitionedSnapshot,
+    PartitionedSource,
+    Source,
+    SourceConfig,
+    SourceQuery,
+    SourceSnapshot,
+)
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.columns import (
     SourceColumn,
@@ -33,6 +41,8 @@ from featurestore_connectors.sources.columns import (
     schema_of,
 )
 from featurestore_connectors.sources.failures import guarded, translated
+from featurestore_connectors.sources.postgres_jdbc import PartedRead
+from featurestore_connectors.sources.postgres_parts import cut, parts_asked_for
 
 _CONNECT_SECONDS = "10"
 _BATCH_BYTES = str(16 << 20)
@@ -65,9 +75,12 @@ class PostgresSource:
     """A Postgres database, read by ADBC in a transaction that reads only."""
 
     def __init__(self, config: SourceConfig) -> None:
-        if config.options:
-            raise InvalidArgument(f"A Postgres source has no options {listing(config.options)}.")
         self._config = config
+        self._parts = parts_asked_for(config.options)
+
+    def has_parts(self, engine: Engine) -> bool:
+        """Tell whether the tasks of an engine read the rows: those of Spark, where options say so."""
+        return engine.name == "spark" and self._parts is not None
 
     def snapshot(self, at: int | datetime | None = None) -> PostgresSnapshot:
         """Connect, and export a snapshot of now."""
@@ -124,6 +137,28 @@ class PostgresSnapshot:
         text = sqltext.select(expressions, source=self._from(query), condition=_condition(query))
         batches = check_axes(self._batches(text), arrays)
         return pa.RecordBatchReader.from_batches(schema, fitted(batches, schema))
+
+    def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
+        known = self._columns(query)
+        source, options = self._from(query), self._config.options
+        parts = cut(
+            query,
+            known,
+            parts=parts_asked_for(options) or 1,
+            column=options.get("partition_column"),
+            source=source,
+            rows=lambda text: self._rows(self._open[0], text),
+        )
+        read = PartedRead(
+            self._config,
+            self._secret,
+            str(self._shared),
+            chosen(known, query),
+            source,
+            _condition(query),
+            parts,
+        )
+        return read.stage(engine, directory)
 
     def close(self) -> None:
         while self._open:
@@ -278,3 +313,5 @@ def _with_secret(uri: str, secret: str | None) -> str:
 if TYPE_CHECKING:
     _contract: type[Source] = PostgresSource
     _snapshot: type[SourceSnapshot] = PostgresSnapshot
+    _parted: type[PartitionedSource] = PostgresSource
+    _parts: type[PartitionedSnapshot] = PostgresSnapshot

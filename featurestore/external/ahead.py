@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 # So many batches wait at most: memory is bounded by them.
-_MOST = 2
+_MOST = 4
 _PAUSE_SECONDS = 0.1
 
 

@@ -72,14 +72,13 @@ def stage_counted(
     """Have tasks read the rows of a query into a directory, and fill in what was read."""
     engine = session.engine
     rows = snapshot.stage(query, engine, directory)
-    asked = "count(*) AS rows"
+    read.rows = engine.count(rows)
     if time is not None and time in rows.schema.names:
-        asked = f'count(*) AS rows, max("{time}") AS last'
-    found = engine.sql(f"SELECT {asked} FROM given", tables={"given": rows}, parameters={})
-    (told,) = engine.stream(found).read_all().to_pylist()
-    read.rows = told["rows"]
-    if told.get("last") is not None:
-        read.high_water_mark = told["last"].isoformat()
+        times = engine.select(rows, {"moment": time})
+        found = engine.sql("SELECT max(moment) FROM given", tables={"given": times}, parameters={})
+        (last,) = engine.stream(found).read_all().column(0).to_pylist()
+        if last is not None:
+            read.high_water_mark = last.isoformat()
     return rows
 
 

@@ -52,6 +52,15 @@ MAKE = """
     create view seen as select * from readings
 """
 
+JOB = """
+import featurestore
+daily = featurestore.sql_job(
+    "daily", sql="select id, level, local from given", primary_key="id", event_time="local",
+    schedule="0 0 * * *", start="2024-01-01T00:00Z",
+    inputs={"given": featurestore.source("plant", table="readings", time="local")},
+)
+"""
+
 
 @pytest.fixture
 def filled(postgres_url: str) -> str:  # noqa: F811
@@ -169,11 +178,15 @@ class TestOnSpark:
                 assert found.schema == expected.schema == snapshot.schema(query)
                 for name in expected.schema.names:
                     assert str(found[name].to_pylist()) == str(expected[name].to_pylist()), name
-                files = list((tmp_path / f"rows-{number}").glob("*.parquet"))
-                assert len(files) >= 2  # a part without rows leaves none
+        files = list((tmp_path / "rows-0").glob("*.parquet"))
+        assert len(files) >= 2  # a part without rows leaves none
 
     def test_frames_jobs_and_external_groups_are_read_by_tasks(
-        self, filled: str, spark_store: FeatureStore
+        self,
+        filled: str,
+        spark_store: FeatureStore,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         store = spark_store
         store.add_source("plant", filled, options={"partitions": "2"})
@@ -187,6 +200,12 @@ class TestOnSpark:
         labels = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "y": [0, 1, 0]})
         rows = store.get_features(["live.price"], labels=labels).to_arrow().sort_by("id")
         assert list(map(str, rows["price"].to_pylist())) == ["0.01", "0.02", "0.03"]
+        (tmp_path / "plant_jobs.py").write_text(JOB)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        store.register_jobs(tmp_path / "plant_jobs.py")
+        store.backfill_job("daily", "2024-01-01T00:00Z", "2024-01-02T00:00Z")
+        (told,) = store.get_featuregroup_history("daily")[0].inputs.values()
+        assert (told["rows"], told["high_water_mark"]) == (3000, "2024-01-01T00:00:00.003000+00:00")
 
     @pytest.mark.parametrize(
         ("value", "words"),

@@ -45,7 +45,7 @@ from featurestore_connectors.sources.postgres_jdbc import PartedRead
 from featurestore_connectors.sources.postgres_parts import cut, parts_asked_for
 
 _CONNECT_SECONDS = "10"
-_BATCH_BYTES = str(16 << 20)
+_BATCH_BYTES = str(4 << 20)
 _TABLES = """
     SELECT n.nspname::text, c.relname::text, has_table_privilege(c.oid, 'SELECT')
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -218,10 +218,7 @@ class PostgresSnapshot:
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         text = f"SELECT * FROM {self._from(query)}"
         try:
-            # A connection of its own: an error ends its transaction.
-            connection = self._connect()
-            with translated(self._config, secret=self._secret), connection.cursor() as cursor:
-                given = cursor.adbc_execute_schema(text)
+            given = self._described(text)
         except SourceTableNotFound as error:
             known = [each.name for each in self.tables()]
             hint = None
@@ -230,10 +227,19 @@ class PostgresSnapshot:
             raise SourceTableNotFound(
                 f"{error.message} It has {listing(known, limit=50)}.", hint=hint
             ) from error
-        finally:
-            self._open.remove(connection)
-            connection.close()
         return list(map(_column, given))
+
+    def _described(self, text: str) -> pa.Schema:
+        """Return the columns of a query; an error of it leaves the snapshot as it was."""
+        with (
+            translated(self._config, secret=self._secret),
+            self._open[0].cursor() as cursor,
+        ):
+            cursor.execute("SAVEPOINT described")
+            try:
+                return cursor.adbc_execute_schema(text)
+            finally:
+                cursor.execute("ROLLBACK TO SAVEPOINT described")
 
 
 def _condition(query: SourceQuery) -> str | None:

@@ -157,7 +157,7 @@ class KafkaStream:
             with translated(self._config):
                 messages = consumer.consume(wanted, timeout=_WAIT)
             records, ended = self._sorted_out(messages, open_partitions)
-            for number, last in gathered.add(records, end).items():
+            for number, last in gathered.add(records, end, open_partitions).items():
                 at[number] = last + 1
             for number in ended:
                 # What lies between holds no record: a transaction's mark, or it was compacted.
@@ -175,19 +175,19 @@ class KafkaStream:
     def _sorted_out(
         self, messages: list[Any], open_partitions: set[int]
     ) -> tuple[list[Any], set[int]]:
-        """Return the records of partitions that are read, and the partitions that end there."""
-        ended_here = client_library().KafkaError._PARTITION_EOF
-        records, ended = [], set()
-        for message in messages:
-            error = message.error()
-            if error is not None and error.code() != ended_here:
-                raise failure(self._config, error)
-            if message.partition() not in open_partitions:
-                continue
-            if error is None:
-                records.append(message)
-            else:
-                ended.add(message.partition())
+        """Return the records, and the partitions that are read and end there."""
+        records, ended = messages, set()
+        errors = _told(messages, "error")
+        if any(errors):  # rare: most calls give records alone, which are not looked at one by one
+            records = []
+            for message, error in zip(messages, errors, strict=True):
+                if error is None:
+                    records.append(message)
+                elif error.code() == client_library().KafkaError._PARTITION_EOF:
+                    ended.add(message.partition())
+                else:
+                    raise failure(self._config, error)
+        ended &= open_partitions
         return records, ended
 
     def _consumer(self) -> Any:
@@ -235,30 +235,40 @@ class _Gathered:
     def __len__(self) -> int:
         return self._rows
 
-    def add(self, messages: list[Any], end: Mapping[int, int]) -> dict[int, int]:
-        """Take the messages before the ends; return the last offset of each partition."""
+    def add(
+        self, messages: list[Any], end: Mapping[int, int], open_partitions: Collection[int]
+    ) -> dict[int, int]:
+        """Take the messages of partitions that are open, up to their ends.
+
+        Returns the last offset of each partition.
+        """
         if not messages:
             return {}
-        micros: list[int | None] = [None] * len(messages)
+        times = pa.nulls(len(messages), TIMESTAMP)
         if self._timed:  # asking for it costs as much as the rest of the record
-            for number, (kind, millis) in enumerate(_told(messages, "timestamp")):
-                micros[number] = millis * 1000 if kind else None
+            micros: list[int | None] = []
+            for kind, millis in _told(messages, "timestamp"):
+                micros.append(millis * 1000 if kind else None)
+            times = pa.array(micros, pa.int64()).cast(TIMESTAMP)
         columns = [
             pa.array(_told(messages, "partition"), pa.int32()),
             pa.array(_told(messages, "offset"), pa.int64()),
-            pa.array(micros, pa.int64()).cast(TIMESTAMP),
+            times,
             pa.array(_told(messages, "key"), pa.binary()),
             pa.array(_told(messages, "value"), pa.binary()),
         ]
         part = pa.Table.from_arrays(columns, names=RECORDS.names[1:])
         last = {}
-        for number in pc.unique(part.column("partition")).to_pylist():
-            own = part.filter(pc.equal(part.column("partition"), number)).column("offset")
-            last[number] = min(pc.max(own).as_py(), end[number] - 1)
-            if last[number] < pc.max(own).as_py():
+        greatest = part.group_by("partition").aggregate([("offset", "max")]).to_pylist()
+        for row in greatest:
+            number, offset = row["partition"], row["offset_max"]
+            taken = -1
+            if number in open_partitions:
+                last[number] = taken = min(offset, end[number] - 1)
+            if taken < offset:
                 beyond = pc.and_(
                     pc.equal(part.column("partition"), number),
-                    pc.greater(part.column("offset"), last[number]),
+                    pc.greater(part.column("offset"), taken),
                 )
                 part = part.filter(pc.invert(beyond))
         self._parts.append(part)
@@ -270,5 +280,5 @@ class _Gathered:
         if not self._parts:
             return RECORDS.empty_table()
         whole = pa.concat_tables(self._parts)
-        names = pa.array([topic]).take(pa.array([0] * self._rows, pa.int32()))
+        names = pa.repeat(pa.scalar(topic), self._rows)
         return whole.add_column(0, RECORDS.field("topic"), names).cast(RECORDS)

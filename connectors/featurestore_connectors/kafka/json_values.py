@@ -60,13 +60,24 @@ class JsonValues:
         connection = _connection()
         connection.register("records", pa.table({"value": texts, "broken": broken}))
         try:
-            found = connection.sql(_query(self.schema)).to_arrow_table().combine_chunks()
+            found = _found(connection, self.schema)
         finally:
             connection.unregister("records")
         columns = {}
         for number, field in enumerate(self.schema):
             columns[field.name] = _array(found.column(number)).cast(field.type)
         return columns, _array(found.column("reason"))
+
+
+def _found(connection: Any, schema: pa.Schema) -> pa.Table:
+    """Return the columns of all records; those of a batch without broken ones are parsed less often."""
+    import duckdb
+
+    try:
+        found = connection.sql(_query(schema, all_valid=True)).to_arrow_table()
+    except duckdb.Error:
+        found = connection.sql(_query(schema, all_valid=False)).to_arrow_table()
+    return found.combine_chunks()
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
@@ -128,8 +139,12 @@ def _leaf(path: tuple[str, ...], kind: pa.DataType, *, in_list: bool = False) ->
     return _Leaf(path, native, taken, str(kind), in_list)
 
 
-def _query(schema: pa.Schema) -> str:
-    """Return the query over ``records``; only names that were checked are in it."""
+def _query(schema: pa.Schema, *, all_valid: bool) -> str:
+    """Return the query over ``records``; only names that were checked are in it.
+
+    ``all_valid`` asks no record whether it is JSON: one that is not fails the query.
+    """
+    valid = "value IS NOT NULL" if all_valid else "value IS NOT NULL AND json_valid(value)"
     leaves = list(_leaves(schema))
     plain = [leaf for leaf in leaves if not leaf.in_list]
     lists = [leaf for leaf in leaves if leaf.in_list]
@@ -154,7 +169,7 @@ def _query(schema: pa.Schema) -> str:
         columns.append(f'"row"."{field.name}" AS c{number}')
     return f"""
         WITH given AS (
-            SELECT value, broken, value IS NOT NULL AND json_valid(value) AS valid FROM records
+            SELECT value, broken, {valid} AS valid FROM records
         ), parsed AS (
             SELECT value, broken, valid,
                 CASE WHEN valid THEN from_json(value, '{_structure(schema)}') END AS "row",

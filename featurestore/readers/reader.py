@@ -27,6 +27,7 @@ from featurestore.readers.order import (
 )
 from featurestore.readers.prefetch import prefetched
 from featurestore.readers.ragged import ragged_of
+from featurestore.readers.ranged import RangedShardFiles
 from featurestore.readers.recordblocks import PackedBlocks, RecordBlocks
 from featurestore.readers.selection import (
     PADDING_WEIGHT,
@@ -46,6 +47,8 @@ from featurestore.readers.transformed import (
     transformed_columns,
 )
 from featurestore.readers.windowblocks import WindowBlocks
+from featurestore.storage.location import is_uri
+from featurestore.storage.shardcache import ShardCache
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,6 +70,8 @@ _MOST_ROWS = 32_768
 _MOST_BYTES = 16 * 1024 * 1024
 _WIDE_STEP_BYTES = 1024 * 1024
 _AHEAD = 3
+# Of records that come over a network: what is given out, what comes next, and what is on its way.
+_WINDOWS_IN_MEMORY = 3
 _THREADS = 2
 
 
@@ -98,6 +103,7 @@ class Reader:
     settings: Mapping[str, Any] = field(repr=False)
     transform: TransformedColumns | None = field(default=None, repr=False)
     kept: RowRanges | None = field(default=None, repr=False)
+    cache: ShardCache | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return (
@@ -595,7 +601,20 @@ class Reader:
 
     def files(self) -> ShardFiles:
         """Return the files of the split."""
-        return replace(shard_files(self.path, self.manifest, self.split), kept=self.kept)
+        found = shard_files(self.path, self.manifest, self.split)
+        if found.access is None or self.cache is not None or not is_uri(self.path):
+            return replace(found, kept=self.kept, cache=self.cache)
+        order = self.order
+        blocks = order.lanes * (order.window_rows // order.block_rows + 1)
+        return RangedShardFiles(
+            self.path,
+            self.manifest,
+            self.split,
+            found.format,
+            found.access,
+            kept=self.kept,
+            most_blocks=_WINDOWS_IN_MEMORY * blocks + len(self.split.shards),
+        )
 
     def blocks(self) -> Blocks:
         """Return the way to read this layout."""
@@ -639,6 +658,7 @@ def open_reader(
     window_rows: int | None = None,
     transform: Transform | None = None,
     rows: RowRanges | None = None,
+    cache: ShardCache | None = None,
 ) -> Reader:
     """Return the reader of a split, after checking all that can be known before reading.
 
@@ -657,6 +677,8 @@ def open_reader(
             lanes.
         transform: What is done to columns after they are decoded; None: nothing.
         rows: Ranges of canonical rows, ascending, to read alone; None: all.
+        cache: Where shards are copied to before they are read; None: below a URI records of one
+            width come by ranges, and other shards through the cache of this machine.
 
     Raises:
         ReaderConfigError: Settings that do not fit together.
@@ -717,7 +739,7 @@ def open_reader(
     }
     if rows is not None:
         settings["rows"] = [list(each) for each in rows]
-    return Reader(path, manifest, found, order, selected, settings, transformed, rows)
+    return Reader(path, manifest, found, order, selected, settings, transformed, rows, cache)
 
 
 def _count_rows(split: ManifestSplit, rows: RowRanges | None) -> int:
@@ -746,10 +768,11 @@ def resume(
     state: Mapping[str, Any],
     *,
     transform: Transform | None = None,
+    cache: ShardCache | None = None,
 ) -> tuple[Reader, int, int]:
     """Return (reader, epoch, step) of a state that ``Reader.state`` gave.
 
-    ``transform`` is the one whose hash the state has.
+    ``transform`` is the one whose hash the state has; ``cache`` is this machine's.
 
     Raises:
         ManifestMismatch: The state belongs to another manifest; both hashes are named.
@@ -795,6 +818,7 @@ def resume(
         split=state["split"],
         global_batch_size=state["global_batch_size"],
         transform=transform,
+        cache=cache,
         **settings,
     )
     reader.check_step(step)

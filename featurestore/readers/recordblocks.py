@@ -196,14 +196,22 @@ class RecordBlocks:
 
     def _window(self, part: WorkerEpoch, lanes: range, window: int) -> Rows:
         """Return the locations of a window of all lanes, ``PADDING`` beyond the end of a lane."""
-        key = (part.epoch.number, part.worker, part.workers, window)
         with self._lock:
-            known = self._windows.get(key)
-            if known is None:
-                known = self._windows[key] = self._make_window(part.epoch, lanes, window)
-                while len(self._windows) > _WINDOWS_KEPT:
-                    self._windows.popitem(last=False)
-            return known
+            found = self._located(part, lanes, window)
+            if self.files.reads_ahead and window + 1 < part.epoch.windows(lanes.start):
+                self._located(part, lanes, window + 1)
+            return found
+
+    def _located(self, part: WorkerEpoch, lanes: range, window: int) -> Rows:
+        """Return the locations of a window, and say of a new one that it will be read."""
+        key = (part.epoch.number, part.worker, part.workers, window)
+        known = self._windows.get(key)
+        if known is None:
+            known = self._windows[key] = self._make_window(part.epoch, lanes, window)
+            self.files.expect(known)
+            while len(self._windows) > _WINDOWS_KEPT:
+                self._windows.popitem(last=False)
+        return known
 
     def _make_window(self, epoch: EpochOrder, lanes: range, window: int) -> Rows:
         # (lanes, rows): a window may be said to be wider than any lane.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,8 @@ _FEW_SHARDS = 64
 _CHECKING_THREADS = 16
 _RESTORE = "restore it, or make the dataset again"
 # A location is the number of a shard above these bits and a row in it below them.
-_ROW_BITS = 40
-_ROW_MASK = (1 << _ROW_BITS) - 1
+ROW_BITS = 40
+ROW_MASK = (1 << ROW_BITS) - 1
 
 RowRanges = tuple[tuple[int, int], ...]
 """Ranges [start, stop) of canonical rows, ascending."""
@@ -54,6 +54,7 @@ class ShardFiles:
     access: RecordAccess | None
     kept: RowRanges | None = None
     cache: ShardCache | None = None
+    reads_ahead: ClassVar[bool] = False
     _maps: OrderedDict[int, npt.NDArray[np.uint8]] = field(default_factory=OrderedDict)
     _readers: OrderedDict[int, ShardReader] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
@@ -71,12 +72,12 @@ class ShardFiles:
         """
         parts = [np.empty(0, dtype=np.int64)]
         for shard, begin, end in self._parts_of(starts, stops):
-            parts.append(np.arange(begin, end, dtype=np.int64) + (shard << _ROW_BITS))
+            parts.append(np.arange(begin, end, dtype=np.int64) + (shard << ROW_BITS))
         return np.concatenate(parts)
 
     def records(self, locations: Rows, *, out: npt.NDArray[np.uint8]) -> None:
         """Copy the records at ascending locations into ``out``, (n, record bytes)."""
-        shards, rows = locations >> _ROW_BITS, locations & _ROW_MASK
+        shards, rows = locations >> ROW_BITS, locations & ROW_MASK
         changes = np.flatnonzero(shards[1:] != shards[:-1]) + 1
         for begin, end in pairwise([0, *changes.tolist(), len(locations)]):
             if begin == end:
@@ -89,6 +90,14 @@ class ShardFiles:
     def slices(self, starts: Rows, stops: Rows) -> list[npt.NDArray[np.uint8]]:
         """Return the records of ranges as parts of the shards' memory maps."""
         return [self._map(shard)[begin:end] for shard, begin, end in self._parts_of(starts, stops)]
+
+    def expect(self, locations: Rows) -> None:
+        """Say that locations are read soon; records in memory maps need no time to come."""
+
+    @property
+    def record_bytes(self) -> int:
+        """The width of records of one width, 0 of others."""
+        return 0 if self.access is None else self.access.record_bytes
 
     def read(self, starts: Rows, stops: Rows, columns: list[str]) -> Any:
         """Return the rows of ranges, one after the other, as an Arrow table."""
@@ -195,7 +204,7 @@ def stored_ranges(kept: RowRanges, starts: Rows, stops: Rows) -> tuple[Rows, Row
 
 
 def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
-    if rows != shard.rows or rows > _ROW_MASK:
+    if rows != shard.rows or rows > ROW_MASK:
         raise DatasetDamaged(
             f"{os.path.join(directory, shard.path)!r} has {rows} rows, the manifest says "
             f"{shard.rows}.",

@@ -137,6 +137,12 @@ def read_bytes(path: str) -> bytes:
         return Path(path).read_bytes()
 
 
+def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return parts of an object below a URI, each given by its first byte and its length."""
+    with reading(path):
+        return remote.ranges(path, ranges)
+
+
 def upload(moves: Sequence[tuple[str, str]]) -> None:
     """Write files of this machine, or objects of the same bucket, as objects; several at a time.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -79,6 +79,12 @@ def read(path: str) -> bytes:
     """Return an object; FileNotFoundError when there is none."""
     storage, name = storage_of(path)
     return storage.read(name)
+
+
+def ranges(path: str, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Return parts of an object."""
+    storage, name = storage_of(path)
+    return storage.ranges(name, wanted)
 
 
 def delta_options(path: str) -> dict[str, str] | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from featurestore.errors import DatasetDamaged
+from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model.manifest import ManifestFile, ManifestShard
 from featurestore.storage import files, remote
 from featurestore.storage.failures import writing
@@ -92,6 +92,20 @@ def default_cache() -> ShardCache:
     """Return the cache of this user on this machine."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return ShardCache(os.path.join(caches, "featurestore", "shards"))
+
+
+def cache_at(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCache | None:
+    """Return the cache in a folder of this machine, None for no folder.
+
+    Raises:
+        InvalidArgument: A cache of no bytes.
+        UnsupportedLocation: The folder is a URI.
+    """
+    if folder is None:
+        return None
+    if max_bytes < 1:
+        raise InvalidArgument(f"cache_bytes={max_bytes!r}: a cache needs room.", hint="20 * 10**9")
+    return ShardCache(files.local_directory(folder), max_bytes)
 
 
 def local_path(directory: str, shard: ManifestShard, cache: ShardCache | None = None) -> str:

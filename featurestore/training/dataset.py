@@ -21,6 +21,7 @@ from featurestore.storage import files
 from featurestore.storage.described import read_described
 from featurestore.storage.location import is_uri, require_local, use_options
 from featurestore.storage.manifests import read_manifest
+from featurestore.storage.shardcache import DEFAULT_CACHE_BYTES, cache_at
 from featurestore.training.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
@@ -335,8 +336,15 @@ class TrainingDataset(ModelInputs):
         lanes: int | None = None,
         window_rows: int | None = None,
         transformed: bool | Transformations | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> Reader:
         """Return the reader of a split.
+
+        ``cache`` is a folder of this machine for copies of the shards, which all its workers share:
+        each is fetched once and checked, and beyond ``cache_bytes`` those used longest ago go.
+        Without it random-access TFRecord at a URI is read by ranges, a window ahead; shards of other
+        formats go through ``$XDG_CACHE_HOME/featurestore/shards``.
 
         Equal steps, exactly once, any worker count (see docs/training.md). ``transformed``: None
         applies the transformations that the dataset was made with, if it was; False gives the
@@ -362,10 +370,17 @@ class TrainingDataset(ModelInputs):
             lanes=lanes,
             window_rows=window_rows,
             transform=of_dataset(self, transformed),
+            cache=cache_at(cache, cache_bytes),
         )
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[Reader, int, int]:
-        """Return (reader, epoch, step) of a state that ``reader.state`` gave.
+    def resume(
+        self,
+        state: Mapping[str, Any],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> tuple[Reader, int, int]:
+        """Return (reader, epoch, step) of a state that ``reader.state`` gave; ``cache`` as there.
 
         Another manifest is refused.
 
@@ -381,7 +396,13 @@ class TrainingDataset(ModelInputs):
         transform = None
         if state.get("transformed") is not None:
             transform = read_by_hash(self.path, self.manifest, state["transformed"])
-        return resume(self.path, self.manifest, state, transform=transform)
+        return resume(
+            self.path,
+            self.manifest,
+            state,
+            transform=transform,
+            cache=cache_at(cache, cache_bytes),
+        )
 
     def petastorm_reader(
         self, split: str, *, worker: int = 0, workers: int = 1, **options: Any

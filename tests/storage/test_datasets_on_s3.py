@@ -101,6 +101,51 @@ def test_datasets_on_s3_are_datasets_on_a_disk(
         TrainingDataset.open(there.path)
 
 
+def test_readers_over_a_network_give_the_batches_of_a_disk(
+    connect: Connect, object_server: ObjectServer, tmp_path: Path
+) -> None:
+    """By ranges and through a cache; a worker begins anywhere after few requests."""
+    store = connect()
+    with featurestore.connect(tmp_path / "disk") as disk:
+        made = []
+        for each in (disk, store):
+            each.create_featuregroup(labeled(20_000), "weather", primary_key="id")
+            made.append(export(each))
+    here, there = made
+    cache = tmp_path / "shared"
+    for given in (
+        {"window_rows": 1024},
+        {"shuffle": False},
+        {"remainder": "pad", "lanes": 4},
+        {"remainder": "keep", "window_rows": 2048, "seed": 9},
+    ):
+        expected = here.reader("train", global_batch_size=640, **given)
+        for added in ({}, {"cache": cache}):
+            reader = there.reader("train", global_batch_size=640, **given, **added)
+            for worker, workers, step in ((0, 1, 0), (1, 2, 7)):
+                if given.get("remainder") == "keep" and workers > 1:
+                    continue
+                share = {"worker": worker, "workers": workers, "start_step": step}
+                ours, theirs = reader.batches(1, **share), expected.batches(1, **share)
+                for one, other in zip(ours, theirs, strict=True):
+                    assert one.keys() == other.keys()
+                    for name, values in one.items():
+                        assert values.tobytes() == other[name].tobytes()
+    shards = there.manifest.split("train").shards
+    assert {file.name for file in cache.iterdir() if file.is_file()} == {
+        shard.sha256 for shard in shards
+    }
+    with faulty(object_server.port, rate=0.0) as (proxy, endpoint):
+        opened = TrainingDataset.open(there.path, storage_options=options_for(endpoint))
+        reader = opened.reader("train", global_batch_size=640, lanes=4, window_rows=1024)
+        for step in (0, reader.steps_per_epoch - 1):
+            proxy.requests.clear()
+            batches = reader.batches(0, start_step=step)
+            next(batches)
+            batches.close()  # type: ignore[attr-defined]
+            assert proxy.requests.total() <= 5 * 4
+
+
 def test_damage_at_a_uri_is_found_and_told(connect: Connect, object_server: ObjectServer) -> None:
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")

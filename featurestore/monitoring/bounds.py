@@ -22,6 +22,8 @@ _DEVIATIONS = 4.0
 _NINE_IN_TEN = 1.2816
 _WORST = 0.005
 _PER_WINDOW = 1e-3
+# The greatest value of a distance: a bound there says that so few rows can tell of no drift.
+GREATEST = {"psi": math.inf, "ks": 1.0, "js": 1.0}
 # Rows up to which probabilities of counts are summed one by one.
 _EXACT_ROWS = 100_000
 

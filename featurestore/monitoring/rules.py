@@ -205,6 +205,7 @@ def _drift(
         if name not in asked or value is None:
             continue
         high = max(asked[name], by_chance[name], bounds.usual(measured.usual[name]))
+        high = min(high, bounds.GREATEST[name])
         found.append(
             Finding("drift", sides.now.name, name, round(value, 6), None, high, value > high)
         )

@@ -32,6 +32,10 @@ class Received:
     def uri(self) -> str:
         return f"webhook+http://127.0.0.1:{self.port}/hook"
 
+    def keys(self) -> list[str]:
+        """Return what each request says to be known by when it comes a second time."""
+        return [each["Idempotency-Key"] for each in self.headers]
+
 
 @contextmanager
 def web_server() -> Iterator[Received]:

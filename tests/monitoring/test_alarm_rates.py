@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from featurestore.model.monitor import Watched
+from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
-from tests.monitoring.series import FAULTS, alarms, day, is_found, plain, series
+from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
 
 WATCHED = plain(Watched("series"))
 
@@ -29,6 +32,16 @@ def test_at_most_one_window_in_a_hundred_alarms_where_nothing_changed() -> None:
 def test_nineteen_faults_in_twenty_are_found_within_two_windows(fault: str) -> None:
     found = [is_found(WATCHED, series(seed), 61 + seed, fault) for seed in range(20)]
     assert sum(found) >= 19
+
+
+def test_no_bound_is_above_what_its_distance_can_be() -> None:
+    few = replace(series(3), rows=4)
+    days = {number: day(few, number) for number in range(57)}
+    found = rules.judge(WATCHED, days[56], compared(days, 56)).findings
+    drift = [each for each in found if each.kind == "drift" and each.measure != "psi"]
+    assert {each.measure for each in drift} >= {"ks"}
+    assert max(each.high for each in drift if each.high is not None) == 1.0
+    assert not any(each.out for each in drift)
 
 
 def test_values_that_come_once_in_a_while_are_no_news() -> None:

@@ -194,6 +194,7 @@ def test_what_a_receiver_does_not_take_is_tried_again_later(
         clock.now += timedelta(seconds=11)
         assert quiet.send_alerts() == 1
     assert len({each["id"] for each in received.messages}) == 1
+    assert received.keys() == [each["id"] for each in received.messages]
 
 
 def test_a_receiver_that_hangs_holds_nobody_up_and_a_slow_one_is_waited_for(
@@ -363,6 +364,7 @@ def test_a_message_is_delivered_once_though_its_sender_is_killed(quiet: FeatureS
     sent = quiet.get_alerts()
     assert all(each.delivered for each in sent)
     assert {each["id"] for each in received.messages} == {each.id for each in sent}
+    assert received.keys() == [each["id"] for each in received.messages]
 
 
 def test_what_is_wrong_and_its_message_are_recorded_together_or_not_at_all(

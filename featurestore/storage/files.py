@@ -392,14 +392,22 @@ def inside(directory: str, relative: str) -> str:
     return path
 
 
+def pieces(path: str) -> Iterator[bytes]:
+    """Yield the bytes of a file in order, some of them at a time."""
+    with reading(path):
+        if is_uri(path):
+            yield from remote.pieces(path)
+            return
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 20):
+                yield piece
+
+
 def sha256(path: str) -> str:
     """Return the SHA-256 of a file."""
-    if is_uri(path):
-        return remote.sha256(path)
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+    for piece in pieces(path):
+        digest.update(piece)
     return digest.hexdigest()
 
 

@@ -5,7 +5,6 @@ There are no directories there: one exists as long as something lies below it.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -164,14 +163,6 @@ def remove_file(path: str) -> None:
     """Remove one object; nothing happens where there is none."""
     storage, name = storage_of(path)
     storage.remove(name)
-
-
-def sha256(path: str) -> str:
-    """Return the SHA-256 of an object, read in parts."""
-    digest = hashlib.sha256()
-    for piece in pieces(path):
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def pieces(path: str) -> Iterator[bytes]:

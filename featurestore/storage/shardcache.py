@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model.manifest import ManifestFile, ManifestShard
-from featurestore.storage import files, remote
+from featurestore.storage import files
 from featurestore.storage.failures import writing
 from featurestore.storage.location import is_uri
 
@@ -54,7 +54,8 @@ class ShardCache:
             fetched = False
             for file, path in reversed(wanted):  # the shard last: with it all are there
                 if not _is_there(path, file.bytes):
-                    fetch(files.inside(directory, file.path), path, file)
+                    source = files.inside(directory, file.path)
+                    write_checked(files.pieces(source), path, sha256=file.sha256)
                     fetched = True
             with suppress(FileNotFoundError):
                 os.utime(target)
@@ -115,20 +116,11 @@ def local_path(directory: str, shard: ManifestShard, cache: ShardCache | None = 
     return (cache or default_cache()).path_of(directory, shard)
 
 
-def fetch(source: str, target: str, file: ManifestFile) -> None:
-    """Copy a file to this machine, whole or not at all, and check it against a manifest.
+def write_checked(pieces: Iterator[bytes], target: str, *, sha256: str) -> None:
+    """Write bytes as they come to a file, which appears when they have a SHA-256.
 
     Raises:
-        DatasetDamaged: The bytes are not those that the manifest names.
-    """
-    write_checked(_pieces(source), target, file)
-
-
-def write_checked(pieces: Iterator[bytes], target: str, file: ManifestFile) -> None:
-    """Write bytes as they come to a file, which appears when they are those of a manifest.
-
-    Raises:
-        DatasetDamaged: They are not.
+        DatasetDamaged: They have another one.
     """
     folder, name = os.path.split(target)
     files.make_directory(folder)
@@ -141,25 +133,16 @@ def write_checked(pieces: Iterator[bytes], target: str, file: ManifestFile) -> N
                     digest.update(piece)
                     size += len(piece)
                     written.write(piece)
-            if (size, digest.hexdigest()) != (file.bytes, file.sha256):
+            if digest.hexdigest() != sha256:
                 raise DatasetDamaged(
-                    f"{file.path!r} is not what its manifest says: {size:,} bytes with SHA-256 "
-                    f"{digest.hexdigest()}, not {file.bytes:,} with {file.sha256}.",
-                    hint="TrainingDataset.open(path).verify() says what else differs",
+                    f"What came for {target!r} is not what the manifest names: {size:,} bytes with "
+                    f"SHA-256 {digest.hexdigest()}, not {sha256}.",
+                    hint="TrainingDataset.open(path).verify() where it came from says more",
                 )
             os.replace(temporary, target)
     finally:
         with suppress(FileNotFoundError):
             os.remove(temporary)
-
-
-def _pieces(source: str) -> Iterator[bytes]:
-    if is_uri(source):
-        yield from remote.pieces(source)
-        return
-    with open(source, "rb") as file:
-        while piece := file.read(1 << 20):
-            yield piece
 
 
 def _is_there(path: str, size: int) -> bool:

@@ -248,6 +248,26 @@ class TrainingDataset(ModelInputs):
 
         return verify(self.path, self.manifest, session=self.session, recompute=recompute)
 
+    def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
+        """Copy the dataset to a directory of this machine, and open it there.
+
+        Each file is checked against the manifest, which comes last. A call that was cut off goes on
+        where it was: repeat it. Programs that read files alone (TensorFlow's TFRecordDataset,
+        petastorm) get a dataset at a URI this way.
+
+        Raises:
+            InvalidArgument: The directory holds another dataset.
+            DatasetDamaged: A file is not the one that the manifest names.
+
+        >>> copy = store.get_training_dataset("late_flights").download("late-flights-here")
+        >>> copy.verify().ok
+        True
+        """
+        from featurestore.training.download import download, stored_pieces
+
+        directory = download(self.manifest, stored_pieces(self.path), os.fspath(path))
+        return TrainingDataset(directory, self.manifest, self.session)
+
     def drift(self) -> DatasetDrift:
         """Return what changed in the feature groups that the dataset was made from.
 

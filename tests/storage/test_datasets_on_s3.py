@@ -16,8 +16,10 @@ import pandas as pd
 import pytest
 
 import featurestore
+from featurestore import transform as t
 from featurestore.errors import (
     DatasetDamaged,
+    InvalidArgument,
     StorageError,
     TrainingDatasetExists,
     TrainingDatasetNotFound,
@@ -144,6 +146,37 @@ def test_readers_over_a_network_give_the_batches_of_a_disk(
             next(batches)
             batches.close()  # type: ignore[attr-defined]
             assert proxy.requests.total() <= 5 * 4
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "csv"])
+def test_a_download_goes_on_where_it_was_cut_off(
+    connect: Connect, object_server: ObjectServer, tmp_path: Path, data_format: str
+) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    there = export(store, data_format=data_format, transformations={"x": t.standardize()})
+    here = tmp_path / "here"
+    folder = object_server.root / there.path.removeprefix("s3://")
+    shard = folder / there.manifest.split("test").shards[1].path
+    sound = shard.read_bytes()
+    shard.write_bytes(sound[:-1] + b"?")
+    with pytest.raises(DatasetDamaged, match="SHA-256"):
+        there.download(here)
+    with pytest.raises(TrainingDatasetNotFound):
+        TrainingDataset.open(here)
+    shard.write_bytes(sound)
+    first = here / there.manifest.split("train").shards[0].path
+    kept = first.stat().st_mtime_ns
+    copy = there.download(here)
+    assert first.stat().st_mtime_ns == kept
+    assert copy.verify().ok
+    assert not list(here.rglob(".*"))
+    assert batches_of(copy) == batches_of(there)
+    other = export(store, "other")
+    with pytest.raises(InvalidArgument, match="another training dataset"):
+        other.download(here)
+    with pytest.raises(UnsupportedLocation):
+        there.download("s3://bucket/folder")
 
 
 def test_damage_at_a_uri_is_found_and_told(connect: Connect, object_server: ObjectServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,32 @@ def test_images_are_resized_and_missing_ones_are_zeros(pixels: Any) -> None:
     assert (found[0] == 200).all()
     assert not found[1:3].any()
     assert abs(found[3].astype(int) - 200).max() <= 2
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_imagecodecs_gives_what_pillow_gives(
+    monkeypatch: pytest.MonkeyPatch, pixels: Any, channels: int
+) -> None:
+    pytest.importorskip("imagecodecs")
+    random = np.random.default_rng(channels)
+    image = np.squeeze(random.integers(0, 256, (8, 6, channels), dtype=np.uint8))
+    whole = encoded(image)
+    damaged = bytearray(whole)
+    damaged[50] ^= 255
+    cells = [whole, whole + b"more", whole[:60], whole[:-20], bytes(damaged), encoded(pixels[0])]
+    cells += [encoded(image[:4]), encoded(image, "BMP" if channels != 4 else "WEBP")]
+
+    def decoded(cell: bytes) -> Any:
+        given = np.array([cell, b""], dtype=object)
+        try:
+            return decode_images(given, None, height=8, width=6, channels=channels).tolist()
+        except InvalidArgument:
+            return "refused"
+
+    found = [decoded(cell) for cell in cells]
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)
+    assert found == [decoded(cell) for cell in cells]
+    assert found[0] == [image.reshape(8, 6, channels).tolist(), np.zeros((8, 6, channels)).tolist()]
 
 
 def test_bytes_that_are_no_image_are_named(pixels: Any) -> None:

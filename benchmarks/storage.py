@@ -1,5 +1,8 @@
 """A store on a disk and the same store on S3 (loopback): ratios, and requests per operation.
 
+Also a training dataset of random-access TFRecord: export, epochs by ranges and through a cache, and
+the requests of a first batch, for each lane.
+
 The S3 server is the one of the tests (``scripts/object-server``), so the times are those of a
 network without length; requests tell more. A proxy counts them, for each operation on a group of 5
 commits and on one of 55, since they must not grow with commits.
@@ -19,7 +22,9 @@ import numpy as np
 import pandas as pd
 
 import featurestore
+from featurestore.storage.location import use_options
 from featurestore.store import FeatureStore
+from featurestore.training.dataset import TrainingDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.object_server import options_for, serving
@@ -98,6 +103,58 @@ def count_requests(port: int, bucket: str, folder: Path, *, rows: int, commits: 
         store.close()
 
 
+def measure_dataset(
+    stores: dict[str, FeatureStore], folder: Path, port: int, *, rows: int, epochs: int
+) -> None:
+    wide = np.random.default_rng(0).random((rows, 24))
+    data = pd.DataFrame(wide, columns=[f"x{column}" for column in range(24)])
+    data["id"], data["y"] = np.arange(rows), np.arange(rows) % 2
+    made: dict[str, TrainingDataset] = {}
+    print(f"\n{'dataset of 24 doubles':30} {'rows/s':>12} {'of disk':>8}")
+    rates: dict[str, list[float]] = {"export disk": [], "export s3": []}
+    for place, store in stores.items():
+        begun = time.perf_counter()
+        made[place] = store.create_training_dataset(data, "d", label="y", key="id")
+        rates[f"export {place}"].append(rows / (time.perf_counter() - begun))
+    assert made["disk"].manifest.content_hash == made["s3"].manifest.content_hash
+    readers = {
+        "epoch disk": made["disk"].reader("train", global_batch_size=1024),
+        "epoch s3, by ranges": made["s3"].reader("train", global_batch_size=1024),
+        "epoch s3, cache": made["s3"].reader(
+            "train", global_batch_size=1024, cache=folder / "shards"
+        ),
+    }
+    for epoch in range(epochs + 1):  # the first fills the cache
+        sums = []
+        for name, reader in readers.items():
+            begun = time.perf_counter()
+            sums.append(sum(float(batch["x0"][7]) for batch in reader.batches(epoch)))
+            rate = rows / (time.perf_counter() - begun)
+            title = f"{name}, first" if epoch == 0 else name
+            rates.setdefault(title, []).append(rate)
+        assert len(set(sums)) == 1
+    for name, found in rates.items():
+        disk = rates[f"{name.split()[0]} disk{', first' if name.endswith('first') else ''}"]
+        rate = statistics.median(found)
+        print(f"{name:30} {rate:12,.0f} {rate / statistics.median(disk):8.2f}")
+    with faulty(port, rate=0.0) as (proxy, endpoint):
+        dataset = TrainingDataset.open(made["s3"].path, storage_options=options_for(endpoint))
+        reader = dataset.reader("train", global_batch_size=1024)
+        for step in (0, reader.steps_per_epoch // 2):
+            proxy.requests.clear()
+            batches = reader.batches(1, start_step=step)
+            next(batches)
+            batches.close()  # type: ignore[attr-defined]
+            lanes = reader.order.lanes
+            requests = proxy.requests.total()
+            print(f"first batch at step {step}: {requests} requests, {requests / lanes:.1f} a lane")
+        proxy.requests.clear()
+        begun = time.perf_counter()
+        dataset.download(folder / "downloaded")
+        seconds = time.perf_counter() - begun
+        print(f"download: {proxy.requests.total()} requests, {seconds:.1f} s through the proxy")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small, for trying the program")
@@ -112,6 +169,15 @@ def main() -> None:
             options = server.options
             s3 = new_store(f"{bucket}/store", folder / "s3", rows=rows, storage_options=options)
             measure({"disk": disk, "s3": s3}, rows, repeats)
+            few = rows <= 2_000
+            measure_dataset(
+                {"disk": disk, "s3": s3},
+                folder,
+                server.port,
+                rows=50_000 if few else 1_000_000,
+                epochs=2 if few else 5,
+            )
+            use_options(s3.location, server.options)
             count_requests(server.port, bucket, folder, rows=1_000, commits=commits)
             disk.close()
             s3.close()

@@ -153,8 +153,12 @@ def history(path: str, *, limit: int | None = None, before: int | None = None) -
 
     Commit 0 (the empty table) is left out; ``None`` means all.
     """
-    found = read_history(path, limit=limit, before=before)
-    return [_commit(path, each) for each in found if each.version > 0]
+    back = None
+    if limit is not None and before is None:
+        back = limit
+    with log.looked_at_once(path, back=back):
+        found = read_history(path, limit=limit, before=before)
+        return [_commit(path, each) for each in found if each.version > 0]
 
 
 def commit_of(path: str, version: int) -> Commit:
@@ -164,11 +168,12 @@ def commit_of(path: str, version: int) -> Commit:
 
 def seen_by_writer(path: str, version: int) -> dict[str, Any]:
     """Return what a commit's note says of the version that its writer saw."""
-    return {
-        "base": version,
-        "base_unique": unique_at(path, version),
-        "base_time": commit_time(path, version),
-    }
+    with log.looked_at_once(path):
+        return {
+            "base": version,
+            "base_unique": unique_at(path, version),
+            "base_time": commit_time(path, version),
+        }
 
 
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:

@@ -62,7 +62,10 @@ def read_history(
     Raises:
         TableDamaged: A commit is missing or unreadable; names the file.
     """
-    with log.looked_at_once(path, back=limit if before is None else None):
+    back = limit
+    if limit is not None and before is not None:
+        back = log.reach(path, before - 1, limit)
+    with log.looked_at_once(path, back=back):
         return _read_history(path, limit=limit, before=before)
 
 

@@ -101,6 +101,11 @@ def looked_at_once(path: str, *, back: int | None = _ASKED_AGAIN) -> Iterator[No
         yield
 
 
+def reach(path: str, version: int, count: int) -> int:
+    """Return how far back ``looked_at_once`` has to ask to know ``count`` commits up to one."""
+    return max(_ASKED_AGAIN, _LAST_SEEN.get(path, version) - version + count)
+
+
 def is_delta_table(path: str) -> bool:
     """Tell whether there is a Delta table at ``path``."""
     if is_uri(path) and path in _LAST_SEEN and latest_version(path) >= 0:
@@ -123,9 +128,9 @@ def list_log(path: str) -> LogFiles:
         TableDamaged: There is no log.
     """
     folder = os.path.join(path, LOG_FOLDER)
-    if not files.is_directory(folder):
-        raise damaged_file(folder, "is missing")
     names = files.list_directory(folder)
+    if not names and not files.is_directory(folder):
+        raise damaged_file(folder, "is missing")
     commits = []
     checkpoint_names = []
     for name in names:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.streams.kafka_server import NoKafka, running
+from tests.streams.kafka_server import NoKafka, free_port, running
 from tests.streams.topics import Broker
 
 SKIPPED = "Kafka suite skipped"
@@ -18,8 +18,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     pytest.importorskip("confluent_kafka", reason=f"{SKIPPED}: confluent-kafka is not installed")
     folder = tmp_path_factory.mktemp("kafka")
     try:
-        with running(folder) as address:
-            yield Broker(address)
+        port = free_port()
+        with running(folder, secured=port) as address:
+            yield Broker(address, f"127.0.0.1:{port}")
     except NoKafka as error:
         pytest.skip(f"{SKIPPED}: {error}")
 

@@ -11,10 +11,11 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 VERSION = "3.9.1"
 SPARK_READER = "spark-kafka-4.0.1"
@@ -22,6 +23,7 @@ JDBC_DRIVER = "postgresql-42.7.7"
 _POMS = Path(__file__).parent / "kafka"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 60.0
+USER, PASSWORD = "reader", "tr0ub4dor&3"
 
 
 class NoKafka(Exception):
@@ -74,12 +76,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[str]:
-    """Start a broker in a folder, and give its address."""
+def running(folder: Path, *, secured: int | None = None) -> Iterator[str]:
+    """Start a broker in a folder, and give its address.
+
+    ``secured`` is one more port, for users with a password: ``USER`` by PLAIN, others by SCRAM.
+    """
     jars = kafka_jars()
     port, controller = free_port(), free_port()
     settings = folder / "server.properties"
-    settings.write_text(_settings(folder / "data", port, controller))
+    told = _settings(folder / "data", port, controller)
+    if secured is not None:
+        told |= _passwords(secured, told)
+    settings.write_text("".join(f"{name}={value}\n" for name, value in told.items()))
     (folder / "data").mkdir()
     # What Kafka's own tool for formatting writes, without a second JVM.
     told = f"version=1\ncluster.id={_CLUSTER}\nnode.id=1\ndirectory.id={_CLUSTER}\n"
@@ -116,8 +124,8 @@ def _wait(broker: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise NoKafka(f"it did not answer in {_PATIENCE:.0f} seconds")
 
 
-def _settings(data: Path, port: int, controller: int) -> str:
-    told = {
+def _settings(data: Path, port: int, controller: int) -> dict[str, Any]:
+    return {
         "process.roles": "broker,controller",
         "node.id": 1,
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
@@ -138,7 +146,23 @@ def _settings(data: Path, port: int, controller: int) -> str:
         "file.delete.delay.ms": 100,
         "auto.create.topics.enable": "false",
     }
-    return "".join(f"{name}={value}\n" for name, value in told.items())
+
+
+def _passwords(port: int, told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a listener that asks for a user and a password."""
+    module, own = "org.apache.kafka.common.security", "listener.name.sasl_plaintext"
+    protocols = f"{told['listener.security.protocol.map']},SASL_PLAINTEXT:SASL_PLAINTEXT"
+    found = {
+        "listener.security.protocol.map": protocols,
+        f"{own}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        f"{own}.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+        f"{own}.plain.sasl.jaas.config": (
+            f'{module}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+        ),
+    }
+    for name in ("listeners", "advertised.listeners"):
+        found[name] = f"{told[name]},SASL_PLAINTEXT://127.0.0.1:{port}"
+    return found
 
 
 def _quiet(folder: Path) -> Path:

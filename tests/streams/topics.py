@@ -13,9 +13,10 @@ CLICKS = '{"id": "int64", "user": "string", "at": "timestamp"}'
 
 @dataclass(frozen=True)
 class Broker:
-    """The address of a broker, and what tests do there."""
+    """The addresses of a broker, without and with passwords, and what tests do there."""
 
     address: str
+    secured: str = ""
 
     @property
     def uri(self) -> str:
@@ -30,6 +31,15 @@ class Broker:
         client = self._admin()  # ends its calls when it goes
         client.create_topics([new])[name].result()
         return name
+
+    def add_user(self, name: str, password: str) -> None:
+        """Make a user that logs in by SCRAM-SHA-256."""
+        from confluent_kafka import admin
+
+        kind = admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_256, 4096)
+        made = admin.UserScramCredentialUpsertion(name, kind, password.encode())
+        client = self._admin()  # ends its calls when it goes
+        client.alter_user_scram_credentials([made])[name].result()
 
     def delete(self, topic: str) -> None:
         client = self._admin()  # ends its calls when it goes

@@ -1,9 +1,10 @@
 """Rows of Postgres into a feature group, beside what the driver alone reads.
 
 A server of its own is started (initdb) in a temporary folder; the ratio is of rows a second, and
-the limit 0.8.
+the limit 0.8. ``--spark`` has the tasks of Spark read the same rows instead, in eight parts of
+one snapshot, one, two and four of them at once, also of a server that is waited for; ``--jar`` names the driver.
 
-python benchmarks/sources.py [--quick] [--rows 1000000]
+python benchmarks/sources.py [--quick] [--rows 1000000] [--spark --jar postgresql.jar]
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ MAKE = """
            timestamptz '2024-01-01' + n * interval '1 second' as at,
            {columns}
     from generate_series(1, {rows}) as n
+"""
+
+# The same rows of a server that is waited for: 50 milliseconds every 1,000 rows.
+SLOW = """
+    create function waited(id bigint) returns text immutable language plpgsql as $$
+    begin
+        if id % 1000 = 0 then perform pg_sleep(0.05); end if;
+        return '';
+    end $$;
+    create view far as select *, waited(id) as waited from readings
 """
 
 
@@ -76,6 +87,7 @@ def fill(url: str, rows: int) -> None:
     columns = ", ".join([f"random() as x{number}" for number in range(7)])
     with psycopg.connect(url, autocommit=True) as database:
         database.execute(MAKE.format(columns=columns, rows=rows))
+        database.execute(SLOW)
         database.execute("vacuum analyze readings")
 
 
@@ -100,15 +112,51 @@ def measured(work: Callable[[], int], rows: int) -> tuple[float, float]:
     return seconds, busy
 
 
+def by_tasks(url: str, rows: int, jar: str, folder: str) -> None:
+    """Read all rows by tasks of Spark, with one core and with two."""
+    from pyspark.sql import SparkSession
+
+    from featurestore.plugins.source import SourceConfig, SourceQuery
+    from featurestore_connectors.sources import PostgresSource
+    from featurestore_connectors.spark_delta import SparkEngine, configure_session
+
+    options = {"partitions": "8", "partition_column": "id"}
+    source = PostgresSource(SourceConfig("plant", url, options))
+    for cores in (1, 2, 4):
+        builder = SparkSession.builder.master(f"local[{cores}]").config("spark.jars", jar)
+        builder = builder.config("spark.ui.enabled", "false")
+        spark = configure_session(builder).getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        engine = SparkEngine(spark)
+        for table in ("readings", "far"):
+            taken = []
+            for trial in range(3):
+                snapshot = source.snapshot()
+                start = time.perf_counter()
+                place = str(Path(folder) / f"{table}-{cores}-{trial}")
+                staged = snapshot.stage(SourceQuery(table=table), engine, place)
+                taken.append(time.perf_counter() - start)
+                assert engine.count(staged) == rows
+                snapshot.close()
+            rate = rows / statistics.median(taken)
+            print(f"{table:8} {cores} tasks at once: {rate:12,.0f} rows/s", flush=True)
+        spark.stop()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--spark", action="store_true")
+    parser.add_argument("--jar", default="")
     given = parser.parse_args()
     rows = given.rows // 10 if given.quick else given.rows
     warnings.simplefilter("ignore")
     with server() as url, tempfile.TemporaryDirectory(dir=".") as folder:
         fill(url, rows)
+        if given.spark:
+            by_tasks(url, rows, given.jar, folder)
+            return 0
         store = featurestore.connect(Path(folder) / "store", engine="duckdb")
         store.add_source("plant", url)
         frame = store.read_source("plant", table="readings")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,40 @@ def test_every_version_is_what_spark_reads(
     assert last >= len(statements)
     for version in range(last + 1):
         same(duckdb_store, spark, path, version)
+    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        same(store, spark, path, last)
+
+
+def compact_log(path: Path, first: int, last: int) -> None:
+    """Write what some commits together did beside them, as the protocol's log compaction does."""
+    files: dict[str, dict[str, Any]] = {}
+    others: dict[str, dict[str, Any]] = {}
+    log = path / "_delta_log"
+    for version in range(first, last + 1):
+        for line in (log / f"{version:020}.json").read_text().splitlines():
+            action = json.loads(line)
+            (kind,) = action
+            if kind in ("add", "remove"):
+                files[action[kind]["path"]] = action
+            elif kind != "commitInfo":
+                others[kind] = action
+    lines = map(json.dumps, [*others.values(), *files.values()])
+    name = f"{first:020}.{last:020}.compacted.json"
+    (log / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_compacted_logs_are_read(spark: Any, duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    spark.sql(f"create table delta.`{path}` using delta as {ROWS}")
+    for number in range(3):
+        spark.sql(f"insert into delta.`{path}` values ({100 + number}, 1, 'more')")
+    spark.sql(f"delete from delta.`{path}` where id in (3, 101)")
+    compact_log(path, 1, 3)
+    duckdb_store.add_source("table", f"delta+{path}")
+    for version in range(5):
+        same(duckdb_store, spark, path, version)
+    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        same(store, spark, path, 3)
 
 
 def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
@@ -84,21 +119,10 @@ def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
     duckdb_store.add_source("table", f"delta+{clone}")
     same(duckdb_store, spark, clone, 0)
     same(duckdb_store, spark, clone, 1)
+    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        same(store, spark, clone, 1)
     maps = tmp_path / "maps"
     spark.sql(f"create table delta.`{maps}` using delta as select 1 as id, map('a', 1) as m")
     duckdb_store.add_source("maps", f"delta+{maps}")
     read = duckdb_store.read_source("maps")
     assert read.to_arrow().to_pylist() == [{"id": 1, "m": [{"key": "a", "value": 1}]}]
-
-
-def test_the_spark_engine_reads_them_too(
-    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
-    path = tmp_path / "table"
-    properties = TABLES["deletion_vectors"][0]
-    spark.sql(f"create table delta.`{path}` using delta tblproperties ({properties}) as {ROWS}")
-    spark.sql(f"delete from delta.`{path}` where id < 5")
-    duckdb_store.add_source("table", f"delta+{path}")
-    with featurestore.connect(duckdb_store.location, engine="spark") as store:
-        assert store.read_source("table").count() == 15
-        assert store.read_source("table", at=0).count() == 20

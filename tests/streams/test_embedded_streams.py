@@ -16,6 +16,7 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.store import FeatureStore
+from featurestore_connectors.kafka.consumer import KafkaStream
 from tests.streams.topics import Broker, click, clicks, job
 
 JobFile = Callable[[str], Path]
@@ -127,7 +128,10 @@ def test_an_unreachable_broker_is_said_with_its_address(
 
 
 def test_offsets_that_went_and_topics_made_anew_fail_the_run_and_write_nothing(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    duckdb_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = broker.topic(1)
     broker.send(topic, clicks(0, 10))
@@ -143,7 +147,12 @@ def test_offsets_that_went_and_topics_made_anew_fail_the_run_and_write_nothing(
 
     broker.delete(topic)
     broker.topic(1, name=topic)
-    broker.send(topic, clicks(100, 130))  # more offsets than were read, yet another topic
+    broker.send(topic, clicks(100, 103))
+    with monkeypatch.context() as brokers:  # that are too old to tell the id of a topic
+        brokers.setattr(KafkaStream, "_identity", lambda self, name: None)
+        with pytest.raises(JobFailed, match="ends at offset 3, and was read up to 20"):
+            duckdb_store.run_job("clicks")
+    broker.send(topic, clicks(103, 130))  # more offsets than were read, yet another topic
     with pytest.raises(JobFailed, match="made anew"):
         duckdb_store.run_job("clicks")
     assert len(ids(duckdb_store)) == 15

@@ -365,6 +365,26 @@ class InvalidMetric(FeatureStoreError, ValueError):
     """A reported metric is no finite number, or the one that counts was never reported."""
 
 
+class ModelNotFound(FeatureStoreError, LookupError):
+    """No registered model has this name, version or stage."""
+
+
+class ModelExists(FeatureStoreError, ValueError):
+    """The version of the model exists already."""
+
+
+class ModelDamaged(FeatureStoreError, RuntimeError):
+    """A file of a registered model is not what was written; the message names it."""
+
+
+class UntrustedModel(FeatureStoreError, PermissionError):
+    """Loading the model runs code that its files hold, which nobody has allowed."""
+
+
+class UsedByModel(FeatureStoreError, RuntimeError):
+    """Registered models were trained on what is to be deleted."""
+
+
 class LauncherNotFound(FeatureStoreError, LookupError):
     """No launcher has this name."""
 

@@ -18,6 +18,7 @@ TRAININGDATASETS = "trainingdatasets"
 FEATUREVIEWS = "featureviews"
 SOURCES = "sources"
 EXPERIMENTS = "experiments"
+MODELS = "models"
 STAGING = "_staging"
 LOGS = "_logs"
 OWNERS = "_owners"
@@ -111,6 +112,19 @@ class StorePaths:
     def experiment(self, name: str) -> str:
         """Return the directory of the runs of an experiment."""
         return os.path.join(self.experiments, check_name(name, noun="experiment"))
+
+    @property
+    def models(self) -> str:
+        """The directory of all registered models."""
+        return os.path.join(self.location, MODELS)
+
+    def model_versions(self, name: str) -> str:
+        """Return the directory that holds all versions of a model."""
+        return os.path.join(self.models, check_name(name, noun="model"))
+
+    def model(self, name: str, version: int) -> str:
+        """Return the directory of a version of a model."""
+        return os.path.join(self.model_versions(name), f"v{check_version(version)}")
 
     def stage(self, run_id: str) -> str:
         """Return the directory in which one run stages its rows.

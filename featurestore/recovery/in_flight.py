@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
 from featurestore.plugins.observers import Work, WorkKind, observed
-from featurestore.recovery import datasets, groups, owners, views
+from featurestore.recovery import datasets, groups, models, owners, views
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import Registry, intents
@@ -148,6 +148,8 @@ def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version:
             number = datasets.claim(connection, store.location, name, version)
         elif kind == views.DEFINE:
             number = views.claim(connection, store.location, name, version)
+        elif kind == models.ENTER:
+            number = models.claim(connection, store.location, name, version)
         else:
             number = version or 1
         heartbeats.record(connection, owner)

@@ -17,7 +17,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import datasets, experiments, groups, owners, sources, views
+from featurestore.recovery import datasets, experiments, groups, models, owners, sources, views
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
 from featurestore.registry import Registry, open_registry
@@ -42,6 +42,7 @@ _RESTORED = (
     "training_dataset_pins",
     "feature_views",
     "experiment_runs",
+    "models",
 )
 
 Restore = Callable[[Connection, FeatureGroupSpec, str], None]
@@ -51,8 +52,8 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class Rebuilt:
     """What a rebuild found.
 
-    References of groups, datasets and views, names of sources, ids of runs, and (path, reason) of what it could
-    not read.
+    References of groups, datasets, views and models, names of sources, ids of runs, and (path,
+    reason) of what it could not read.
     """
 
     featuregroups: list[str] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Rebuilt:
     feature_views: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     experiment_runs: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
@@ -103,6 +105,7 @@ def rebuild(location: str, *, url: str | None = None, restore: Restore | None = 
             _restore_views(connection, location, result)
             _restore_sources(connection, location, result)
             _restore_experiments(connection, location, result)
+            _restore_models(connection, location, result)
     finally:
         registry.close()
     return result
@@ -154,6 +157,16 @@ def _restore_experiments(connection: Connection, location: str, result: Rebuilt)
     for name, directory in experiments.every(StorePaths(location)):
         with _alone(connection, directory, result):
             result.experiment_runs.append(experiments.register_found(connection, name, directory))
+
+
+def _restore_models(connection: Connection, location: str, result: Rebuilt) -> None:
+    for name, version, path in _versions(StorePaths(location).models, result):
+        with _alone(connection, path, result):
+            if models.is_model(path):
+                models.register(connection, path, name, version)
+                result.models.append(f"{name}@v{version}")
+            elif version not in versions_in_flight(connection, location, models.ENTER, name):
+                result.unreadable.append((path, "it has no model.json"))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import InvalidArgument, InvalidName, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import datasets, groups, views
+from featurestore.recovery import datasets, groups, models, views
 from featurestore.registry import intents
 from featurestore.storage import files
 
@@ -21,6 +21,8 @@ def settle(connection: Connection, location: str, intent: intents.Intent) -> str
             done = _settle_dataset(connection, paths, intent)
         elif intent.kind in (views.DEFINE, views.UNDEFINE):
             done = _settle_view(connection, paths, intent)
+        elif intent.kind in (models.ENTER, models.LEAVE):
+            done = _settle_model(connection, paths, intent)
         elif intent.kind in ("create", "write", "delete", "reclaim"):
             done = _settle_group(connection, paths, intent)
         else:
@@ -79,4 +81,18 @@ def _settle_view(connection: Connection, paths: StorePaths, intent: intents.Inte
         views.register(connection, views.read(directory, name, version))
         return "registered as its file says"
     views.remove_files(paths, name, version)
+    return "removed, it had no file yet"
+
+
+def _settle_model(connection: Connection, paths: StorePaths, intent: intents.Intent) -> str:
+    name, version = intent.name, intent.version
+    directory = paths.model(name, version)
+    if intent.kind == models.LEAVE:
+        models.forget(connection, name, version)
+        models.remove_files(paths, name, version)
+        return "finished"
+    if models.is_model(directory):
+        models.register(connection, directory, name, version)
+        return "registered as its files say"
+    models.remove_files(paths, name, version)
     return "removed, it had no file yet"

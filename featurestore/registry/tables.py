@@ -331,6 +331,20 @@ experiment_runs = Table(
 )
 
 
+models = Table(
+    "models",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("stage", String(16), nullable=False),
+    Column("run", String(64)),
+    Column("dataset", String(63), nullable=False),
+    Column("dataset_version", Integer, nullable=False),
+    Index("ix_models_dataset", "dataset", "dataset_version"),
+    Index("ix_models_run", "run"),
+)
+
+
 # Where stream jobs stand: the next offset of each partition, and the topic's end as it was then.
 stream_offsets = Table(
     "stream_offsets",

@@ -276,8 +276,16 @@ class TrainingDatasetCalls(Connected):
 
         return describe(self._session, name, version=version, description=description)
 
-    def delete_training_dataset(self, name: str, *, version: int) -> None:
+    def delete_training_dataset(self, name: str, *, version: int, force: bool = False) -> None:
         """Delete one version of a training dataset and what it pinned.
+
+        Args:
+            name: The dataset.
+            version: The version.
+            force: Also where registered models were trained on it.
+
+        Raises:
+            UsedByModel: Models were trained on it; they are listed.
 
         >>> store.delete_training_dataset("late_flights", version=1)
         >>> store.get_training_datasets()
@@ -285,4 +293,4 @@ class TrainingDatasetCalls(Connected):
         """
         from featurestore.training.catalog import remove
 
-        remove(self._session, name, version)
+        remove(self._session, name, version, force=force)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, UsedByModel, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.html import Listing
 from featurestore.recovery import datasets, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import training_datasets
+from featurestore.registry import models, training_datasets
 from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
@@ -50,13 +50,24 @@ def last_version(session: Session, name: str) -> int:
         return max(training_datasets.versions(connection, name), default=0)
 
 
-def remove(session: Session, name: str, version: int) -> None:
+def remove(session: Session, name: str, version: int, *, force: bool = False) -> None:
     """Delete a version.
 
     A kill meanwhile leaves the whole dataset, or none after the next connect.
+
+    Raises:
+        UsedByModel: Models were trained on it; ``force`` deletes it all the same.
     """
     with session.registry.reading() as connection:
         training_datasets.get(connection, name, version)
+        trained = models.of_dataset(connection, name, version)
+    if trained and not force:
+        used_by = listing([f"{model} version {number}" for model, number in trained])
+        raise UsedByModel(
+            f"Training dataset {name!r} version {version} is what registered models were trained "
+            f"on: {used_by}.",
+            hint=f"delete_training_dataset({name!r}, version={version}, force=True)",
+        )
     with in_flight(session, kind="remove", name=name, version=version) as run:
         with session.registry.transaction() as connection:
             datasets.forget(connection, name, version)

@@ -1,0 +1,231 @@
+"""What one version of a registered model says: its files, its inputs, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from featurestore.errors import FeatureStoreError, ModelDamaged
+from featurestore.model.arrow_json import type_from_json
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.names import check_name
+from featurestore.model.paths import MODELS, is_relative_path
+from featurestore.model.run_record import check_run_id
+from featurestore.model.sealed import sealed, unsealed
+
+MODEL_FILE = "model.json"
+DESCRIBED_FILE = "described.json"
+TRANSFORMATIONS_FILE = "transformations.json"
+FORMAT = 1
+
+Flavor = Literal["keras", "tf_keras", "tensorflow", "pickle", "joblib", "spark"]
+Arrays = Literal["columns", "matrix"]
+Method = Literal["predict", "predict_proba", "decision_function"]
+Stage = Literal["development", "staging", "production", "archived"]
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """One file of a model: path relative to its directory, size, SHA-256."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One column that the model takes, as the training dataset had it.
+
+    ``type`` is the feature type as JSON. ``narrow``: files held the column as float32. ``masked``:
+    the model takes ``<name>_present``, too. ``fill`` stands for nulls, where it is not None.
+    """
+
+    name: str
+    type: Any
+    narrow: bool = False
+    masked: bool = False
+    fill: Any = None
+
+    @property
+    def kind(self) -> pa.DataType:
+        """The feature type."""
+        return type_from_json(self.type)
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """One column of predictions; ``type`` is the feature type as JSON."""
+
+    name: str
+    type: Any
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What one version of a model says; its file ``model.json``.
+
+    ``artifact`` is the file or folder that is loaded, of ``flavor``. ``features`` is the retrieval
+    of the training dataset, its groups pinned to versions; ``inputs`` are in the order in which a
+    model of ``arrays`` "matrix" takes them. ``dataset`` and ``run`` say what it was trained on, and
+    by which run. ``transformations`` is the hash of the file that lies beside ``model.json``.
+    """
+
+    name: str
+    version: int
+    flavor: Flavor
+    artifact: str
+    files: tuple[ModelFile, ...]
+    dataset: Mapping[str, Any]
+    features: FeatureViewSpec
+    inputs: tuple[ModelInput, ...]
+    outputs: tuple[ModelOutput, ...]
+    label: tuple[str, ...] = ()
+    arrays: Arrays = "columns"
+    method: Method = "predict"
+    transformations: str | None = None
+    experiment: str | None = None
+    run: str | None = None
+    created: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that labels have to bring: join keys, and inputs that no group has."""
+        had = set()
+        needed: dict[str, None] = {}
+        for step in self.features.steps:
+            for left in _left_columns(step.join_key):
+                if left not in had:
+                    needed[left] = None
+            had.update(feature.name for feature in step.features)
+            had.update(feature.name for feature in step.on_demand)
+        for each in self.inputs:
+            if each.name not in had:
+                needed[each.name] = None
+        return tuple(needed)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the model's file."""
+        told = {**asdict(self), "format": FORMAT, "features": self.features.to_json()}
+        for name in ("files", "inputs", "outputs", "label"):
+            told[name] = list(told[name])
+        return sealed(told)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, path: str) -> ModelSpec:
+        """Return the model that ``to_bytes`` wrote.
+
+        Raises:
+            ModelDamaged: The content is not what was written.
+        """
+        try:
+            return _spec(JsonObject.of(unsealed(content)))
+        except (MalformedJson, FeatureStoreError) as error:
+            raise ModelDamaged(
+                f"The model {path!r} is damaged: {error}",
+                hint="restore the file from a copy, or register the model again",
+            ) from error
+
+
+def model_source(name: str) -> str:
+    """Return what lineage calls a model: its folder below the location.
+
+    >>> model_source("late_flights")
+    'models/late_flights'
+    """
+    return f"{MODELS}/{name}"
+
+
+def _left_columns(join_key: Any) -> list[str]:
+    """Return the left columns of the ``join_key`` that registration writes, one object a group."""
+    found: list[str] = []
+    for pairs in (join_key or {}).values():
+        found += pairs
+    return found
+
+
+def _spec(data: JsonObject) -> ModelSpec:
+    known = data.number("format", least=1)
+    if known > FORMAT:
+        raise MalformedJson(f"it has format {known}; this release reads up to {FORMAT}")
+    dataset = data.object("dataset")
+    check_name(dataset.text("name"), noun="training dataset")
+    dataset.number("version", least=1)
+    dataset.text("manifest")
+    run = data.optional_text("run")
+    return ModelSpec(
+        name=check_name(data.text("name"), noun="model"),
+        version=data.number("version", least=1),
+        flavor=_one_of(data, "flavor", Flavor),
+        artifact=_path(data, "artifact"),
+        files=tuple(map(_file, data.objects("files"))),
+        dataset=dataset.data,
+        features=FeatureViewSpec.from_json(data.get("features")),
+        inputs=tuple(map(_input, data.objects("inputs"))),
+        outputs=tuple(map(_output, data.objects("outputs"))),
+        label=data.texts("label"),
+        arrays=_one_of(data, "arrays", Arrays),
+        method=_one_of(data, "method", Method),
+        transformations=data.optional_text("transformations"),
+        experiment=data.optional_text("experiment"),
+        run=None if run is None else check_run_id(run),
+        created=data.text("created"),
+        libraries=data.object("libraries").each(JsonObject.text),
+    )
+
+
+def _one_of(data: JsonObject, name: str, allowed: Any) -> Any:
+    value = data.text(name)
+    if value not in get_args(allowed):
+        raise data.wrong(name, f"one of {', '.join(get_args(allowed))}")
+    return value
+
+
+def _path(data: JsonObject, name: str) -> str:
+    path = data.text(name)
+    if not is_relative_path(path):
+        raise data.wrong(name, "a path below the model")
+    return path
+
+
+def _file(data: JsonObject) -> ModelFile:
+    return ModelFile(_path(data, "path"), data.number("bytes"), data.text("sha256"))
+
+
+def _type(data: JsonObject) -> Any:
+    kind = data.get("type")
+    try:
+        type_from_json(kind)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise data.wrong("type", "a feature type") from error
+    return kind
+
+
+def _input(data: JsonObject) -> ModelInput:
+    narrow, masked = data.flag("narrow"), data.flag("masked")
+    return ModelInput(data.text("name"), _type(data), narrow, masked, data.get("fill"))
+
+
+def _output(data: JsonObject) -> ModelOutput:
+    return ModelOutput(data.text("name"), _type(data))
+
+
+@dataclass(frozen=True)
+class ModelDescribed:
+    """What people say about a version of a model, which may change."""
+
+    stage: Stage = "development"
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, value: object) -> ModelDescribed:
+        """Return what ``vars`` of one gives; MalformedJson says what is wrong."""
+        data = JsonObject.of(value)
+        tags = data.object("tags").each(JsonObject.text)
+        return cls(_one_of(data, "stage", Stage), data.text("description"), tags)

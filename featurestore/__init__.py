@@ -78,6 +78,7 @@ _FUNCTIONS = (
     "remove_training_dataset_tag",
     "update_training_dataset",
     "delete_training_dataset",
+    "score",
     "validate_featuregroup",
     "get_validation_history",
     "get_featuregroup_quarantine",

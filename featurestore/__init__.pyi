@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import DataFrame as SparkDataFrame
 
 from featurestore.errors import FeatureStoreError as FeatureStoreError
+from featurestore.experiments.models import Model
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
 from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import TableVersion
@@ -471,7 +472,17 @@ def remove_training_dataset_tag(name: str, key: str, *, version: int | None = No
 def update_training_dataset(
     name: str, *, version: int | None = None, description: str
 ) -> TrainingDataset: ...
-def delete_training_dataset(name: str, *, version: int) -> None: ...
+def delete_training_dataset(name: str, *, version: int, force: bool = False) -> None: ...
+def score(
+    model: Model | str,
+    *,
+    labels: object,
+    label_time: datetime | str | None = None,
+    as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    featuregroup: str | None = None,
+    key: str | Sequence[str] = (),
+    trust: bool = False,
+) -> FeatureFrame: ...
 def validate_featuregroup(
     name: str, *, version: int | None = None, expectations: object = None
 ) -> ValidationReport: ...

@@ -20,6 +20,7 @@ from featurestore.store.feature_views import FeatureViewCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls
 from featurestore.store.insight import InsightCalls
+from featurestore.store.models import ModelCalls
 from featurestore.store.monitors import MonitorCalls
 from featurestore.store.sources import SourceCalls
 from featurestore.store.training_datasets import TrainingDatasetCalls
@@ -37,6 +38,7 @@ class FeatureStore(
     TrainingDatasetCalls,
     InsightCalls,
     MonitorCalls,
+    ModelCalls,
     AlertCalls,
     SourceCalls,
 ):

@@ -1,0 +1,226 @@
+"""Model: the handle of one version of a registered model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, get_args
+
+from featurestore.errors import InvalidArgument, ModelDamaged, did_you_mean, listing
+from featurestore.experiments.models import catalog, loading
+from featurestore.model import html
+from featurestore.model.arguments import answers_calls
+from featurestore.model.featuregroup import check_tags
+from featurestore.model.registered_model import (
+    TRANSFORMATIONS_FILE,
+    ModelDescribed,
+    ModelSpec,
+    Stage,
+)
+from featurestore.recovery import models as directories
+from featurestore.storage import files
+from featurestore.transform.fitted import Transformations
+
+if TYPE_CHECKING:
+    from featurestore.retrieval import FeatureFrame
+    from featurestore.session import Session
+    from featurestore.training.dataset import TrainingDataset
+
+
+@answers_calls
+@dataclass(frozen=True)
+class Model:
+    """One version of a model: its files, what it was trained on, and the features it needs."""
+
+    session: Session = field(repr=False, compare=False)
+    spec: ModelSpec = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r} version {self.version}: {self.stage}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the model."""
+        return self.spec.name
+
+    @property
+    def version(self) -> int:
+        """The version of the model."""
+        return self.spec.version
+
+    @property
+    def path(self) -> str:
+        """The directory of the version."""
+        return self.session.paths.model(self.name, self.version)
+
+    @property
+    def artifact(self) -> str:
+        """The file or folder of the model itself."""
+        return files.inside(self.path, self.spec.artifact)
+
+    @property
+    def flavor(self) -> str:
+        """What wrote it: "keras", "tf_keras", "tensorflow", "pickle", "joblib" or "spark"."""
+        return self.spec.flavor
+
+    @property
+    def stage(self) -> str:
+        """The stage: "development", "staging", "production" or "archived"."""
+        return self._said.stage
+
+    @property
+    def description(self) -> str:
+        """What it is for."""
+        return self._said.description
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags."""
+        return dict(self._said.tags)
+
+    @property
+    def features(self) -> list[str]:
+        """The features that it needs, as references with the versions of their groups."""
+        return [feature.reference for feature in self.spec.features.features]
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns that labels have to bring: join keys, and inputs that no group has."""
+        return self.spec.label_columns
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the model takes, in order."""
+        return tuple(each.name for each in self.spec.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The columns of its predictions."""
+        return tuple(each.name for each in self.spec.outputs)
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        """The columns that it was trained to predict."""
+        return self.spec.label
+
+    @property
+    def run_id(self) -> str | None:
+        """The id of the run that trained it; ``experiments.get_run`` returns it."""
+        return self.spec.run
+
+    @property
+    def dataset(self) -> TrainingDataset:
+        """The training dataset that it was trained on.
+
+        Raises:
+            TrainingDatasetNotFound: It was deleted with ``force``.
+        """
+        from featurestore.training.catalog import get
+
+        return get(self.session, self.spec.dataset["name"], self.spec.dataset["version"])
+
+    @property
+    def transformations(self) -> Transformations | None:
+        """The fitted transformations between features and model; None where there are none."""
+        if self.spec.transformations is None:
+            return None
+        path = os.path.join(self.path, TRANSFORMATIONS_FILE)
+        if not files.exists(path) or files.sha256(path) != self.spec.transformations:
+            raise ModelDamaged(
+                f"{path!r} is not the file that was registered.", hint="restore it from a copy"
+            )
+        return Transformations.from_bytes(files.read_bytes(path), path=path)
+
+    def load(self, *, trust: bool = False) -> Any:
+        """Return the model itself.
+
+        Args:
+            trust: Allow files to run code: SavedModel, pickles and pipelines of Spark do.
+
+        Raises:
+            UntrustedModel: The format holds code, and ``trust`` is False.
+            ModelDamaged: A file is not what was registered.
+        """
+        what = f"Model {self.name!r} version {self.version}"
+        loading.check_trusted(self.flavor, trust=trust, what=what)
+        loading.check_files(self.path, self.spec)
+        return loading.load_object(self.artifact, self.flavor)
+
+    def get_features(
+        self,
+        *,
+        labels: object,
+        label_time: datetime | str | None = None,
+        as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
+    ) -> FeatureFrame:
+        """Return the features that the model needs for labels, each as of the label's time.
+
+        Raises:
+            FeatureViewBroken: A group no longer has what the model reads.
+        """
+        from featurestore.experiments.models.scoring import features_of
+
+        return features_of(self, labels=labels, label_time=label_time, as_of=as_of)
+
+    def update(
+        self,
+        *,
+        stage: Stage | None = None,
+        description: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Model:
+        """Change stage, description or tags (all of them); its files stay as they are."""
+        said = self._said
+        if stage is not None:
+            said = replace(said, stage=check_stage(stage))
+        if description is not None:
+            said = replace(said, description=description)
+        if tags is not None:
+            check_tags(tags)
+            said = replace(said, tags=dict(tags))
+        catalog.describe(self.session, self.spec, said)
+        return self
+
+    def delete(self) -> None:
+        """Delete the version; predictions that were made with it stay, its number is not reused."""
+        catalog.remove(self.session, self.name, self.version)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is known of the version."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "stage": self.stage,
+            "flavor": self.flavor,
+            "run": self.run_id,
+            "dataset": f"{self.spec.dataset['name']}@v{self.spec.dataset['version']}",
+            "features": self.features,
+            "label_columns": list(self.label_columns),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "label": list(self.label),
+            "description": self.description,
+            "tags": self.tags,
+            "created": self.spec.created,
+            "path": self.path,
+        }
+
+    @property
+    def _said(self) -> ModelDescribed:
+        return directories.read_described(self.path)
+
+    def _repr_html_(self) -> str:
+        return html.facts(self.to_json(), caption=f"Model {self.name} version {self.version}")
+
+
+def check_stage(stage: str) -> Stage:
+    """Return a stage, if it is one."""
+    known = get_args(Stage)
+    if stage not in known:
+        raise InvalidArgument(
+            f"stage={stage!r} is not one of {listing(known)}.",
+            hint=did_you_mean(stage, known, write="stage={!r}"),
+        )
+    return stage  # type: ignore[return-value]

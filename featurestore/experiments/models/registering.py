@@ -1,0 +1,226 @@
+"""register_model: what a run left behind, with what it takes to predict with it later."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from featurestore.errors import FeatureStoreError, InvalidArgument, ModelNotFound, listing
+from featurestore.experiments.models import catalog, loading
+from featurestore.experiments.models.prediction import model_arrays, to_columns
+from featurestore.experiments.models.retrieval import retrieval_of
+from featurestore.experiments.run import Run
+from featurestore.model.arrow_json import type_to_json
+from featurestore.model.registered_model import (
+    Arrays,
+    ModelDescribed,
+    ModelInput,
+    ModelOutput,
+    ModelSpec,
+)
+from featurestore.model.times import utc_now
+from featurestore.storage import files
+from featurestore.training.dataset import TrainingDataset
+from featurestore.training.reading import split_batches
+from featurestore.training.transformations import of_dataset, read_by_hash
+from featurestore.transform.fitted import Transformations
+
+_TRIED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What ``register_model`` was asked."""
+
+    name: str
+    artifact: str | None
+    dataset: TrainingDataset | None
+    columns: Sequence[str] | None
+    transformed: bool | Transformations | None
+    nulls: str | Mapping[str, Any] | None
+    arrays: Arrays | None
+    method: str
+    version: int | None
+    trust: bool
+
+
+def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
+    """Try the model of a run on rows of its dataset, then publish it.
+
+    ``experiments.register_model`` describes the request. Nothing is written before the model has
+    answered.
+    """
+    path = _artifact(run, asked.artifact)
+    flavor = loading.flavor_of(path)
+    what = f"{os.path.basename(path)!r} of run {run.id!r}"
+    loading.check_trusted(flavor, trust=asked.trust, what=what)
+    dataset = _dataset(run, asked.dataset)
+    state = _reader_state(run)
+    fitted = _fitted(dataset, asked.transformed, state)
+    inputs = _inputs(dataset, asked, state)
+    arrays = asked.arrays
+    if arrays is None:
+        arrays = "matrix" if flavor in ("pickle", "joblib") else "columns"
+    manifest = dataset.manifest
+    labels = [column.name for column in manifest.columns if column.role == "label"]
+    names = [each.name for each in inputs]
+    spec = ModelSpec(
+        name=asked.name,
+        version=1,
+        flavor=flavor,
+        artifact=os.path.basename(path),
+        files=(),
+        dataset={
+            "name": manifest.name,
+            "version": manifest.version,
+            "manifest": manifest.content_hash,
+        },
+        features=retrieval_of(
+            run.session, manifest, name=asked.name, inputs=names, label=labels
+        ),
+        inputs=inputs,
+        outputs=(),
+        label=tuple(labels),
+        arrays=arrays,
+        method=asked.method,  # type: ignore[arg-type]
+        transformations=None,
+        experiment=run.name,
+        run=run.id,
+        created=utc_now().isoformat(),
+        libraries=_libraries(run),
+    )
+    spec = replace(spec, outputs=_tried(spec, path, dataset, fitted))
+    content = None
+    if fitted is not None:
+        content = fitted.to_bytes()
+        spec = replace(spec, transformations=fitted.sha256)
+    return catalog.publish(
+        run.session, spec, said, artifact=path, fitted=content, version=asked.version
+    )
+
+
+def _artifact(run: Run, given: str | None) -> str:
+    """Return the path of what is registered: the one model of a run, or the one that is named."""
+    if given is not None:
+        path = os.path.abspath(given) if os.path.isabs(given) else files.inside(run.path, given)
+        if not files.exists(path) and not files.is_directory(path):
+            raise ModelNotFound(
+                f"Run {run.id!r} has no {given!r}; it has {listing(run.artifacts)}.",
+                hint="context.artifact_dir is where a training function saves its model",
+            )
+        return path
+    found = []
+    for relative in run.artifacts:
+        path = os.path.join(run.path, relative)
+        try:
+            loading.flavor_of(path)
+        except FeatureStoreError:
+            continue
+        found.append(relative)
+    if len(found) == 1:
+        return os.path.join(run.path, found[0])
+    raise ModelNotFound(
+        f"Run {run.id!r} left {len(found)} models behind: {listing(found or run.artifacts)}.",
+        hint="model.save(os.path.join(context.artifact_dir, 'model.keras')) in the training "
+        "function, or artifact='artifacts/model.keras'",
+    )
+
+
+def _dataset(run: Run, given: TrainingDataset | None) -> TrainingDataset:
+    dataset = given or run.dataset
+    if dataset is None:
+        raise InvalidArgument(
+            f"Run {run.id!r} read no training dataset, so nothing says which features its model "
+            "takes.",
+            hint="register_model(run, name, dataset=store.get_training_dataset('name'))",
+        )
+    return dataset
+
+
+def _reader_state(run: Run) -> Mapping[str, Any]:
+    """Return the settings of the first reader that the run had; it may have had none."""
+    for each in run.record.readers:
+        return each
+    return {}
+
+
+def _fitted(
+    dataset: TrainingDataset, given: bool | Transformations | None, state: Mapping[str, Any]
+) -> Transformations | None:
+    if given is None and "transformed" in state:
+        if state["transformed"] is None:
+            return None
+        return read_by_hash(dataset.path, dataset.manifest, state["transformed"])
+    return of_dataset(dataset, given)
+
+
+def _inputs(
+    dataset: TrainingDataset, asked: ModelRequest, state: Mapping[str, Any]
+) -> tuple[ModelInput, ...]:
+    """Return the inputs in the order in which a reader yields them, with its policy for nulls."""
+    columns = asked.columns
+    if columns is None:
+        columns = state.get("columns")
+    nulls = asked.nulls
+    if nulls is None:
+        nulls = state.get("nulls", "error")
+    manifest = dataset.manifest
+    if columns is None:
+        columns = [column.name for column in manifest.columns if column.role == "feature"]
+    masked: set[str] = set()
+    if nulls == "mask":
+        for split in manifest.splits:
+            masked.update(name for name, count in split.nulls.items() if count)
+    inputs = []
+    for name in columns:
+        column = manifest.column(name)
+        if column.role in ("label", "weight"):
+            continue
+        narrow = column.tf_type == "float32"
+        fill = None if isinstance(nulls, str) else nulls.get(name)
+        inputs.append(ModelInput(name, column.type, narrow, name in masked, fill))
+    if not inputs:
+        raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
+    return tuple(inputs)
+
+
+def _libraries(run: Run) -> Mapping[str, str]:
+    """Return the versions of the libraries that models come from, as the run's record says."""
+    packages = run.record.environment.get("packages", {})
+    if not isinstance(packages, Mapping):
+        return {}
+    wanted = ("keras", "tensorflow", "tf-keras", "scikit-learn", "pyspark", "numpy", "torch")
+    return {name: str(packages[name]) for name in wanted if name in packages}
+
+
+def _tried(
+    spec: ModelSpec, path: str, dataset: TrainingDataset, fitted: Transformations | None
+) -> tuple[ModelOutput, ...]:
+    """Return the outputs of the model, by asking it for the first rows of its dataset."""
+    names = [each.name for each in spec.inputs]
+    split = dataset.splits[0]
+    batches = split_batches(dataset.path, dataset.manifest, split, columns=names)
+    for batch in islice(batches, 1):
+        rows = batch.slice(0, _TRIED_ROWS)
+        predict = loading.predictor(
+            loading.load_object(path, spec.flavor), spec.flavor, method=spec.method
+        )
+        try:
+            answers = predict(model_arrays(spec, fitted, rows))
+        except FeatureStoreError:
+            raise
+        except Exception as error:
+            text = str(error).strip().split("\n")[0]
+            raise InvalidArgument(
+                f"The model cannot take the inputs {listing(names)} as {spec.arrays!r}: {text}",
+                hint='arrays="matrix" gives one array of (rows, inputs), arrays="columns" one for '
+                "each input; columns=[...] names them in order",
+            ) from error
+        found = []
+        for name, column in to_columns(answers, rows.num_rows).items():
+            found.append(ModelOutput(name, type_to_json(column.type)))
+        return tuple(found)
+    raise InvalidArgument(f"Training dataset {dataset.name!r} has no rows to try the model on.")

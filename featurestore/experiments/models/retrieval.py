@@ -1,0 +1,100 @@
+"""The retrieval that a training dataset is of, to be asked again for other labels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.json_object import JsonObject
+from featurestore.model.manifest import Manifest
+from featurestore.model.on_demand import OnDemandFeature, stated
+from featurestore.model.references import FeatureReference
+from featurestore.model.window_features import WindowFeature
+from featurestore.model.window_json import window_from_json
+from featurestore.session import Session
+from featurestore.views.definition import define
+
+
+def retrieval_of(
+    session: Session, manifest: Manifest, *, name: str, inputs: Collection[str], label: list[str]
+) -> FeatureViewSpec:
+    """Return the features of a training dataset that a model needs, groups pinned to versions.
+
+    Each call of ``get_features`` is a step. What came with the labels stays with the labels;
+    filters and samples of the training rows are none of the model's.
+
+    Raises:
+        FeatureNotFound, FeatureGroupNotFound: A group is gone.
+    """
+    steps: list[Mapping[str, Any]] = []
+    if manifest.plan is not None:
+        needed = None if stated(manifest.plan) else set(inputs)
+        _add_steps(manifest.plan, steps, needed)
+    time = None
+    if manifest.plan is not None:
+        time = _label_time(manifest.plan)
+    spec = define(
+        session,
+        name,
+        features=steps,
+        labels=None,
+        label=None,
+        label_time=time,
+        description="",
+        tags={},
+        transformations={},
+    )
+    return replace(spec, label=tuple(label))
+
+
+def _label_time(plan: Mapping[str, Any]) -> str | None:
+    first = plan
+    while first.get("left_plan") is not None:
+        first = first["left_plan"]
+    time = first.get("left_time")
+    return None if time is None else str(time)
+
+
+def _add_steps(
+    plan: Mapping[str, Any], steps: list[Mapping[str, Any]], needed: set[str] | None
+) -> None:
+    """Add the steps of a plan's JSON behind those of the plan that feeds it.
+
+    What a later step joins on is needed of an earlier one.
+    """
+    joins = [*plan.get("windows", ()), *plan["joins"]]
+    if needed is not None:
+        needed = set(needed)
+        for join in joins:
+            needed.update(left for left, _ in join["on"])
+    if plan.get("left_plan") is not None:
+        _add_steps(plan["left_plan"], steps, needed)
+    asked: list[str | WindowFeature | OnDemandFeature] = []
+    join_key: dict[str, dict[str, str]] = {}
+    for join in joins:
+        source, found = join["source"], []
+        for output in join["outputs"]:
+            if needed is None or output["name"] in needed or plan["how"] == "inner":
+                found.append(_asked(join, output))
+        if found:
+            asked += found
+            group = f"{source['featuregroup']}@v{source['version']}"
+            join_key[group] = {left: right for left, right in join["on"]}
+    for each in plan.get("on_demand", ()):
+        asked.append(OnDemandFeature.from_json(JsonObject.of(each)))
+    if asked:
+        steps.append({"features": asked, "join_key": join_key, "join": plan["how"]})
+
+
+def _asked(join: Mapping[str, Any], output: Mapping[str, Any]) -> str | WindowFeature:
+    """Return one output of a join as ``get_features`` is asked for it."""
+    source = join["source"]
+    reference = FeatureReference(output["column"], source["featuregroup"], source["version"], None)
+    if "function" not in output:
+        if output["name"] != output["column"]:
+            reference = replace(reference, alias=output["name"])
+        return str(reference)
+    key = [right for _, right in join["on"]]
+    return window_from_json(JsonObject.of({**output, "feature": str(reference), "key": key}))

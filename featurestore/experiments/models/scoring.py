@@ -1,0 +1,149 @@
+"""score: features as of each label's time, through a model, as rows with predictions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from featurestore.errors import ColumnConflict, FeatureNotFound, listing
+from featurestore.experiments.models import loading
+from featurestore.experiments.models.prediction import LABEL_TIME, MODEL_VERSION, PredictBatch
+from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
+from featurestore.ingest import to_relation
+from featurestore.model.arrow_json import type_from_json
+from featurestore.model.references import parse_group_reference
+from featurestore.model.registered_model import ModelSpec, model_source
+from featurestore.model.times import to_micros
+from featurestore.model.types import TIMESTAMP
+from featurestore.plugins.engine import Relation
+from featurestore.registry import featuregroups
+from featurestore.retrieval import FeatureFrame
+from featurestore.views.retrieval import rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from featurestore.experiments.models.handle import Model
+    from featurestore.retrieval.catalog import AsOfArgument
+
+
+def features_of(
+    model: Model,
+    *,
+    labels: object,
+    label_time: datetime | str | None = None,
+    as_of: AsOfArgument | None = None,
+) -> FeatureFrame:
+    """Return labels with the features that a model needs, lazily.
+
+    Raises:
+        FeatureNotFound: The labels lack inputs that no group has.
+    """
+    session, spec = model.session, model.spec
+    if spec.features.steps:
+        frame = rows_of(
+            session, spec.features, labels=labels, label_time=label_time, as_of=as_of
+        )
+    elif isinstance(labels, FeatureFrame):
+        frame = labels
+    elif isinstance(labels, str):
+        name, version = parse_group_reference(labels)
+        frame = FeatureGroup.find(session, name, version).read()
+    else:
+        frame = FeatureFrame(session, to_relation(labels, engine=session.engine))
+    absent = [name for name in model.inputs if name not in frame.columns]
+    if absent:
+        raise FeatureNotFound(
+            f"Model {spec.name!r} version {spec.version} takes {listing(absent)}, which the labels "
+            f"do not bring; they have {listing(frame.columns, limit=30)}.",
+            hint=f"labels need the columns {list(spec.label_columns)}",
+        )
+    return frame
+
+
+def score(
+    model: Model,
+    *,
+    labels: object,
+    label_time: datetime | str | None = None,
+    as_of: AsOfArgument | None = None,
+    trust: bool = False,
+) -> FeatureFrame:
+    """Return the columns of the labels with predictions, lazily.
+
+    Raises:
+        UntrustedModel: Loading the model runs code, and ``trust`` is False.
+        ColumnConflict: Labels have columns of the names of predictions.
+    """
+    session, spec = model.session, model.spec
+    what = f"Model {spec.name!r} version {spec.version}"
+    loading.check_trusted(spec.flavor, trust=trust, what=what)
+    frame = features_of(model, labels=labels, label_time=label_time, as_of=as_of)
+    fixed = None
+    if frame.plan is not None and frame.plan.fixed_time is not None:
+        fixed = to_micros(frame.plan.fixed_time)
+    kept = _label_columns(frame, spec)
+    fields = [frame.schema.field(name) for name in kept]
+    for output in spec.outputs:
+        fields.append(pa.field(output.name, type_from_json(output.type)))
+    fields.append(pa.field(MODEL_VERSION, pa.int64()))
+    if fixed is not None:
+        fields.append(pa.field(LABEL_TIME, TIMESTAMP))
+    schema = pa.schema(fields)
+    taken = [name for name in schema.names if schema.names.count(name) > 1]
+    if taken:
+        raise ColumnConflict(
+            f"The labels have {listing(sorted(set(taken)))}, which predictions are called.",
+            hint="rename these columns of the labels",
+        )
+    fitted = model.transformations
+    if fitted is not None:
+        fitted = fitted.portable(without=[n for n in spec.label if n not in model.inputs])
+    function = PredictBatch(model.path, spec.to_bytes(), fitted, tuple(kept), schema, fixed)
+
+    def relation() -> Relation:
+        return session.engine.map_batches(frame.relation, function, schema=schema)
+
+    return FeatureFrame(session, relation, schema=schema)
+
+
+def write_predictions(
+    model: Model, scored: FeatureFrame, features: FeatureFrame, name: str, *, key: Sequence[str]
+) -> None:
+    """Write predictions into a group, which is made where there is none.
+
+    A prediction for the same key and time takes the place of the one before.
+    """
+    session, spec = model.session, model.spec
+    inputs: list[Mapping[str, object]] = [
+        {"source": model_source(spec.name), "version": spec.version}
+    ]
+    keys, time = tuple(key), None
+    if features.plan is not None:
+        keys = keys or features.plan.keys
+        time = features.plan.time
+        inputs += [source.to_json() for source in features.plan.sources]
+    if LABEL_TIME in scored.columns:
+        time = LABEL_TIME
+    with session.registry.reading() as connection:
+        known = featuregroups.find(connection, name, None)
+    if known is not None:
+        mode = "upsert" if known.spec.primary_key else "append"
+        insert(session, scored, name, write=Write(mode=mode, inputs=tuple(inputs)))
+        return
+    declared = Declaration(
+        primary_key=keys,
+        event_time=time,
+        description=f"Predictions of model {spec.name}",
+        tags={"model": spec.name},
+    )
+    create(session, scored, name, declared=declared, write=Write(inputs=tuple(inputs)))
+
+
+def _label_columns(frame: FeatureFrame, spec: ModelSpec) -> list[str]:
+    """Return the columns that came with the labels."""
+    features = {feature.name for feature in spec.features.features}
+    features.update(each.name for each in spec.features.on_demand)
+    return [name for name in frame.columns if name not in features]

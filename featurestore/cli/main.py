@@ -53,6 +53,7 @@ _NOUNS = {
     "registry": "registry",
     "source": "sources",
     "run": "runs",
+    "model": "models",
 }
 
 

@@ -151,7 +151,10 @@ def delete(
     context: typer.Context,
     name: Name,
     version: Annotated[int, typer.Option(help="The version to delete.", show_default=False)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Also where registered models were trained on it.")
+    ] = False,
 ) -> None:
     """Delete one version of a training dataset."""
-    store(context).delete_training_dataset(name, version=version)
+    store(context).delete_training_dataset(name, version=version, force=force)
     show_record(context, {"deleted": f"{name} version {version}"})

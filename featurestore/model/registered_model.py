@@ -96,7 +96,7 @@ class ModelSpec:
     @property
     def label_columns(self) -> tuple[str, ...]:
         """The columns that labels have to bring: join keys, and inputs that no group has."""
-        had = set()
+        had: set[str] = set()
         needed: dict[str, None] = {}
         for step in self.features.steps:
             for left in _left_columns(step.join_key):

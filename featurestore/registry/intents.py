@@ -21,7 +21,8 @@ class Intent:
 
     ``kind``: "create", "write" and "delete" of a feature group, "reclaim" for a vacuum of it and
     while a deletion looks who needs it, "export" and "remove" of a training dataset, "define"
-    and "undefine" of a feature view, "stage" for rows that lie in the staging directory only.
+    and "undefine" of a feature view, "enter"
+    and "leave" of a registered model, "stage" for rows that lie in the staging directory only.
     """
 
     run_id: str

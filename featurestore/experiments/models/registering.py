@@ -78,9 +78,7 @@ def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
             "version": manifest.version,
             "manifest": manifest.content_hash,
         },
-        features=retrieval_of(
-            run.session, manifest, name=asked.name, inputs=names, label=labels
-        ),
+        features=retrieval_of(run.session, manifest, name=asked.name, inputs=names, label=labels),
         inputs=inputs,
         outputs=(),
         label=tuple(labels),

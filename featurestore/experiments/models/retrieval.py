@@ -81,7 +81,7 @@ def _add_steps(
         if found:
             asked += found
             group = f"{source['featuregroup']}@v{source['version']}"
-            join_key[group] = {left: right for left, right in join["on"]}
+            join_key[group] = dict(join["on"])
     for each in plan.get("on_demand", ()):
         asked.append(OnDemandFeature.from_json(JsonObject.of(each)))
     if asked:

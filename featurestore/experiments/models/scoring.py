@@ -43,9 +43,7 @@ def features_of(
     """
     session, spec = model.session, model.spec
     if spec.features.steps:
-        frame = rows_of(
-            session, spec.features, labels=labels, label_time=label_time, as_of=as_of
-        )
+        frame = rows_of(session, spec.features, labels=labels, label_time=label_time, as_of=as_of)
     elif isinstance(labels, FeatureFrame):
         frame = labels
     elif isinstance(labels, str):

@@ -1,0 +1,277 @@
+"""Registered models: what they keep, whom they trust, and the predictions that they give."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import featurestore
+from featurestore import experiments
+from featurestore import transform as t
+from featurestore.cli.main import app
+from featurestore.errors import (
+    FeatureNotFound,
+    FeatureStoreError,
+    InvalidArgument,
+    ModelDamaged,
+    ModelNotFound,
+    NullsInColumns,
+    TrainingDatasetNotFound,
+    UntrustedModel,
+    UsedByModel,
+)
+from featurestore.experiments import catalog
+from featurestore.experiments.run import Run
+from featurestore.model.run_record import RunDataset, RunRecord
+from featurestore.recovery.rebuild import rebuild
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+
+START = datetime(2013, 1, 1, tzinfo=UTC)
+
+
+class Line:
+    """A model of two inputs whose file is code."""
+
+    def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return x @ np.array([2.0, 1.0], dtype=np.float32)
+
+
+def hour(number: float) -> datetime:
+    return START + timedelta(hours=number)
+
+
+@pytest.fixture
+def asked() -> pa.Table:
+    rows = range(24)
+    return pa.table(
+        {
+            "origin": [("JFK", "LGA")[row % 2] for row in rows],
+            "plane": [row % 3 for row in rows],
+            "asked_at": [hour(2 + row / 2) for row in rows],
+            "late": [float(row % 2) for row in rows],
+        }
+    )
+
+
+@pytest.fixture
+def flights(kept: FeatureStore, asked: pa.Table) -> TrainingDataset:
+    fill(kept)
+    frame = kept.get_features(
+        ["weather.temp", "planes.seats as size"],
+        labels=asked,
+        label_time="asked_at",
+        join_key={"planes": {"plane": "id"}},
+    )
+    return kept.create_training_dataset(
+        frame,
+        "flights",
+        label="late",
+        transformations={"size": t.standardize()},
+        splits={"train": 0.75, "test": 0.25},
+    )
+
+
+def fill(store: FeatureStore) -> None:
+    weather = {
+        "origin": ["JFK", "LGA"] * 8,
+        "at": [hour(row // 2) for row in range(16)],
+        "temp": [float(30 + row) for row in range(16)],
+    }
+    store.create_featuregroup(pa.table(weather), "weather", primary_key="origin", event_time="at")
+    planes = pa.table({"id": [0, 1, 2], "seats": [100, 150, 200]})
+    store.create_featuregroup(planes, "planes", primary_key="id")
+
+
+def a_run(store: FeatureStore, dataset: TrainingDataset, number: int = 1) -> Run:
+    """Return a finished run whose only artifact is a pickled model."""
+    noted = RunDataset(dataset.name, dataset.version, dataset.manifest.content_hash, dataset.path)
+    record = RunRecord(
+        id=f"20130101-000000-{number:06d}",
+        name="lines",
+        kind="launch",
+        state="finished",
+        created=START.isoformat(),
+        dataset=noted,
+    )
+    catalog.save(store.session, record)
+    run = Run(store.session, record)
+    os.makedirs(os.path.join(run.path, "artifacts"))
+    Path(run.path, "artifacts", "model.pkl").write_bytes(pickle.dumps(Line()))
+    return run
+
+
+def expected(dataset: TrainingDataset) -> dict[tuple[Any, ...], float]:
+    """Return what ``predict`` says of the reader's batches, by key."""
+    found = {}
+    for split in dataset.splits:
+        columns = ["temp", "size", "origin", "plane", "asked_at"]
+        reader = dataset.reader(split, global_batch_size=1, columns=columns)
+        for batch in reader.batches():
+            x = np.stack([batch["temp"], batch["size"]], axis=1).astype(np.float32)
+            key = batch["origin"][0].decode(), int(batch["plane"][0]), int(batch["asked_at"][0])
+            found[key] = float(Line().predict(x)[0])
+    return found
+
+
+def predicted(frame: Any) -> dict[tuple[Any, ...], float]:
+    found = {}
+    for row in frame.to_arrow().to_pylist():
+        micros = int(row["asked_at"].timestamp() * 1_000_000)
+        found[row["origin"], row["plane"], micros] = row["prediction"]
+    return found
+
+
+def test_scores_are_what_predict_says_of_the_readers_batches(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
+) -> None:
+    model = experiments.register_model(a_run(kept, flights), "line", trust=True)
+    assert model.features == ["weather@v1.temp", "planes@v1.seats as size"]
+    assert model.label_columns == ("origin", "plane")
+    assert (model.inputs, model.outputs, model.label) == (
+        ("temp", "size"),
+        ("prediction",),
+        ("late",),
+    )
+    scored = kept.score(model, labels=asked, trust=True)
+    assert scored.columns == [*asked.column_names, "prediction", "model_version"]
+    assert predicted(scored) == expected(flights)
+
+
+def test_predictions_are_a_group_of_the_labels_times(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
+) -> None:
+    experiments.register_model(a_run(kept, flights), "line", trust=True)
+    for _ in range(2):
+        kept.score("line", labels=asked, featuregroup="predictions", trust=True)
+    group = kept.featuregroup("predictions")
+    assert (group.primary_key, group.event_time) == (("origin", "plane"), "asked_at")
+    assert predicted(group.read()) == expected(flights)
+    made = {(edge.kind, edge.name) for edge in kept.featuregroup("weather").derived()}
+    assert made >= {("model", "line"), ("featuregroup", "predictions")}
+    later = [{"origin": "JFK", "plane": 0, "t": hour(2.25)}]
+    past = kept.get_features(["predictions.prediction"], labels=later, label_time="t")
+    first = kept.score("line", labels=asked.slice(0, 1), trust=True).to_arrow()
+    assert past.to_arrow()["prediction"].to_pylist() == first["prediction"].to_pylist()
+    fixed = kept.score(
+        "line", labels=asked.select(["origin", "plane"]), label_time=hour(3), trust=True
+    )
+    assert set(fixed.to_arrow()["label_time"].to_pylist()) == {hour(3)}
+
+
+def test_code_of_models_runs_only_where_it_is_allowed(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
+) -> None:
+    run = a_run(kept, flights)
+    with pytest.raises(UntrustedModel, match="trust=True"):
+        experiments.register_model(run, "line")
+    assert experiments.get_models() == []
+    model = experiments.register_model(run, "line", trust=True)
+    for call in (model.load, lambda: kept.score(model, labels=asked)):
+        with pytest.raises(UntrustedModel):
+            call()
+    assert isinstance(model.load(trust=True), Line)
+    Path(model.artifact).write_bytes(pickle.dumps(print))
+    with pytest.raises(ModelDamaged, match=r"model\.pkl"):
+        model.load(trust=True)
+
+
+def test_a_rebuilt_registry_knows_models_and_their_stages(
+    kept: FeatureStore, flights: TrainingDataset
+) -> None:
+    run = a_run(kept, flights)
+    first = experiments.register_model(run, "line", trust=True, stage="production")
+    second = experiments.register_model(run, "line", trust=True, tags={"team": "traffic"})
+    assert [first.version, second.version] == [1, 2]
+    first.update(description="of January")
+    result = rebuild(kept.location)
+    assert result.models == ["line@v1", "line@v2"]
+    assert result.unreadable == []
+    found = experiments.get_model("line", stage="production")
+    assert (found.version, found.description) == (1, "of January")
+    assert experiments.get_model("line").tags == {"team": "traffic"}
+    with pytest.raises(UsedByModel, match=r"(?s)'line version 1'.*force=True"):
+        kept.delete_training_dataset("flights", version=1)
+    shown = CliRunner().invoke(
+        app, ["--location", kept.location, "--output", "json", "model", "show", "line"]
+    )
+    assert json.loads(shown.stdout)["dataset"] == "flights@v1"
+    kept.delete_training_dataset("flights", version=1, force=True)
+    with pytest.raises(TrainingDatasetNotFound):
+        _ = found.dataset
+    second.delete()
+    assert [model.version for model in experiments.get_models("line")] == [1]
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
+) -> None:
+    run = a_run(kept, flights)
+    cases: list[tuple[type[FeatureStoreError], str, dict[str, Any]]] = [
+        (ModelNotFound, r"artifacts/model\.pkl", {"artifact": "artifacts/other.keras"}),
+        (InvalidArgument, "predict_proba", {"method": "predict_proba"}),
+        (InvalidArgument, "columns", {"arrays": "columns"}),
+        (InvalidArgument, "stage='production'", {"stage": "productive"}),
+    ]
+    for kind, words, options in cases:
+        with pytest.raises(kind, match=words):
+            experiments.register_model(run, "line", trust=True, **options)
+    assert experiments.get_models() == []
+    assert not os.path.exists(os.path.join(kept.location, "models"))
+    model = experiments.register_model(run, "line", trust=True)
+    with pytest.raises(ModelNotFound, match="it has '1 \\(development\\)'"):
+        experiments.get_model("line", 2)
+    unknown = [{"origin": "EWR", "plane": 0, "asked_at": hour(4)}]
+    with pytest.raises(NullsInColumns, match="nulls=\\{'temp': 0\\}"):
+        kept.score(model, labels=unknown, trust=True).to_arrow()
+    filled = experiments.register_model(run, "line", trust=True, nulls={"temp": 5.0})
+    assert kept.score(filled, labels=unknown, trust=True).count() == 1
+
+
+def test_inputs_that_come_with_labels_are_asked_of_them(kept: FeatureStore) -> None:
+    rows = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0.0, 1.0]})
+    dataset = kept.create_training_dataset(rows, "plain", label="y")
+    model = experiments.register_model(a_run(kept, dataset), "plain", trust=True)
+    assert model.label_columns == ("a", "b")
+    scored = kept.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
+    assert scored["prediction"].to_pylist() == [5.0, 8.0]
+    with pytest.raises(FeatureNotFound, match="takes 'b'"):
+        kept.score(model, labels=rows.select(["a"]), trust=True)
+
+
+@pytest.mark.tensorflow
+def test_keras_models_need_no_trust(kept: FeatureStore, flights: TrainingDataset) -> None:
+    keras = pytest.importorskip("keras")
+    run = a_run(kept, flights)
+    inputs = {name: keras.Input((1,), name=name) for name in ("temp", "size")}
+    joined = keras.layers.Concatenate()(list(inputs.values()))
+    made = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    made.save(os.path.join(run.path, "artifacts", "model.keras"))
+    model = experiments.register_model(run, "dense", artifact="artifacts/model.keras")
+    labels = [{"origin": "JFK", "plane": 1, "asked_at": hour(5)}]
+    row = model.get_features(labels=labels)
+    given = kept.transform(row, model.transformations).to_arrow()
+    batch = {name: given[name].to_numpy() for name in inputs}
+    answer = kept.score(model, labels=labels).to_arrow()["prediction"].to_numpy()
+    np.testing.assert_array_equal(answer, made.predict(batch, verbose=0)[:, 0])
+
+
+@pytest.mark.spark
+def test_spark_gives_the_same_predictions(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
+) -> None:
+    experiments.register_model(a_run(kept, flights), "line", trust=True)
+    spark = featurestore.connect(kept.location, engine="spark")
+    scored = spark.score("line", labels=asked, featuregroup="from_spark", trust=True)
+    assert predicted(scored) == expected(flights)
+    assert predicted(kept.featuregroup("from_spark").read()) == expected(flights)

@@ -56,7 +56,7 @@ def register_model(
         stage: "development", "staging", "production" or "archived".
         description: What it is for.
         tags: Texts to find it by.
-        trust: Allow files to run code: SavedModel, pickles and pipelines of Spark do.
+        trust: Allow files to run code: SavedModel and pickles do.
         store: None: the run's, or the store last connected.
 
     Raises:

@@ -22,7 +22,7 @@ DESCRIBED_FILE = "described.json"
 TRANSFORMATIONS_FILE = "transformations.json"
 FORMAT = 1
 
-Flavor = Literal["keras", "tf_keras", "tensorflow", "pickle", "joblib", "spark"]
+Flavor = Literal["keras", "tf_keras", "tensorflow", "pickle", "joblib"]
 Arrays = Literal["columns", "matrix"]
 Method = Literal["predict", "predict_proba", "decision_function"]
 Stage = Literal["development", "staging", "production", "archived"]

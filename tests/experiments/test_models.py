@@ -245,6 +245,9 @@ def test_inputs_that_come_with_labels_are_asked_of_them(kept: FeatureStore) -> N
     assert model.label_columns == ("a", "b")
     scored = kept.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
     assert scored["prediction"].to_pylist() == [5.0, 8.0]
+    named = rows.drop("y").append_column("id", pa.array([1, 2]))
+    kept.score(model, labels=named, featuregroup="sums", key="id", trust=True).show()
+    assert kept.featuregroup("sums").read().count() == 2
     with pytest.raises(FeatureNotFound, match="takes 'b'"):
         kept.score(model, labels=rows.select(["a"]), trust=True)
 

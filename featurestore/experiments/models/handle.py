@@ -62,7 +62,7 @@ class Model:
 
     @property
     def flavor(self) -> str:
-        """What wrote it: "keras", "tf_keras", "tensorflow", "pickle", "joblib" or "spark"."""
+        """What wrote it: "keras", "tf_keras", "tensorflow", "pickle" or "joblib"."""
         return self.spec.flavor
 
     @property
@@ -137,7 +137,7 @@ class Model:
         """Return the model itself.
 
         Args:
-            trust: Allow files to run code: SavedModel, pickles and pipelines of Spark do.
+            trust: Allow files to run code: SavedModel and pickles do.
 
         Raises:
             UntrustedModel: The format holds code, and ``trust`` is False.

@@ -1,7 +1,7 @@
 """Models read from files, by flavor, and what each answers for a batch of arrays.
 
-The Keras format is data: its loader refuses code (``safe_mode``). SavedModel, pickles and pipelines
-of Spark are programs: whoever writes their files decides what runs, so a caller has to allow it.
+The Keras format is data: its loader refuses code (``safe_mode``). SavedModel and pickles are
+programs: whoever writes their files decides what runs, so a caller has to allow it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,9 @@ def flavor_of(path: str) -> Flavor:
         return _PICKLED[ending]  # type: ignore[return-value]
     if files.is_file(os.path.join(path, "saved_model.pb")):
         return "tensorflow"
-    if files.is_directory(os.path.join(path, "stages")):
-        return "spark"
     raise InvalidArgument(
         f"{name!r} is no model of a known format.",
-        hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib, or a "
-        "saved pyspark.ml PipelineModel",
+        hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib",
     )
 
 
@@ -94,8 +91,6 @@ def load_object(path: str, flavor: str) -> Any:
         return _library("tensorflow").saved_model.load(path)
     if flavor == "joblib":
         return importlib.import_module("joblib").load(path)
-    if flavor == "spark":
-        return importlib.import_module("pyspark.ml").PipelineModel.load(path)
     return pickle.loads(files.read_bytes(path))
 
 

@@ -10,7 +10,7 @@ from featurestore.errors import ColumnConflict, FeatureNotFound, listing
 from featurestore.experiments.models import loading
 from featurestore.experiments.models.prediction import LABEL_TIME, MODEL_VERSION, PredictBatch
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
-from featurestore.ingest import to_relation
+from featurestore.ingest import adopt_native, to_reader, to_relation
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.references import parse_group_reference
 from featurestore.model.registered_model import ModelSpec, model_source
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from featurestore.experiments.models.handle import Model
     from featurestore.retrieval.catalog import AsOfArgument
+    from featurestore.session import Session
 
 
 def features_of(
@@ -50,7 +51,7 @@ def features_of(
         name, version = parse_group_reference(labels)
         frame = FeatureGroup.find(session, name, version).read()
     else:
-        frame = FeatureFrame(session, to_relation(labels, engine=session.engine))
+        frame = _rows_in_memory(session, labels)
     absent = [name for name in model.inputs if name not in frame.columns]
     if absent:
         raise FeatureNotFound(
@@ -138,6 +139,19 @@ def write_predictions(
         tags={"model": spec.name},
     )
     create(session, scored, name, declared=declared, write=Write(inputs=tuple(inputs)))
+
+
+def _rows_in_memory(session: Session, labels: object) -> FeatureFrame:
+    """Return labels as a frame that can be read again and again."""
+    adopted = adopt_native(labels, engine=session.engine)
+    if adopted is not None:
+        return FeatureFrame(session, adopted)
+    table = to_reader(labels).read_all()
+
+    def relation() -> Relation:
+        return to_relation(table, engine=session.engine)
+
+    return FeatureFrame(session, relation, schema=relation().schema)
 
 
 def _label_columns(frame: FeatureFrame, spec: ModelSpec) -> list[str]:

@@ -8,13 +8,20 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
+from featurestore.model.paths import FEATUREVIEWS, MODELS, TRAININGDATASETS
 from featurestore.registry import featuregroups, overview
 from featurestore.registry.overview import GroupFilter
 from featurestore.store import FeatureStore
 
-KINDS = ("source", "job", "featuregroup", "feature_view", "training_dataset")
+KINDS = ("source", "job", "featuregroup", "feature_view", "training_dataset", "model")
 MOST_NODES = 400
 _SOURCE = "source:"
+# What lineage calls the sources that are no groups: their folders below the location.
+_FOLDERS = {
+    FEATUREVIEWS: "feature_view",
+    TRAININGDATASETS: "training_dataset",
+    MODELS: "model",
+}
 _PAGES = {
     "featuregroup": "/groups/{name}/{version}",
     "feature_view": "/views/{name}/{version}",
@@ -165,7 +172,7 @@ def _results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     if node.kind == "job":
         rows = overview.edges(connection, limit=MOST_NODES, of={"job": node.name})
     else:
-        name = f"{_SOURCE}{node.name}" if node.kind == "source" else node.name
+        name = _source_of(node)
         rows = overview.edges(connection, limit=MOST_NODES, of={"source": name})
         if not rows and node.kind == "source":
             rows = overview.edges(connection, limit=MOST_NODES, of={"source": node.name})
@@ -188,9 +195,22 @@ def _edges(
     return list(edges)
 
 
+def _source_of(node: Node) -> str:
+    """Return what lineage calls a node where something was made of it."""
+    if node.kind == "source":
+        return f"{_SOURCE}{node.name}"
+    for folder, kind in _FOLDERS.items():
+        if node.kind == kind:
+            return f"{folder}/{node.name}"
+    return node.name
+
+
 def _read(connection: Connection, source: str, version: int | None) -> Node:
     if source.startswith(_SOURCE):
         return Node("source", source.removeprefix(_SOURCE))
+    folder, _, name = source.partition("/")
+    if folder in _FOLDERS and version is not None:
+        return Node(_FOLDERS[folder], name, version)
     if version is None and not featuregroups.versions(connection, source):
         return Node("source", source)
     return Node("featuregroup", source, version)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -27,6 +26,7 @@ from featurestore_connectors.sources.postgres_parts import cut
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 from tests.streams import kafka_server
 
+psycopg = pytest.importorskip("psycopg", reason="Postgres suite skipped: no psycopg")
 pytestmark = pytest.mark.postgres
 needs_driver = [
     pytest.mark.spark,

@@ -486,7 +486,9 @@ def score(
 def validate_featuregroup(
     name: str, *, version: int | None = None, expectations: object = None
 ) -> ValidationReport: ...
-def get_validation_history(name: str, *, version: int | None = None) -> list[ValidationReport]: ...
+def get_validation_history(
+    name: str, *, version: int | None = None, limit: int | None = None
+) -> list[ValidationReport]: ...
 @overload
 def get_featuregroup_quarantine(
     name: str, *, version: int | None = None, dataframe_type: None = None

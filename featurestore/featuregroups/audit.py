@@ -202,10 +202,10 @@ def _with_duplicates_as_warning(result: ExpectationResult) -> ExpectationResult:
 
 
 def validation_history(
-    session: Session, name: str, *, version: int | None = None
+    session: Session, name: str, *, version: int | None = None, limit: int | None = None
 ) -> list[ValidationReport]:
-    """Return the reports of a group's audits, refused writes among them, oldest first."""
+    """Return the newest reports of a group's audits, refused writes among them, oldest first."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        stored = reports.validations(connection, featuregroups.KIND, name, version)
+        stored = reports.validations(connection, featuregroups.KIND, name, version, limit=limit)
     return Listing(map(report_from_json, stored))

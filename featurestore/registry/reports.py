@@ -32,16 +32,20 @@ def add_validation(connection: Connection, kind: str, report: Mapping[str, Any])
     )
 
 
-def validations(connection: Connection, kind: str, name: str, version: int) -> list[dict[str, Any]]:
-    """Return the reports of a version as JSON objects, oldest first."""
+def validations(
+    connection: Connection, kind: str, name: str, version: int, *, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the reports of a version as JSON objects, oldest first; the newest ``limit`` of them."""
     columns = validation_reports.c
     query = (
         sa.select(columns.report)
         .where(columns.kind == kind, columns.name == name, columns.version == version)
-        .order_by(columns.id)
+        .order_by(columns.id.desc())
+        .limit(limit)
     )
     with readable(f"validations of {name!r} version {version}"):
-        return [json.loads(each) for each in connection.execute(query).scalars()]
+        newest_first = [json.loads(each) for each in connection.execute(query).scalars()]
+    return newest_first[::-1]
 
 
 def failed_of_run(connection: Connection, run_id: str) -> list[str]:

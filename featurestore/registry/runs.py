@@ -168,6 +168,12 @@ def get(connection: Connection, run_id: str) -> Run:
     )
 
 
+def find(connection: Connection, run_id: str) -> Run | None:
+    """Return one run, None where there is no such run."""
+    row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
+    return None if row is None else _run(connection, row)
+
+
 def restore(connection: Connection, run: Run) -> None:
     """Record a run that is known from its commit; nothing happens when it is there."""
     if (

@@ -44,16 +44,21 @@ class InsightCalls(Connected):
         return validate(self._session, name, version=version, expectations=expectations)
 
     def get_validation_history(
-        self, name: str, *, version: int | None = None
+        self, name: str, *, version: int | None = None, limit: int | None = None
     ) -> list[ValidationReport]:
         """Return the reports of a feature group's audits, refused writes among them, oldest first.
+
+        Args:
+            name: Name of the feature group.
+            version: Its version; None: the newest.
+            limit: Only the newest so many; None: all.
 
         >>> [report.success for report in store.get_validation_history("weather")]
         [True]
         """
         from featurestore.featuregroups.audit import validation_history
 
-        return validation_history(self._session, name, version=version)
+        return validation_history(self._session, name, version=version, limit=limit)
 
     def get_featuregroup_quarantine(
         self,

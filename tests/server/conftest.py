@@ -29,6 +29,14 @@ doubled = featurestore.sql_job(
     window="1h",
     start="2024-03-01T12:00Z",
 )
+watch = featurestore.monitor_job(
+    "watch",
+    featuregroup="visits",
+    schedule="0 * * * *",
+    window="1h",
+    start="2024-03-01T12:00Z",
+    volume=(0.5, 2.0),
+)
 """
 
 
@@ -62,6 +70,7 @@ def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureSt
         file.write_text(JOBS)
         store.register_jobs(file)
         store.backfill_job("doubled", NOON, NOON + timedelta(hours=3))
+        store.backfill_job("watch", NOON, NOON + timedelta(hours=6))
         yield store
 
 

@@ -16,7 +16,7 @@ from featurestore.server.app import POLICY
 from featurestore.store import FeatureStore
 from tests.server.conftest import HARM
 
-STARTS = ["/", "/search?q=s", "/groups", "/datasets", "/views", "/jobs", "/lineage"]
+STARTS = ["/", "/search?q=s", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"]
 STARTS += ["/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed&fresh=1d&owner=ann"]
 
 
@@ -80,7 +80,15 @@ def test_an_empty_store_shows_what_to_type_and_its_lists_are_empty(
     empty_client: TestClient,
 ) -> None:
     assert "create_featuregroup" in empty_client.get("/").text
-    for address in ["/groups", "/datasets", "/views", "/jobs", "/lineage", "/search?q=x"]:
+    for address in [
+        "/groups",
+        "/datasets",
+        "/views",
+        "/jobs",
+        "/monitors",
+        "/lineage",
+        "/search?q=x",
+    ]:
         assert empty_client.get(address).status_code == 200
 
 
@@ -130,6 +138,33 @@ def test_a_log_is_read_from_the_folder_of_logs_alone(
     with served_store.session.registry.transaction() as connection:
         connection.exec_driver_sql("UPDATE runs SET log = 'registry.db'")
     assert client.get(address).status_code == 404
+
+
+def test_a_monitor_shows_its_windows_and_findings_as_the_library_has_them(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    text = client.get("/monitors/watch").text
+    history = served_store.get_monitor_history("watch")
+    assert text.count("<details") == 3  # a page of three windows
+    assert f"{history[0].rows} rows of visits" in text
+    table = client.get("/monitors/watch?format=csv&page=2").text.splitlines()
+    findings = sum(len(each.findings) for each in history[3:6])
+    assert len(table) == findings + 1
+    assert client.get("/monitors/doubled").status_code == 404
+
+
+def test_prometheus_reads_what_the_library_says(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    answered = client.get("/metrics")
+    assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'featurestore_featuregroup_rows{featuregroup="doubled"}' in answered.text
+    assert _series(answered.text) == _series(served_store.get_metrics())
+
+
+def _series(text: str) -> list[str]:
+    """Return what is measured, without the values, of which ages grow."""
+    return sorted(line.rsplit(" ", 1)[0] for line in text.splitlines() if line[0] != "#")
 
 
 def test_an_address_that_is_none_is_answered_with_what_exists(client: TestClient) -> None:

@@ -9,6 +9,8 @@ from featurestore.server.pages import (
     home,
     jobs,
     lineage,
+    metrics,
+    monitors,
     search,
     training_datasets,
 )
@@ -21,7 +23,9 @@ for _module in (
     training_datasets,
     feature_views,
     jobs,
+    monitors,
     lineage,
     basket,
+    metrics,
 ):
     router.include_router(_module.router)

@@ -22,6 +22,7 @@ from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/groups")
+_REPORTS = 50
 FRESH = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 _COLUMNS = ["name", "version", "features", "changed", "description"]
 Before = Annotated[int | None, Query(ge=0)]
@@ -173,10 +174,8 @@ def statistics_page(
 def validation_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
     """Show the reports of the audits."""
     _, shown = _opened(store, name, version)
-    reports = store.get_validation_history(name, version=version)[::-1]
-    return page(
-        request, "featuregroup_validation.html", **shown, tab="validation", reports=reports[:50]
-    )
+    reports = store.get_validation_history(name, version=version, limit=_REPORTS)[::-1]
+    return page(request, "featuregroup_validation.html", **shown, tab="validation", reports=reports)
 
 
 def _opened(store: FeatureStore, name: str, version: int) -> tuple[FeatureGroup, dict[str, object]]:

@@ -58,10 +58,10 @@ def job_page(request: Request, store: Store, name: str, format: str = "html") ->
 def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     """Show the log of a run."""
     with store.session.registry.reading() as connection:
-        logs = [each.log for each in runs.of_job(connection, name) if each.run_id == run_id]
-    folder = os.path.join(store.session.logs_path, "")
-    for log in logs:
-        # The registry's word is no leave to read any file of the machine.
-        if log is not None and os.path.realpath(log).startswith(os.path.realpath(folder) + os.sep):
-            return PlainTextResponse(files.read_bytes(log).decode(errors="replace"))
-    raise JobNotFound(f"There is no log of run {run_id!r} of job {name!r}.")
+        run = runs.find(connection, run_id)
+    folder = os.path.realpath(store.session.logs_path) + os.sep
+    log = run.log if run is not None and run.job == name else None
+    # The registry's word is no leave to read any file of the machine.
+    if log is None or not os.path.realpath(log).startswith(folder):
+        raise JobNotFound(f"There is no log of run {run_id!r} of job {name!r}.")
+    return PlainTextResponse(files.read_bytes(log).decode(errors="replace"))

@@ -1,0 +1,52 @@
+"""The list of monitors, and the page of one: what it found, window by window."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, Response
+
+from featurestore.model.monitor_report import MonitorReport
+from featurestore.server.context import Settings, Store
+from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.rendering import csv_file, page
+
+router = APIRouter(prefix="/monitors")
+
+
+@router.get("")
+def list_page(request: Request, store: Store) -> HTMLResponse:
+    """Show the monitors and what they found last."""
+    return page(request, "monitors.html", title="Monitors", monitors=store.get_monitors())
+
+
+@router.get("/{name}")
+def monitor_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
+    """Show what a monitor found, the newest window first."""
+    found = one_page(
+        lambda limit, offset: store.get_monitor_history(name, limit=limit, offset=offset),
+        number=number,
+        size=settings.page,
+    )
+    if format == "csv":
+        return _findings_file(name, found.items)
+    return page(request, "monitor.html", title=name, name=name, found=found)
+
+
+def _findings_file(name: str, reports: list[MonitorReport]) -> Response:
+    """Return every finding of some windows as a row."""
+    columns = ["window_start", "window_end", "rows", "kind", "subject", "measure"]
+    columns += ["value", "low", "high", "out", "alarm", "text"]
+    rows: list[list[object]] = []
+    for report in reports:
+        for each in report.findings:
+            row = [report.window.start, report.window.end, report.rows, each.kind, each.subject]
+            row += [each.measure, each.value, each.low, each.high, each.out, each.alarm, str(each)]
+            rows.append(row)
+    return csv_file(f"{name}-findings", columns, rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,44 @@ def _registered(store: FeatureStore) -> Any:
     return store.register_jobs(job_file(Path(store.location)))
 
 
+class Line:
+    """A model of one input whose file is code."""
+
+    def predict(self, x: Any) -> Any:
+        return 2 * x[:, 0]
+
+
+def _model(store: FeatureStore) -> None:
+    """Register a model of a run, as training leaves one."""
+    from featurestore import experiments
+    from featurestore.experiments import catalog
+    from featurestore.experiments.run import Run
+    from featurestore.model.run_record import RunDataset, RunRecord
+
+    if experiments.get_models(store=store):
+        return
+    labels = store.featuregroup("g").read().select(["id", "t", "late"])
+    frame = store.get_features(["g.x as before"], labels=labels, label_time="t")
+    data = store.create_training_dataset(frame, "lines", label="late", progress=False)
+    noted = RunDataset(data.name, data.version, data.manifest.content_hash, data.path)
+    run = Run(
+        store.session,
+        RunRecord(
+            id="20130101-000000-000001",
+            name="lines",
+            kind="launch",
+            state="finished",
+            created="2013-01-01T00:00:00+00:00",
+            dataset=noted,
+        ),
+    )
+    catalog.save(store.session, run.record)
+    folder = Path(run.path, "artifacts")
+    folder.mkdir(parents=True)
+    (folder / "model.pkl").write_bytes(pickle.dumps(Line()))
+    experiments.register_model(run, "line", trust=True)
+
+
 def _watched(store: FeatureStore) -> Any:
     return store.register_jobs(job_file(Path(store.location), "g_watch"))
 
@@ -337,6 +376,13 @@ WRITES = {
         lambda store: store.create_external_featuregroup(
             "outside", source="spare_s", path="codes", primary_key="id", version=1
         ),
+    ),
+    "score": Write(
+        "score",
+        lambda store: store.score(
+            "line", labels="g", label_time="t", featuregroup="predictions", trust=True
+        ),
+        _model,
     ),
     "remove a source": Write("remove_source", lambda store: store.remove_source("spare_s")),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import schemathesis
+import schemathesis.specs.openapi.schemas  # while no other thread parses: CPython's gh-106905
 from hypothesis import given, settings
 from starlette.testclient import TestClient
 

@@ -116,6 +116,7 @@ PARAMETERS = {
     "add_source": "name uri * secret options description",
     "get_sources": "",
     "check_source": "name",
+    "score": "model * labels label_time as_of featuregroup key trust",
     "remove_source": "name",
     "read_source": "name * table sql path at columns",
     "create_external_featuregroup": "name * source table sql path columns primary_key event_time "

@@ -133,6 +133,7 @@ def prepare(location: Path) -> None:
             rows(0, 40, value=1), "spare_d", label="late", key=["id", "t"], tags={"owner": "ada"}
         )
         store.create_feature_view("spare_v", features=["g.x as again"], labels="g", label="late")
+        _register_model(store)
         store.register_jobs(job_file(location))
         store.register_jobs(job_file(location, "g_watch"))
         store.add_alert_channel("ops", "log")
@@ -215,15 +216,13 @@ class Line:
         return 2 * x[:, 0]
 
 
-def _model(store: FeatureStore) -> None:
+def _register_model(store: FeatureStore) -> None:
     """Register a model of a run, as training leaves one."""
     from featurestore import experiments
     from featurestore.experiments import catalog
     from featurestore.experiments.run import Run
     from featurestore.model.run_record import RunDataset, RunRecord
 
-    if experiments.get_models(store=store):
-        return
     labels = store.featuregroup("g").read().select(["id", "t", "late"])
     frame = store.get_features(["g.x as before"], labels=labels, label_time="t")
     data = store.create_training_dataset(frame, "lines", label="late", progress=False)
@@ -382,7 +381,6 @@ WRITES = {
         lambda store: store.score(
             "line", labels="g", label_time="t", featuregroup="predictions", trust=True
         ),
-        _model,
     ),
     "remove a source": Write("remove_source", lambda store: store.remove_source("spare_s")),
 }

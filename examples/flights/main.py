@@ -93,6 +93,8 @@ def main() -> int:
     console.print(f"\nverify: {'ok' if all(report.ok for report in reports) else 'FAILED'}")
     console.print(f"test AUC: {result['auc']:.3f}")
     console.print(f"store: {store.location}\ndataset: {dataset.path}\nrun: {run}", soft_wrap=True)
+    serve = f"{Path(sys.executable).parent}/featurestore --location {store.location} serve"
+    console.print(f"look at it in a browser: {serve}", soft_wrap=True)
     return 0 if all(report.ok for report in reports) else 1
 
 

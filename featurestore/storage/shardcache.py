@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,10 @@ from featurestore.storage.location import is_uri
 DEFAULT_CACHE_BYTES = 20 * 10**9
 _LOCKS = "locks"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# What the cache itself writes: nothing else in the folder is counted or removed.
+_COPY = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]+)?")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}(\.[A-Za-z0-9]+)?\.[0-9a-f]{32}\.tmp")
+_ABANDONED_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,17 @@ class ShardCache:
             yield
 
     def _make_room(self, *, keep: str) -> None:
+        """Remove copies used longest ago, and what a killed process began a day ago."""
         found = []
+        abandoned = time.time() - _ABANDONED_SECONDS
         for name in files.list_directory(self.folder):
             path = os.path.join(self.folder, name)
             with suppress(FileNotFoundError):
                 status = os.stat(path)
-                if name != _LOCKS:
+                if _COPY.fullmatch(name):
                     found.append((status.st_mtime_ns, status.st_size, name))
+                elif _UNFINISHED.fullmatch(name) and status.st_mtime < abandoned:
+                    os.remove(path)
         total = sum(size for _, size, _ in found)
         for _, size, name in sorted(found):
             if total <= self.max_bytes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.manifest import Manifest
+from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest
 from featurestore.storage.shardcache import write_checked
@@ -31,7 +31,7 @@ def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
         target: A directory, made if need be; empty, or of an earlier download.
 
     Raises:
-        InvalidArgument: The directory holds another dataset.
+        InvalidArgument: The directory holds another dataset, or other files.
         DatasetDamaged: A file is not the one that the manifest names.
         StorageError: Something cannot be read or written.
     """
@@ -42,6 +42,7 @@ def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
             hint="download into a new directory",
         )
     wanted = _files_of(manifest)
+    _check_ours(directory, [*wanted, MANIFEST_FILE])
 
     def get(path: str) -> None:
         place = files.inside(directory, path)
@@ -59,6 +60,17 @@ def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
             raise
     write_manifest(directory, manifest)
     return directory
+
+
+def _check_ours(directory: str, wanted: list[str]) -> None:
+    """Raise before anything is written where a directory holds what no download put there."""
+    ours = {path.partition("/")[0] for path in wanted}
+    for name in files.list_directory(directory):
+        if name not in ours and not name.endswith(".tmp"):
+            raise InvalidArgument(
+                f"{directory!r} holds {name!r}, which is not of this training dataset.",
+                hint="download into a new directory",
+            )
 
 
 def stored_pieces(directory: str) -> Pieces:

@@ -177,6 +177,12 @@ def test_a_download_goes_on_where_it_was_cut_off(
         other.download(here)
     with pytest.raises(UnsupportedLocation):
         there.download("s3://bucket/folder")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.tex").write_text("mine")
+    with pytest.raises(InvalidArgument, match="thesis"):
+        there.download(mine)
+    assert [file.name for file in mine.iterdir()] == ["thesis.tex"]
 
 
 def test_damage_at_a_uri_is_found_and_told(connect: Connect, object_server: ObjectServer) -> None:
@@ -332,10 +338,20 @@ def test_a_cache_holds_no_more_than_it_may(
     dataset = export(store, data_format="parquet")
     shards = dataset.manifest.split("train").shards
     cache = ShardCache(str(tmp_path / "small"), max_bytes=shards[0].bytes + shards[1].bytes)
+    # A folder that somebody named may hold what is theirs.
+    (tmp_path / "small" / "photos").mkdir(parents=True)
+    (tmp_path / "small" / "thesis.tex").write_bytes(b"mine" * shards[0].bytes)
+    os.utime(tmp_path / "small" / "thesis.tex", (0, 0))
+    abandoned = tmp_path / "small" / f".{shards[0].sha256}.{'0' * 32}.tmp"
+    abandoned.write_bytes(b"?")
+    os.utime(abandoned, (0, 0))
     for shard in shards:
         path = cache.path_of(dataset.path, shard)
         assert Path(path).stat().st_size == shard.bytes
+    assert not abandoned.exists()
+    assert (tmp_path / "small" / "photos").is_dir()
     kept = {file.name for file in (tmp_path / "small").iterdir() if file.is_file()}
+    kept.remove("thesis.tex")
     assert kept == {shard.sha256 for shard in shards[-len(kept) :]}
     assert (
         sum(file.stat().st_size for file in (tmp_path / "small").glob("?" * 64)) <= cache.max_bytes

@@ -7,6 +7,7 @@ events are dropped, which is said once; the next one that arrives ends that.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import queue
@@ -45,6 +46,7 @@ class Emitter:
         self._down = False
         self._pending = 0
         self._closed = False
+        self._given_up = False
         atexit.register(self.close, PATIENCE)
 
     def began(self, work: Work) -> None:
@@ -56,7 +58,10 @@ class Emitter:
         self._put(work, at, ended=True)
 
     def close(self, seconds: float = PATIENCE) -> None:
-        """Take no more events, and wait for those that are on their way, for at most so long."""
+        """Take no more events, and wait for those that are on their way, for at most so long.
+
+        What still waits then is dropped: a thread never outlives its use by more than one event.
+        """
         atexit.unregister(self.close)
         self._closed = True
         if self._thread is None:
@@ -64,10 +69,9 @@ class Emitter:
         until = time.monotonic() + seconds
         while self._pending and not self._down and time.monotonic() < until:
             time.sleep(0.01)
-        try:
+        self._given_up = True
+        with contextlib.suppress(queue.Full):  # then it need not be woken
             self._queue.put_nowait(None)
-        except queue.Full:  # the thread is a daemon: it ends with the process
-            return
 
     def _put(self, work: Work, at: datetime, *, ended: bool) -> None:
         if self._closed:
@@ -89,7 +93,7 @@ class Emitter:
     def _run(self) -> None:
         while True:
             found = self._queue.get()
-            if found is None:
+            if found is None or self._given_up:
                 return
             try:
                 self._emit(*found)

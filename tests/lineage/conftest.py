@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,11 @@ def lineage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lineage
             yield Lineage(received)
         finally:
             settings.stop()
+            # What it logs of its attempts is not to fall into other tests.
+            for thread in threading.enumerate():
+                if thread.name == "lineage":
+                    thread.join(30)
+                    assert not thread.is_alive()
             logging.getLogger("featurestore.lineage").setLevel(logging.NOTSET)
 
 

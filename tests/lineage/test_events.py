@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -209,10 +210,15 @@ def test_a_receiver_that_is_down_neither_fails_nor_slows_a_write(
     how: str,
 ) -> None:
     lineage.received.behavior = how
+    port = lineage.received.port
     if how == "refuses":
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
-            monkeypatch.setenv("OPENLINEAGE_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+            port = unused.getsockname()[1]
+    monkeypatch.delenv("OPENLINEAGE_URL")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 1}')
     with featurestore.connect(tmp_path / "store") as store:
         begun = time.monotonic()
         store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")
@@ -221,6 +227,8 @@ def test_a_receiver_that_is_down_neither_fails_nor_slows_a_write(
         assert time.monotonic() - begun < 5  # one attempt at the receiver alone may take as long
         assert store.get_featuregroup_history("weather")[0].delta_version == 4
     settings.stop()
+    lineage.received.behavior = "well"
+    lineage.received.stop.set()  # let go what hangs
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -243,6 +251,26 @@ def test_what_waits_is_bounded_and_the_loss_is_said_once(caplog: pytest.LogCaptu
         emitter.close(5)
     assert len(arrived) <= 4
     assert _said(caplog) == ["lineage events are dropped: more events wait than can be sent"]
+
+
+def test_what_waits_when_it_is_closed_is_dropped() -> None:
+    sent = []
+    going_on = threading.Event()
+
+    def send(event: Any) -> None:
+        sent.append(event)
+        going_on.wait(30)
+
+    emitter = Emitter(send)
+    for number in range(20):
+        emitter.began(Work("delete", "weather", f"{number:032x}", "/nowhere", 1))
+    thread = emitter._thread
+    assert thread is not None
+    emitter.close(0)
+    going_on.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(sent) <= 1
 
 
 def test_a_receiver_that_fails_is_said_once_and_again_after_it_was_well(

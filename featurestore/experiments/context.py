@@ -36,6 +36,7 @@ class Context:
     task: Task
     listener: Listener | None = None
     readers: list[RunReader] = field(default_factory=list)
+    _restored: bool = field(default=False, init=False)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -176,6 +177,7 @@ class Context:
             objects or {},
             vars(self).get("strategy"),  # where TensorFlow is not used there is none
             position=(self.worker, self.workers),
+            begin=self._begin(),
         )
         chosen.epoch, chosen.step = kept.restore()
         return RunCheckpoint(kept, chosen)
@@ -211,7 +213,9 @@ class Context:
         strategy = None
         if self.task.strategy != "none":
             strategy = self.strategy
-        kept = ReaderCheckpoint(self.checkpoint_dir, chosen.reader, objects, strategy)
+        kept = ReaderCheckpoint(
+            self.checkpoint_dir, chosen.reader, objects, strategy, begin=self._begin()
+        )
         told = report_callback(self, model, chosen, save_every=save_every, start=kept.position_of())
         callbacks = [*(options.pop("callbacks", None) or ()), told]
         options.setdefault("verbose", 2 if self.worker == 0 else 0)
@@ -220,6 +224,11 @@ class Context:
         )
         chosen.epoch, chosen.step = epochs, 0
         return histories
+
+    def _begin(self) -> str | None:
+        """Return what to restore: first what all workers begin with, then the newest."""
+        first, self._restored = not self._restored, True
+        return self.task.checkpoint if first else None
 
     def report(self, step: int, **metrics: Any) -> None:
         """Keep metrics of a step; the first worker's count.

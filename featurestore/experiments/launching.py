@@ -15,6 +15,7 @@ from featurestore.errors import (
     RunFailed,
 )
 from featurestore.experiments import catalog, functions, liveness
+from featurestore.experiments.context import CHECKPOINTS
 from featurestore.experiments.environment import code_of, environment
 from featurestore.experiments.functions import TrainFunction
 from featurestore.experiments.gang import AttemptEnd, watch
@@ -25,6 +26,7 @@ from featurestore.model.callers import warn_caller
 from featurestore.model.run_record import METRICS_FILE, RunDataset, RunRecord, parse_metrics
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
+from featurestore.readers.checkpoint import newest_checkpoint
 from featurestore.storage import files
 from featurestore.storage.appending import last_lines
 from featurestore.training.dataset import TrainingDataset
@@ -255,6 +257,8 @@ def run_attempts(drive: _Drive) -> RunRecord:
 def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
     record = drive.record
     workers = int(record.settings["workers"])
+    # Asked once: the first worker may save again before the last one has begun.
+    newest = newest_checkpoint(os.path.join(drive.directory, CHECKPOINTS))
     tasks = []
     for worker in range(workers):
         task = Task(
@@ -269,6 +273,7 @@ def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
             without=frozenset(record.settings["without"]),
             without_layers=frozenset(record.settings["without_layers"]),
             fold=Fold.from_json(record.settings.get("fold")),
+            checkpoint=newest,
         )
         tasks.append(worker_task(task, environment=drive.environment))
     gang = Gang(tuple(tasks), drive.function, record.settings["strategy"] == "multiworker")

@@ -57,7 +57,8 @@ class Task:
     """One worker of one attempt of a run.
 
     ``strategy`` is "none", "mirrored" or "multiworker"; ``without`` are features and
-    ``without_layers`` layers that an ablation leaves out.
+    ``without_layers`` layers that an ablation leaves out; ``checkpoint`` is the one that all
+    workers of the attempt begin with, "" for none, None for the newest.
     """
 
     run: str
@@ -71,6 +72,7 @@ class Task:
     without: frozenset[str] = frozenset()
     without_layers: frozenset[str] = frozenset()
     fold: Fold | None = None
+    checkpoint: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the task as JSON."""
@@ -93,6 +95,7 @@ class Task:
             without=frozenset(data.texts("without")),
             without_layers=frozenset(data.texts("without_layers")),
             fold=Fold.from_json(data.get("fold")),
+            checkpoint=data.optional_text("checkpoint"),
         )
 
     def open_dataset(self) -> TrainingDataset:

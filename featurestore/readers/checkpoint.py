@@ -43,6 +43,8 @@ class ReaderCheckpoint:
         strategy: The ``tf.distribute`` strategy, for the number of this worker.
         keep: How many checkpoints stay.
         position: Number of this worker and of all, where no strategy tells.
+        begin: Name of the checkpoint to restore, "" for none; None is the newest. Workers that do
+            not wait for one another need it: the first one may have saved again already.
     """
 
     directory: str
@@ -51,6 +53,7 @@ class ReaderCheckpoint:
     strategy: Any | None = None
     keep: int = 2
     position: tuple[int, int] | None = None
+    begin: str | None = None
 
     @property
     def worker(self) -> int:
@@ -90,10 +93,8 @@ class ReaderCheckpoint:
 
     def latest(self) -> str | None:
         """Return the directory of the newest checkpoint, None when there is none."""
-        found = self._names()
-        if not found:
-            return None
-        return os.path.join(self.directory, max(found))
+        newest = newest_checkpoint(self.directory)
+        return os.path.join(self.directory, newest) if newest else None
 
     def restore(self) -> tuple[int, int]:
         """Set the objects to the newest checkpoint and return (epoch, step) to go on with.
@@ -106,7 +107,7 @@ class ReaderCheckpoint:
         """
         from featurestore.readers.reader import resume
 
-        newest = self.latest()
+        newest = self._chosen()
         if newest is None:
             return 0, 0
         state = files.read_json(os.path.join(newest, STATE_FILE))
@@ -126,8 +127,8 @@ class ReaderCheckpoint:
         return epoch, step
 
     def position_of(self) -> tuple[int, int]:
-        """Return (epoch, step) of the newest checkpoint, (0, 0) without one; restores nothing."""
-        newest = self.latest()
+        """Return (epoch, step) of what ``restore`` restores, (0, 0) for nothing."""
+        newest = self._chosen()
         if newest is None:
             return 0, 0
         found = _NAME.fullmatch(os.path.basename(newest))
@@ -267,12 +268,26 @@ class ReaderCheckpoint:
             return self.reader.tf_dataset(epochs, start_epoch=epoch, start_step=step)
         return self.reader.distribute(self.strategy, epochs, start_epoch=epoch, start_step=step)
 
-    def _names(self) -> list[str]:
-        return [name for name in files.list_directory(self.directory) if _NAME.fullmatch(name)]
+    def _chosen(self) -> str | None:
+        """Return the directory of the checkpoint to restore."""
+        if self.begin is None:
+            return self.latest()
+        return os.path.join(self.directory, self.begin) if self.begin else None
 
     def _prune(self) -> None:
-        for name in sorted(self._names())[: -self.keep]:
-            files.remove(os.path.join(self.directory, name), below=self.directory)
+        for name in _checkpoints(self.directory)[: -self.keep]:
+            if name != self.begin:  # another worker may not have restored it yet
+                files.remove(os.path.join(self.directory, name), below=self.directory)
+
+
+def newest_checkpoint(directory: str) -> str:
+    """Return the name of the newest checkpoint in a directory, "" when there is none."""
+    found = _checkpoints(directory)
+    return found[-1] if found else ""
+
+
+def _checkpoints(directory: str) -> list[str]:
+    return [name for name in files.list_directory(directory) if _NAME.fullmatch(name)]
 
 
 def _are_arrays(objects: Mapping[str, Any]) -> bool:

@@ -120,6 +120,15 @@ def test_killed_workers_are_started_again_and_go_on_with_equal_losses(
     assert begun[1] == "attempt 2 begins at 0 30"
 
 
+def test_all_workers_of_an_attempt_begin_with_the_same_checkpoint(sums: TrainingDataset) -> None:
+    run = experiments.collective_all_reduce(
+        training.one_worker_begins_late, workers=2, dataset=sums, retries=1
+    )
+    for worker in range(2):
+        begun = [line for line in run.logs(worker).split("\n") if line.startswith("attempt")]
+        assert begun == ["attempt 1 begins at 0 0", "attempt 2 begins at 0 10"]
+
+
 @pytest.mark.soak
 def test_thirty_kills_at_any_moment_lose_nothing(sums: TrainingDataset) -> None:
     params = {"epochs": 40, "pause": 0.005}
@@ -161,9 +170,11 @@ def test_thirty_kills_at_any_moment_lose_nothing(sums: TrainingDataset) -> None:
 
 DRIVER = """
 import sys
+import signal
 import featurestore
 from featurestore import experiments
 from tests.experiments import training
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
 featurestore.connect(sys.argv[1])
 experiments.collective_all_reduce(training.with_grandchildren, workers=2, name="endless")
 """

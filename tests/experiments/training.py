@@ -34,6 +34,23 @@ def regression(params: dict[str, Any], context: Any) -> dict[str, float]:
     return {"final": last[0]}
 
 
+def one_worker_begins_late(context: Any) -> None:
+    """Let the last worker of the second attempt begin after the first one has ended."""
+    reader = context.reader("train", global_batch_size=40)
+    ended = os.path.join(context.directory, "ended")
+    while (context.attempt, context.worker) == (2, 1) and not os.path.exists(ended):
+        time.sleep(0.02)
+    checkpoint = context.checkpoint()
+    print(f"attempt {context.attempt} begins at", reader.epoch, reader.step, flush=True)
+    for step, _ in reader.steps(epochs=1):
+        if step % 5 == 4:
+            checkpoint.save()
+        if (context.attempt, context.worker, step) == (1, 0, 12):
+            os.kill(os.getpid(), signal.SIGKILL)
+    if context.worker == 0:
+        open(ended, "w").close()
+
+
 def with_grandchildren(context: Any) -> None:
     """Start processes that want to outlive everything, say who they are, and wait."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -11,22 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from featurestore.aggregates.events import (
-    Events,
-    Question,
-    codes_of,
-    flags_of,
-    integers_of,
-)
-from featurestore.aggregates.kernel import (
-    PICKING,
-    Aggregate,
-    Totals,
-    rows_that_answer,
-    totals_of,
-)
+from featurestore.aggregates.arrays import Flags, Integers
+from featurestore.aggregates.chunk import Aggregate, Totals
+from featurestore.aggregates.columns import codes_of, flags_of, integers_of
+from featurestore.aggregates.events import Events, Question
 from featurestore.aggregates.parts import MOMENT
-from featurestore.aggregates.ranges import NEVER, Flags, Integers, Labels, Rows
+from featurestore.aggregates.ranges import NEVER, Labels, Rows
+from featurestore.aggregates.summaries import PICKING, rows_that_answer, totals_of
 
 Condition = tuple[int, int | None]
 

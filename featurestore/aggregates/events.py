@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from featurestore.aggregates.kernel import Aggregate, Totals, aggregate
+from featurestore.aggregates.arrays import Flags, Integers
+from featurestore.aggregates.chunk import Aggregate, Totals
+from featurestore.aggregates.columns import codes_of, flags_of, integers_of
+from featurestore.aggregates.kernel import aggregate
 from featurestore.aggregates.parts import KNOWN, TIE
-from featurestore.aggregates.ranges import NEVER, Flags, Integers, Labels, Rows
+from featurestore.aggregates.ranges import NEVER, Labels, Rows
 from featurestore.errors import InvalidArgument
 
 _LEAST = np.iinfo(np.int64).min
@@ -146,23 +148,6 @@ class Question:
         return found
 
 
-def codes_of(columns: Sequence[pa.Array | pa.ChunkedArray], rows: int) -> Integers:
-    """Return a number for each row; rows whose columns are all equal have the same.
-
-    >>> codes_of([pa.array([5, 5, 7, None]), pa.array(["a", "b", "a", None])], 4).tolist()
-    [0, 1, 2, 3]
-    """
-    numbers = np.zeros(rows, np.int64)
-    for column in columns:
-        encoded = column.dictionary_encode(null_encoding="encode")
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
-        indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        pairs = numbers * (int(indices.max(initial=0)) + 1) + indices
-        numbers = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-    return numbers
-
-
 def is_sorted(key: Integers, time: Integers, *, strictly: bool = False) -> bool:
     """Tell whether pairs of key and time ascend; strictly where none occurs twice."""
     same = key[1:] == key[:-1]
@@ -170,18 +155,6 @@ def is_sorted(key: Integers, time: Integers, *, strictly: bool = False) -> bool:
     if not strictly:
         later |= time[1:] == time[:-1]
     return bool(np.all((key[1:] > key[:-1]) | (same & later)))
-
-
-def flags_of(column: pa.Array | pa.ChunkedArray) -> Flags:
-    """Return booleans, none of which is null."""
-    return np.asarray(column.to_numpy(zero_copy_only=False), bool)
-
-
-def integers_of(column: pa.ChunkedArray) -> Integers:
-    """Return integers; 0 for null."""
-    if column.null_count:
-        column = pc.fill_null(column, 0)
-    return np.asarray(column.to_numpy(), np.int64)
 
 
 def _column_or_zeros(table: pa.Table, name: str) -> Integers:

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from featurestore.aggregates.arrays import Doubles, Integers
 from featurestore.aggregates.pairs import square
-
-Integers = npt.NDArray[np.int64]
-Doubles = npt.NDArray[np.float64]
 
 _MOST_BITS = 40
 _MANTISSA = 53

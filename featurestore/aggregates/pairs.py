@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Doubles = npt.NDArray[np.float64]
+from featurestore.aggregates.arrays import Doubles
 
 
 def total(left: Doubles, right: Doubles) -> tuple[Doubles, Doubles]:

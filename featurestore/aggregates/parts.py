@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from featurestore.aggregates.arrays import Flags
 
 # Columns of the stream. Of a row ``MOMENT`` is twice its time in microseconds, of a label one more,
 # so that labels come after the rows of their moment; that of a label without a time is null.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.aggregates import pairs
-from featurestore.aggregates.exact import Doubles, Integers
+from featurestore.aggregates.arrays import Doubles, Integers
 
 # Doubles hold whole numbers below this.
 _WHOLE = 1 << 53

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.kernel import Aggregate
+from featurestore.aggregates.chunk import Aggregate
 from featurestore.aggregates.stream import WindowFeatures
 from featurestore.model.plan import FeaturePlan, WindowJoin
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.carried import CutGroup
-from featurestore.aggregates.events import Question, codes_of, flags_of, integers_of, is_sorted
-from featurestore.aggregates.kernel import Aggregate
+from featurestore.aggregates.chunk import Aggregate
+from featurestore.aggregates.columns import codes_of, flags_of, integers_of
+from featurestore.aggregates.events import Question, is_sorted
 from featurestore.aggregates.parts import GROUP, MOMENT, Part, differs, parts_of
-from featurestore.aggregates.ranges import Integers, Labels
+from featurestore.aggregates.ranges import Labels
 
 
 @dataclass(frozen=True)

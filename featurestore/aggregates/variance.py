@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from featurestore.aggregates import pairs
-from featurestore.aggregates.exact import Doubles, Integers
+from featurestore.aggregates.arrays import Doubles, Integers
 from featurestore.aggregates.rounding import Sums
 
 # Where this share of the minuend is left, or less, integers decide.

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from featurestore.aggregates import parts
 from featurestore.aggregates.carried import CutGroup
-from featurestore.aggregates.kernel import Aggregate, result_type
+from featurestore.aggregates.chunk import Aggregate
+from featurestore.aggregates.kernel import result_type
 from featurestore.aggregates.rounding import Sums
 from featurestore.aggregates.stream import WindowFeatures
 from featurestore.testing.oracle import bits

@@ -9,13 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
 from featurestore.model.plan import WindowJoin, WindowOutput
 
 Row = Mapping[str, Any]
+# More than any sum of decimals of 38 digits has.
+_DIGITS = 100
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,9 @@ def _rank(value: Any) -> tuple[bool, Any]:
 
 
 def _sum(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Decimal):
+        with localcontext(prec=_DIGITS):
+            return sum(values)
     if not isinstance(values[0], float):
         return sum(values)
     if all(map(math.isfinite, values)):
@@ -152,7 +157,9 @@ def _mean(values: Sequence[Any]) -> float:
     total = _sum(values)
     if isinstance(total, Decimal):
         scale = -int(values[0].as_tuple().exponent)
-        return float(int(total.scaleb(scale))) / len(values) / 10.0**scale
+        with localcontext(prec=_DIGITS):
+            units = int(total.scaleb(scale))
+        return float(units) / len(values) / 10.0**scale
     return float(total) / len(values)
 
 

@@ -165,54 +165,37 @@ class _Check:
             labels = self.plan(plan.left_plan, labels)
         given = run_over(self.session, over_labels(plan, labels.schema), labels)
         times = label_times(plan, labels)
-        for join in plan.joins:
+        joins: list[Join | WindowJoin] = [*plan.joins, *plan.windows]
+        for join in joins:
             self._join(join, labels, given, times)
-        for window in plan.windows:
-            self._window(window, plan, labels, given, times)
         return given.select(list(plan.columns))
 
     def _join(
-        self, join: Join, labels: pa.Table, given: pa.Table, times: np.ndarray[Any, Any]
+        self,
+        join: Join | WindowJoin,
+        labels: pa.Table,
+        given: pa.Table,
+        times: np.ndarray[Any, Any],
     ) -> None:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
-        label_columns = [left for left, _ in join.on]
-        keys = _keys(labels, label_columns)
+        keys = _keys(labels, [left for left, _ in join.on])
         rows = _rows_of_labels(self.session, join, labels)
-        again = _Rows(join, rows).answers(keys, times)
+        again = self._answers(join, rows, keys, times)
         self._compare(join, given, again, np.arange(len(keys)), keys, times, why=_why(join))
         if group in self.recompute:
             self._recomputed(join, given, keys, times)
-            return
-        if join.source.spec.job is None:
+        elif join.source.spec.job is None:
             self.unchecked += _not_told(join, rows)
         else:
             self.unchecked.append(
                 f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
             )
 
-    def _window(
-        self,
-        window: WindowJoin,
-        plan: FeaturePlan,
-        labels: pa.Table,
-        given: pa.Table,
-        times: np.ndarray[Any, Any],
-    ) -> None:
-        self.groups.add(window.source.spec.name)
-        self.features += len(window.outputs)
-        keys = _keys(labels, [left for left, _ in window.on])
-        rows = _rows_of_labels(self.session, window, labels)
-        moments = [None if time == NEVER else int(time) for time in times]
-        waits = window.created_time is not None and plan.created_time_filter
-        again = window_answers(self.session, window, rows, keys, moments, waits=waits)
-        why = "rows count that lie in the future or were not known"
-        self._compare(window, given, again, np.arange(len(keys)), keys, times, why=why)
-
     def _recomputed(
         self,
-        join: Join,
+        join: Join | WindowJoin,
         given: pa.Table,
         keys: list[tuple[Any, ...]],
         times: np.ndarray[Any, Any],
@@ -224,11 +207,23 @@ class _Check:
             rows = self.session.engine.stream(relation).read_all()
             known = [name for name in schema.names if name in rows.column_names]
             positions = np.flatnonzero(times == time)
-            again = _Rows(join, rows.select(known))
             asked = [keys[position] for position in positions]
-            answers = again.answers(asked, times[positions])
+            answers = self._answers(join, rows.select(known), asked, times[positions])
             why = "computed from data that came later"
             self._compare(join, given, answers, positions, keys, times, why=why)
+
+    def _answers(
+        self,
+        join: Join | WindowJoin,
+        rows: pa.Table,
+        keys: list[tuple[Any, ...]],
+        times: np.ndarray[Any, Any],
+    ) -> dict[str, pa.Array]:
+        """Return what the rows of a group answer for labels."""
+        if isinstance(join, WindowJoin):
+            moments = [None if time == NEVER else int(time) for time in times]
+            return window_answers(self.session, join, rows, keys, moments)
+        return _Rows(join, rows).answers(keys, times)
 
     def _compare(
         self,
@@ -355,7 +350,7 @@ def _rows_of_labels(session: Session, join: Join | WindowJoin, labels: pa.Table)
     return engine.stream(Relation(engine.name, found.native, schema)).read_all()
 
 
-def _time_columns(join: Join) -> list[str]:
+def _time_columns(join: Join | WindowJoin) -> list[str]:
     names = []
     for field in join.source.spec.schema:
         if pat.is_timestamp(field.type) or pat.is_date(field.type):
@@ -375,7 +370,7 @@ def _hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
     return np.asarray(tie_hash(pa.table({"value": array})))
 
 
-def _not_told(join: Join, rows: pa.Table) -> list[str]:
+def _not_told(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
     """Return what the stored rows of a group do not tell about when its values became known."""
     group = join.source.spec.name
     if join.event_time is None:
@@ -396,7 +391,7 @@ def _not_told(join: Join, rows: pa.Table) -> list[str]:
     ]
 
 
-def _why(join: Join) -> str:
+def _why(join: Join | WindowJoin) -> str:
     if join.event_time is None:
         times = listing(_time_columns(join))
         return f"the group has no event time, and its {times} lies after the label's time"

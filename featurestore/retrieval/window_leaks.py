@@ -24,10 +24,10 @@ def window_answers(
     rows: pa.Table,
     keys: Sequence[tuple[Any, ...]],
     times: Sequence[int | None],
-    *,
-    waits: bool,
 ) -> dict[str, pa.Array]:
     """Return the values of each aggregate for each label, by its name.
+
+    Rows count from their created time on, also where the retrieval did not look at it.
 
     Args:
         session: The connection, whose engine answers the conditions.
@@ -35,9 +35,9 @@ def window_answers(
         rows: All rows of the labels' keys.
         keys: The labels' keys.
         times: The labels' times in microseconds; None where a label has none.
-        waits: Whether rows count only from their created time on.
     """
     events = events_of(join, rows)
+    waits = join.created_time is not None
     by_key: dict[tuple[Any, ...], list[EventRow]] = {}
     for event in events:
         key = tuple(event.values[name] for _, name in join.on)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -12,38 +15,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.aggregates import by_row, kernel, parts, stream
-from featurestore.aggregates.kernel import Aggregate, aggregate
+from featurestore.aggregates.chunk import Aggregate, Function
+from featurestore.aggregates.kernel import aggregate
 from featurestore.aggregates.ranges import NEVER, Labels, Rows
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import WindowOutput
 
-FUNCTIONS = [
-    "sum",
-    "count",
-    "mean",
-    "min",
-    "max",
-    "std",
-    "first",
-    "last",
-    "count_distinct",
-    "last_n",
-]
 # Times of one case: small, so that many are equal, or so far apart that keys have to be cut.
 SCALES = st.sampled_from([1, 1, 1, 10**15])
-VALUES = st.sampled_from([None, 0.1, 0.2, -3.5, 1e16, -1e16, float("nan"), float("inf"), -0.0])
+START = datetime(2024, 1, 1, tzinfo=UTC)
+DOUBLES = [None, 0.1, 0.2, -3.5, 1e16, -1e16, float("nan"), float("inf"), -0.0]
+CENTS = [None, Decimal("1.25"), Decimal("-9.50"), Decimal("0.07")]
+KINDS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.float64(), DOUBLES),
+    (pa.float64(), [*DOUBLES, float("-inf"), 5e-324, 1e200, -1e-9]),
+    (pa.float32(), [None, 0.1, 3.5, -1e30, float("nan")]),
+    (pa.int64(), [None, 1, -7, 2**40, -(2**58)]),
+    (pa.int16(), [None, 1, -7, 300]),
+    (pa.uint64(), [None, 0, 1, 2**57]),
+    (pa.decimal128(12, 2), CENTS),
+    (pa.decimal128(38, 2), [*CENTS, Decimal(10) ** 34 / 3]),
+    (pa.bool_(), [None, True, False]),
+    (pa.string(), [None, "", "a", "zz", "\u00e4"]),
+    (pa.timestamp("us", "UTC"), [None, START, START + timedelta(days=400)]),
+    (pa.date32(), [None, START.date(), START.date() - timedelta(days=40_000)]),
+]
 
 
 @st.composite
 def cases(draw: Any) -> dict[str, Any]:
     """Return rows of a few keys as (key, event, known, replaced, value), labels and a window."""
     scale = draw(SCALES)
+    kind, choices = draw(st.sampled_from(KINDS))
     time = st.integers(0, 20).map(lambda hour: hour * scale)
     keys = st.integers(0, 3)
     waits = draw(st.booleans())
     replaces = draw(st.booleans())
     rows = []
-    for key, event, value in draw(st.lists(st.tuples(keys, time, VALUES), max_size=25)):
+    values = st.sampled_from(choices)
+    for key, event, value in draw(st.lists(st.tuples(keys, time, values), max_size=25)):
         known = replaced = None
         if waits:
             known = event + draw(st.integers(-2, 10)) * scale
@@ -53,23 +63,34 @@ def cases(draw: Any) -> dict[str, Any]:
     rows.sort(key=lambda row: row[:2])
     labels = sorted(draw(st.lists(st.tuples(keys, time), max_size=10)))
     over = draw(st.sampled_from([None, 1, 3, 10]))
+    flags = st.sampled_from([None, True, True, False])
     return {
+        "kind": kind,
         "rows": rows,
         "labels": labels,
         "over": None if over is None else over * scale,
         "offset": draw(st.sampled_from([0, 0, 2])) * scale,
         "waits": waits,
         "replaces": replaces,
+        "condition": draw(st.none() | st.lists(flags, min_size=len(rows), max_size=len(rows))),
     }
 
 
 def check_case(case: dict[str, Any]) -> None:
-    """Compare every function with looking at every row."""
+    """Compare every function that has a meaning for the values with looking at every row."""
     rows, labels = case["rows"], case["labels"]
+    conditions = []
+    if case["condition"] is not None:
+        conditions.append(pa.array(case["condition"], pa.bool_()))
     asked = []
-    for function in FUNCTIONS:
+    for function in get_args(Function):
+        if kernel.result_type(function, case["kind"], n=3) is None:
+            continue
         n = 3 if function == "last_n" else 0
-        asked.append(Aggregate(function, 0, case["over"], offset=case["offset"], n=n))
+        one = Aggregate(function, 0, case["over"], offset=case["offset"], n=n)
+        if conditions:
+            one = replace(one, condition=0)
+        asked.append(one)
     replaced = [NEVER if row[3] is None else row[3] for row in rows]
     found = aggregate(
         Rows(
@@ -83,25 +104,31 @@ def check_case(case: dict[str, Any]) -> None:
             np.array([label[1] for label in labels], np.int64),
         ),
         keys=4,
-        columns=[pa.array([row[4] for row in rows], pa.float64())],
+        columns=[pa.array([row[4] for row in rows], case["kind"])],
         aggregates=asked,
+        conditions=conditions,
     )
+    # Values as their type holds them.
+    kept = pa.array([row[4] for row in rows], case["kind"]).to_pylist()
     for each, answers in zip(asked, found, strict=True):
-        expected = [by_row.answer(output_of(each), values_of(label, case)) for label in labels]
+        expected = []
+        for label in labels:
+            expected.append(by_row.answer(output_of(each), values_of(label, case, kept)))
         assert list(map(repr, answers.to_pylist())) == list(map(repr, expected)), each
 
 
-def values_of(label: tuple[int, int], case: dict[str, Any]) -> list[Any]:
+def values_of(label: tuple[int, int], case: dict[str, Any], kept: list[Any]) -> list[Any]:
     """Return the values that a label sees."""
     key, time = label
     end = time - case["offset"]
     values = []
-    for row_key, event, known, replaced, value in case["rows"]:
+    for number, (row_key, event, known, replaced, _) in enumerate(case["rows"]):
         too_old = case["over"] is not None and event <= end - case["over"]
         unknown = known is not None and known > time
         gone = replaced is not None and replaced <= time
-        if row_key == key and event <= end and not (too_old or unknown or gone):
-            values.append(value)
+        met = case["condition"] is None or case["condition"][number] is True
+        if row_key == key and event <= end and met and not (too_old or unknown or gone):
+            values.append(kept[number])
     return values
 
 

@@ -1,0 +1,152 @@
+"""check_leakage finds aggregates over rows that a label could not know, by other code than the kernel's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import featurestore
+from featurestore import FeatureStore
+from featurestore.aggregates.ranges import Timeline
+from featurestore.aggregates.windows import Window
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+MICROS = 3_600_000_000
+ASKED: list[Any] = [
+    *featurestore.windows("landings.delay", ["sum", "max", "last"], over="6h"),
+    featurestore.window("landings.gate", "count_distinct", over="6h"),
+    featurestore.window("landings.delay", "count", over="6h", where="delay > 0", name="late"),
+]
+
+
+def landings(*, until: datetime | None = None) -> pd.DataFrame:
+    """Return a flight every half hour, known when it has landed two hours later."""
+    rows = []
+    for number in range(60):
+        left = START + number * HOUR / 2
+        row = {
+            "carrier": "AB"[number % 2],
+            "flight": number,
+            "left_at": left,
+            "landed_at": left + 2 * HOUR,
+            "delay": (number * 7) % 23 - 5.0,
+            "gate": f"gate {number}",
+        }
+        if until is None or row["landed_at"] <= until:
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def store(duckdb_store: FeatureStore) -> FeatureStore:
+    duckdb_store.create_featuregroup(
+        landings(),
+        "landings",
+        primary_key=["carrier", "flight"],
+        event_time="left_at",
+        created_time="landed_at",
+    )
+    return duckdb_store
+
+
+def questions() -> pd.DataFrame:
+    rows = []
+    for number in range(16):
+        at = START + number * 2 * HOUR + HOUR / 3
+        rows.append({"carrier": "AB"[number % 2], "asked_at": at})
+    return pd.DataFrame(rows)
+
+
+def test_aggregates_of_rows_before_they_were_known_are_leaks(store: FeatureStore) -> None:
+    honest = store.get_features(ASKED, labels=questions(), label_time="asked_at")
+    report = store.check_leakage(honest)
+    assert report.ok, str(report)
+    assert report.features == len(ASKED)
+    leaking = store.get_features(
+        ASKED, labels=questions(), label_time="asked_at", created_time_filter=False
+    )
+    report = store.check_leakage(leaking)
+    assert {leak.feature for leak in report.leaks} == {
+        "delay_sum_6h", "delay_max_6h", "delay_last_6h", "gate_count_distinct_6h", "late",
+    }  # fmt: skip
+    assert "became known after the label's time" in str(report)
+
+
+Faulty = Callable[..., Window]
+WINDOW = Timeline.window
+
+
+def looks_an_hour_ahead(self: Timeline, *, over: int | None, offset: int = 0) -> Window:
+    return WINDOW(self, over=over, offset=offset - MICROS)
+
+
+def knows_everything_at_once(self: Timeline, *, over: int | None, offset: int = 0) -> Window:
+    rows = self._rows
+    unaware = Timeline.__new__(Timeline)
+    unaware.__dict__.update(self.__dict__)
+    unaware._begun = {}
+    unaware._rows = type(rows)(rows.key, rows.event, rows.event, rows.replaced)
+    return WINDOW(unaware, over=over, offset=offset)
+
+
+def begins_at_a_hop(self: Timeline, *, over: int | None, offset: int = 0) -> Window:
+    assert over is not None
+    return WINDOW(self, over=over + MICROS, offset=offset)
+
+
+@pytest.mark.parametrize("fault", [looks_an_hour_ahead, knows_everything_at_once, begins_at_a_hop])
+def test_a_kernel_that_counts_rows_too_many_is_caught(
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch, fault: Faulty
+) -> None:
+    frame = store.get_features(ASKED, labels=questions(), label_time="asked_at")
+    assert store.check_leakage(frame).ok
+    monkeypatch.setattr(Timeline, "window", fault)
+    report = store.check_leakage(frame)
+    changed = {leak.feature for leak in report.leaks}
+    assert {"delay_sum_6h", "gate_count_distinct_6h", "late"} <= changed
+
+
+def departures(*, stamp: timedelta, until: datetime | None = None) -> pd.DataFrame:
+    """Return departures of each carrier and hour, stamped so long after the hour began."""
+    flights = landings()
+    if until is not None:
+        flights = flights[flights["left_at"] <= until]
+    flights = flights.assign(hour=flights["left_at"].dt.floor("1h"))
+    counted = flights.groupby(["carrier", "hour"], as_index=False).agg(events=("flight", "size"))
+    return counted.assign(hour=counted["hour"] + stamp, events=counted["events"] * 1.0)
+
+
+def test_aggregates_of_rows_computed_from_later_data_are_leaks(store: FeatureStore) -> None:
+    labels = questions().assign(asked_at=lambda frame: frame["asked_at"] - HOUR / 6)
+    reports = {}
+    for name, stamp in (("honest", HOUR), ("leaking", timedelta(0))):
+        store.create_featuregroup(
+            departures(stamp=stamp), name, primary_key="carrier", event_time="hour"
+        )
+        frame = store.get_features(f"{name}.events|sum|6h", labels=labels, label_time="asked_at")
+        assert store.check_leakage(frame).ok  # the stored rows do not tell
+
+        def recompute(moment: datetime, stamp: timedelta = stamp) -> pd.DataFrame:
+            made = departures(stamp=stamp, until=moment)
+            return made[made["hour"] <= moment]
+
+        reports[name] = store.check_leakage(frame, recompute={name: recompute})
+    assert reports["honest"].ok, str(reports["honest"])
+    assert {leak.feature for leak in reports["leaking"].leaks} == {"events_sum_6h"}
+    assert "computed from data that came later" in str(reports["leaking"])
+
+
+def test_aggregates_of_totals_stamped_at_midnight_are_not_vouched_for(store: FeatureStore) -> None:
+    days = pd.DataFrame(
+        {"carrier": ["A"] * 5, "day": START + pd.to_timedelta(range(5), unit="D"), "total": 1.0}
+    )
+    store.create_featuregroup(days, "days", primary_key="carrier", event_time="day")
+    frame = store.get_features("days.total|sum|2d", labels=questions(), label_time="asked_at")
+    report = store.check_leakage(frame)
+    assert report.ok
+    assert "all stand at 00:00" in report.unchecked[0]

@@ -64,7 +64,10 @@ def search(
 def get(
     context: typer.Context,
     features: Annotated[
-        list[str], typer.Argument(help="feature, group.feature, group@v2.feature, 'group.f as g'.")
+        list[str],
+        typer.Argument(
+            help="feature, group.feature, group@v2.feature, 'group.f as g', 'group.f|sum|7d'."
+        ),
     ],
     labels: Annotated[str | None, typer.Option(help="A group, or a .parquet or .csv file.")] = None,
     label_time: Annotated[

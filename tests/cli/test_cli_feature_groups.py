@@ -130,6 +130,32 @@ def test_explain_shows_the_row_that_wins(run: Run) -> None:
     assert "is not column=value" in run("fg", "explain", "weather", "--key", "JFK", code=1)
 
 
+def test_explain_shows_the_rows_that_an_aggregate_counts(run: Run, location: str) -> None:
+    times = [DAY + dt.timedelta(hours=hour) for hour in (0, 5, 30, 40)]
+    gusts = pa.table({"origin": ["JFK"] * 4, "t": times, "speed": [20.0, 12.5, 9.0, None]})
+    with featurestore.connect(location) as store:
+        store.create_featuregroup(gusts, "gusts", primary_key="origin", event_time="t")
+    words = ["fg", "explain", "gusts", "--key", "origin=JFK", "--at", "2024-01-02T16:00Z"]
+    shown = run(*words, "--window", "gusts.speed|sum|36h")
+    assert "speed_sum_36h" in shown
+    assert "counted (2 rows)" in shown
+    assert "left out: 1 outside the window" in shown
+    assert "left out: 1 without a value in speed" in shown
+    found = run(*words, "--window", "gusts.speed|sum|36h", as_json=True)
+    assert found["value"] == 21.5
+    assert [row["speed"] for row in found["rows"]] == [9.0, 12.5]
+    for text, told in (
+        ("gusts.speed|total|36h", "'sum'"),
+        ("weather.temp|sum|36h", "not of 'gusts'"),
+        ("gusts.speed", "group.column|sum|7d"),
+    ):
+        assert told in run(*words, "--window", text, code=1)
+    words = ["features", "get", "gusts.speed|sum|36h", "--labels", "weather"]
+    assert "speed_sum_36h = sum(speed) over (t - 36h, t]" in run(*words, "--explain")
+    rows = {row["origin"]: row for row in run(*words, as_json=True)}
+    assert (rows["JFK"]["speed_sum_36h"], rows["LGA"]["speed_sum_36h"]) == (20.0, None)
+
+
 def test_compare_tells_drift_between_delta_versions(run: Run) -> None:
     assert "0 of 1 features drifted" in run("fg", "compare", "weather#1", "weather#2")
     assert run("fg", "compare", "weather#1", "weather@v1", as_json=True)

@@ -1,0 +1,125 @@
+"""Aggregates have the bits of their own rows: what else is stored or asked for changes none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore import FeatureStore
+from featurestore.aggregates import parts
+from featurestore.testing.oracle import bits
+from featurestore_connectors.duckdb_delta import windows
+
+MINUTE, DAY = 60_000_000, 86_400_000_000
+START = 1_700_000_000_000_000
+ROWS, LABELS = 600, 80
+FUNCTIONS = ["sum", "mean", "std", "var", "min", "max", "first", "last", "count", "count_distinct"]
+
+
+def rows(random: np.random.Generator, *, count: int = ROWS, first: int = 0) -> pa.Table:
+    """Return rows whose sums in doubles depend on the order in which they are added."""
+    numbers = np.arange(count) + first
+    sizes = random.choice([1e-9, 1.0, 1e8, 1e16], count)
+    values = random.choice([-1, 1], count) * random.random(count) * sizes
+    event = START + random.integers(0, 40 * 24 * 60, count) * MINUTE
+    return pa.table(
+        {
+            "key": random.integers(0, 7, count),
+            "number": numbers,
+            "part": numbers % 3,
+            "at": times(event),
+            "known": times(event + random.integers(0, 3 * 24 * 60, count) * MINUTE),
+            "x": pa.array(values, mask=random.random(count) < 0.1),
+            "flag": random.random(count) < 0.5,
+        }
+    )
+
+
+def times(micros: Any) -> pa.Array:
+    return pa.array(micros, pa.timestamp("us", "UTC"))
+
+
+def moved(table: pa.Table, days: int) -> pa.Table:
+    """Return rows so many days later, known as late."""
+    for name in ("at", "known"):
+        later = table[name].cast(pa.int64()).to_numpy() + days * DAY
+        table = table.set_column(table.schema.get_field_index(name), name, times(later))
+    return table
+
+
+def labels(random: np.random.Generator) -> pa.Table:
+    at = START + random.integers(10 * 24 * 60, 45 * 24 * 60, LABELS) * MINUTE
+    return pa.table({"id": np.arange(LABELS), "key": random.integers(0, 8, LABELS), "t": times(at)})
+
+
+def asked(group: str) -> list[Any]:
+    found: list[Any] = featurestore.windows(f"{group}.x", FUNCTIONS, over=["1d", "9d"])
+    found += featurestore.windows(f"{group}.flag", ["any", "all"], over="2d")
+    found.append(featurestore.window(f"{group}.x", "last_n", over="9d", n=3))
+    found.append(featurestore.window(f"{group}.x", "sum", over="9d", where="flag", name="flagged"))
+    return found
+
+
+def create(store: FeatureStore, name: str, parts: list[pa.Table], *, known: bool = True) -> None:
+    """Write a group in several commits."""
+    options: dict[str, Any] = {"statistics": False, "partition_by": "part" if known else ()}
+    store.create_featuregroup(
+        parts[0],
+        name,
+        primary_key=["key", "number", "part"],
+        event_time="at",
+        created_time="known" if known else None,
+        **options,
+    )
+    for part in parts[1:]:
+        store.insert_into_featuregroup(part, name)
+
+
+def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
+    """Return the bits of all aggregates of each label, by its number."""
+    found = store.get_features(asked(group), labels=given, label_time="t").to_arrow()
+    ids = found["id"].to_pylist()
+    return dict(zip(ids, bits(found.drop_columns(["id", "key", "t"])), strict=True))
+
+
+def test_other_labels_older_rows_order_and_partitions_change_no_bit(store: FeatureStore) -> None:
+    random = np.random.default_rng(5)
+    own, given = rows(random), labels(random)
+    create(store, "own", [own])
+    # Outside of every window, of keys that nobody asks for, in another order, in other files.
+    older = moved(rows(random, first=ROWS), -60)
+    later = moved(rows(random, first=2 * ROWS), 60)
+    others = rows(random, first=3 * ROWS)
+    others = others.set_column(0, "key", pa.array(np.arange(ROWS) % 5 + 100))
+    more = pa.concat_tables([own, older, later, others])
+    shuffled = more.take(pa.array(random.permutation(more.num_rows)))
+    create(store, "more", [shuffled.slice(0, 900), shuffled.slice(900)])
+    expected = answers(store, "own", given)
+    assert len(set(map(str, expected.values()))) > LABELS // 2
+    fewer = given.take(pa.array(random.permutation(LABELS)[: LABELS // 2]))
+    assert answers(store, "more", fewer) == {
+        number: expected[number] for number in fewer["id"].to_pylist()
+    }
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_chunks_threads_and_spilling_change_no_bit(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    random = np.random.default_rng(6)
+    own, given = rows(random), labels(random)
+    create(duckdb_store, "own", [own], known=known)
+    expected = answers(duckdb_store, "own", given)
+    for chunk_rows, group_rows, threads in ((1, 10**6, 1), (50, 10**6, 3), (40, 60, 2), (1, 20, 1)):
+        monkeypatch.setattr(parts, "CHUNK_ROWS", chunk_rows)
+        monkeypatch.setattr(parts, "GROUP_ROWS", group_rows)
+        monkeypatch.setattr(parts, "PART_ROWS", group_rows // 2)
+        monkeypatch.setattr(windows, "_threads", lambda engine, threads=threads: threads)
+        assert answers(duckdb_store, "own", given) == expected, (chunk_rows, group_rows, threads)
+    monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
+    monkeypatch.setattr(windows, "_HELD_VALUES", 0)
+    assert answers(duckdb_store, "own", given) == expected

@@ -1,0 +1,121 @@
+"""The table of docs/how-to/windows.md: what an aggregate answers in each case, on each engine."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+import featurestore
+from featurestore import FeatureStore
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+TIMES = pa.timestamp("us", "UTC")
+MICROSECOND = timedelta(microseconds=1)
+# Every amount is a power of two, so a sum says which rows count.
+ROWS: list[tuple[str | None, int, float | None, float | None, float | None]] = [
+    # who, purchase, hour, known at hour, amount
+    ("ann", 1, 10, 10, 1.0),
+    ("ann", 2, 12, 20, 2.0),  # known late
+    ("ann", 3, 14, 14, 4.0),
+    ("ann", 3, 14, 16, 8.0),  # a correction of the one before
+    ("ann", 4, 14, 14, None),
+    ("ann", 5, None, 14, 16.0),
+    ("ann", 6, 11, None, 32.0),
+    ("ann", 7, 13, 9, 64.0),  # known in advance
+    ("ann", 8, 14, 14, 128.0),
+    (None, 9, 14, 14, 256.0),
+    ("bob", 10, 14, 14, float("nan")),
+    ("bob", 11, 15, 15, float("inf")),
+]
+
+
+def at(hour: float | None) -> datetime | None:
+    return None if hour is None else START + timedelta(hours=hour)
+
+
+def table() -> pa.Table:
+    who, purchase, event, known, amount = zip(*ROWS, strict=True)
+    return pa.table(
+        {
+            "who": who,
+            "purchase": purchase,
+            "at": pa.array(map(at, event), TIMES),
+            "known": pa.array(map(at, known), TIMES),
+            "amount": pa.array(amount, pa.float64()),
+        }
+    )
+
+
+def sums(store: FeatureStore, asked: list[Any], moments: list[Any], **options: Any) -> list[Any]:
+    """Return the aggregates of each label; a label is a key and a time."""
+    who, times = zip(*moments, strict=True)
+    labels = pa.table({"who": pa.array(who, pa.string()), "t": pa.array(times, TIMES)})
+    found = store.get_features(asked, labels=labels, label_time="t", **options).to_arrow()
+    rows = found.drop_columns(["who", "t"]).to_pylist()
+    return [list(row.values()) for row in rows]
+
+
+def test_every_row_of_the_table_of_rules(store: FeatureStore) -> None:
+    store.create_featuregroup(
+        table(),
+        "purchases",
+        primary_key=["who", "purchase"],
+        event_time="at",
+        created_time="known",
+        ttl="1h",
+        validation="off",
+    )
+    asked = [
+        "purchases.amount|sum|4h",
+        featurestore.window("purchases.amount", "sum", over=None, fill_value=-1.0),
+        "purchases.amount|count|4h",
+        featurestore.window("purchases.amount", "last_n", over="4h", n=2),
+    ]
+    nothing = [None, -1.0, 0, [None, None]]
+    cases: list[tuple[str, Any, list[Any]]] = [
+        ("before any row", ("ann", at(9)), nothing),
+        ("at the time of a row", ("ann", at(10)), [1.0, 1.0, 1, [None, 1.0]]),
+        ("one row is as old as the window is long", ("ann", at(14)),
+         [64.0 + 4 + 128, 1.0 + 64 + 4 + 128, 3, None]),
+        ("and a microsecond before that", ("ann", at(14) - MICROSECOND),  # type: ignore[operator]
+         [1.0 + 64, 1.0 + 64, 2, [1.0, 64.0]]),
+        ("a correction is known", ("ann", at(16)),
+         [64.0 + 8 + 128, 1.0 + 64 + 8 + 128, 3, None]),
+        ("a late row is known, and its time has passed", ("ann", at(20)),
+         [None, 1.0 + 2 + 64 + 8 + 128, 0, [None, None]]),
+        ("nobody", ("eve", at(14)), nothing),
+        ("null key", (None, at(14)), nothing),
+        ("null time", ("ann", None), nothing),
+        ("NaN wins over infinity", ("bob", at(15)), ["nan", "nan", 2, ["nan", float("inf")]]),
+        ("infinity", ("bob", at(18.5)), [float("inf"), "nan", 1, [None, float("inf")]]),
+    ]  # fmt: skip
+    found = sums(store, asked, [moment for _, moment, _ in cases])
+    for (name, _, expected), answer in zip(cases, found, strict=True):
+        for mine, wanted in zip(answer, expected, strict=True):
+            if wanted is not None or mine is None:
+                assert _told(mine) == _told(wanted), name
+    # Without regard to when rows were known: corrections at once, the row that never was, too.
+    moments = [("ann", at(14)), ("ann", at(12))]
+    found = sums(store, asked[:1], moments, created_time_filter=False)
+    assert found == [[2.0 + 64 + 8 + 128 + 32], [1.0 + 2 + 32]]
+
+
+def _told(value: Any) -> Any:
+    """Return a value that equals itself."""
+    if isinstance(value, list):
+        return [_told(each) for each in value]
+    return "nan" if value != value else value
+
+
+def test_a_ttl_limits_plain_features_and_no_window(duckdb_store: FeatureStore) -> None:
+    rows = {"who": ["ann"] * 2, "at": [START, START + timedelta(hours=1)], "x": [1.0, 2.0]}
+    duckdb_store.create_featuregroup(rows, "w", primary_key="who", event_time="at", ttl="1h")
+    asked = ["w.x", "w.x|sum|1d", "w.x|sum|1h"]
+    moments = [("ann", at(1)), ("ann", at(2)), ("ann", at(3))]
+    assert sums(duckdb_store, asked, moments) == [
+        [2.0, 3.0, 2.0],
+        [2.0, 3.0, None],  # a ttl includes its bound, a window does not
+        [None, 3.0, None],
+    ]

@@ -6,8 +6,6 @@ started, the tests that need it are skipped with a sentence.
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import subprocess
 import time
@@ -16,6 +14,8 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.maven import NotFetched, cache_folder, fetched
 
 VERSION = "3.9.1"
 SPARK_READER = "spark-kafka-4.0.1"
@@ -30,36 +30,12 @@ class NoKafka(Exception):
     """Why there is no broker."""
 
 
-def cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "featurestore-tests"
-
-
-def fetched(pom: Path, name: str) -> Path:
-    """Return the folder of the jars that a pom names, fetched once."""
-    folder = cache_folder() / name
-    if (folder / "complete").exists():
-        return folder
-    if shutil.which("mvn") is None:
-        raise NoKafka("Maven is not installed, so that its jars cannot be fetched")
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        "mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies",
-        "-DincludeScope=runtime", f"-DoutputDirectory={folder}",
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
-    except subprocess.TimeoutExpired:
-        raise NoKafka("Maven did not fetch its jars in seven minutes") from None
-    if done.returncode:
-        raise NoKafka(f"Maven could not fetch its jars: {(done.stdout + done.stderr)[-300:]}")
-    (folder / "complete").touch()
-    return folder
-
-
 @cache
 def kafka_jars() -> Path:
-    return fetched(_POMS / "broker-pom.xml", f"kafka-{VERSION}")
+    try:
+        return fetched(_POMS / "broker-pom.xml", f"kafka-{VERSION}")
+    except NotFetched as error:
+        raise NoKafka(str(error)) from None
 
 
 def spark_jars(name: str = SPARK_READER) -> list[Path]:

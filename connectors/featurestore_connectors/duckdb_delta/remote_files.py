@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import StorageError, missing_extra
 from featurestore.storage.interface import StoredObject
-from featurestore.storage.location import OBJECT_STORES, storage_of
+from featurestore.storage.location import SCHEMES, storage_of
 from featurestore_connectors.duckdb_delta.failures import kept
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
     except ModuleNotFoundError as error:
         raise missing_extra("fsspec", "s3") from error
 
-    # The base class is only there when it is needed.
-    system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": OBJECT_STORES})
-    connection.register_filesystem(system())
+    # The base class is only there when it is needed. One for each scheme: of several DuckDB would
+    # put the first before every path.
+    for scheme in SCHEMES:
+        system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": scheme})
+        connection.register_filesystem(system())
 
 
 class _Files:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from featurestore.errors import ValidationFailed
 from featurestore.store import FeatureStore
 
 Connect = Callable[..., FeatureStore]
+POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "min_value": 0}}
 
 
 def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:
@@ -22,3 +27,56 @@ def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:
             "city": np.where(ids % 2 == 0, "São Paulo", "a/b c%"),
         }
     )
+
+
+def history_of_a_group(store: FeatureStore) -> list[Any]:
+    """Do everything that can be done to groups; return what every step gave."""
+    seen: list[Any] = []
+
+    def look() -> None:
+        frame = store.get_featuregroup("weather").select("id", "x", "city")
+        seen.append(sorted(map(tuple, frame.to_pandas().itertuples(index=False))))
+        seen.append(store.featuregroup("weather").statistics().to_json()["columns"])
+
+    store.create_featuregroup(
+        rows(0, 40),
+        "weather",
+        primary_key="id",
+        event_time="at",
+        partition_by="city",
+        expectations=[POSITIVE],
+        tags={"team": "a"},
+    )
+    look()
+    store.insert_into_featuregroup(rows(40, 10), "weather", transaction=("etl", 1))
+    store.insert_into_featuregroup(rows(40, 10), "weather", transaction=("etl", 1))
+    store.insert_into_featuregroup(rows(5, 3, x=7.0), "weather", mode="upsert")
+    look()
+    with pytest.raises(ValidationFailed):
+        store.insert_into_featuregroup(rows(60, 3, x=-1.0), "weather")
+    mixed = pd.concat([rows(70, 2), rows(72, 2, x=-1.0)])
+    store.insert_into_featuregroup(mixed, "weather", validation="quarantine")
+    seen.append(sorted(store.get_featuregroup_quarantine("weather").to_pandas()["id"]))
+    store.delete_from_featuregroup("weather", "x >= 20 and city = 'São Paulo'")
+    look()
+    added = rows(80, 2).assign(y=1)
+    store.insert_into_featuregroup(added, "weather", schema_change="add")
+    store.rename_feature("weather", "y", "z")
+    renamed = store.get_featuregroup("weather", version=2).to_pandas().sort_values("id")
+    seen.append(renamed["z"].fillna(-1).tolist())
+    store.insert_into_featuregroup(rows(90, 2).assign(z=2), "weather")
+    store.compact_featuregroup("weather", version=1)
+    seen.append(store.get_featuregroup("weather", version=1, as_of=1).count())
+    seen.append(len(store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))))
+    labels = pd.DataFrame(
+        {"id": [3, 6, 999], "when": pd.Timestamp("2024-03-01", tz="UTC"), "label": [1, 0, 1]}
+    )
+    joined = store.get_features(["weather.x"], labels=labels, label_time="when").to_pandas()
+    seen.append(joined.sort_values("id")["x"].fillna(-1).tolist())
+    for version in (1, 2):
+        history = store.get_featuregroup_history("weather", version=version)
+        seen.append([(each.operation, each.rows_in, each.rows_out) for each in history])
+    seen.append(len(store.search("weather")))
+    store.delete_featuregroup("weather", version=1)
+    seen.append([group.version for group in store.get_featuregroups()])
+    return seen

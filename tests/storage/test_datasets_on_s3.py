@@ -33,6 +33,7 @@ from featurestore.training.catalog import clean_all
 from featurestore.training.dataset import TrainingDataset
 from tests.object_server import ObjectServer, options_for
 from tests.storage.faulty_proxy import faulty
+from tests.storage.programs import EXPORT
 from tests.storage.stores import Connect, rows
 
 SPLITS = {"train": 0.8, "test": 0.2}
@@ -279,19 +280,6 @@ def test_an_export_works_over_a_faulty_network(
         assert proxy.faults.total() >= 20
     for dataset in connect().get_training_datasets():
         assert dataset.verify().ok
-
-
-EXPORT = """
-import sys
-import featurestore
-location, registry = sys.argv[1:]
-with featurestore.connect(location, registry=registry) as store:
-    frame = store.get_featuregroup("weather").select("id", "x", "late")
-    print("ready", flush=True)
-    while True:
-        store.create_training_dataset(frame, "d", label="late", key="id", shards=40)
-        print("done", flush=True)
-"""
 
 
 @pytest.mark.slow

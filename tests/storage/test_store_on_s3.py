@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -26,69 +24,13 @@ from featurestore.errors import (
     RegistryError,
     StorageError,
     UnsupportedLocation,
-    ValidationFailed,
 )
 from featurestore.recovery.rebuild import rebuild
 from featurestore.storage import attempts, objects
-from featurestore.store import FeatureStore
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import faulty
-from tests.storage.stores import Connect, rows
-
-POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "min_value": 0}}
-
-
-def history_of_a_group(store: FeatureStore) -> list[Any]:
-    """Do everything that can be done to groups; return what every step gave."""
-    seen: list[Any] = []
-
-    def look() -> None:
-        frame = store.get_featuregroup("weather").select("id", "x", "city")
-        seen.append(sorted(map(tuple, frame.to_pandas().itertuples(index=False))))
-        seen.append(store.featuregroup("weather").statistics().to_json()["columns"])
-
-    store.create_featuregroup(
-        rows(0, 40),
-        "weather",
-        primary_key="id",
-        event_time="at",
-        partition_by="city",
-        expectations=[POSITIVE],
-        tags={"team": "a"},
-    )
-    look()
-    store.insert_into_featuregroup(rows(40, 10), "weather", transaction=("etl", 1))
-    store.insert_into_featuregroup(rows(40, 10), "weather", transaction=("etl", 1))
-    store.insert_into_featuregroup(rows(5, 3, x=7.0), "weather", mode="upsert")
-    look()
-    with pytest.raises(ValidationFailed):
-        store.insert_into_featuregroup(rows(60, 3, x=-1.0), "weather")
-    mixed = pd.concat([rows(70, 2), rows(72, 2, x=-1.0)])
-    store.insert_into_featuregroup(mixed, "weather", validation="quarantine")
-    seen.append(sorted(store.get_featuregroup_quarantine("weather").to_pandas()["id"]))
-    store.delete_from_featuregroup("weather", "x >= 20 and city = 'São Paulo'")
-    look()
-    added = rows(80, 2).assign(y=1)
-    store.insert_into_featuregroup(added, "weather", schema_change="add")
-    store.rename_feature("weather", "y", "z")
-    renamed = store.get_featuregroup("weather", version=2).to_pandas().sort_values("id")
-    seen.append(renamed["z"].fillna(-1).tolist())
-    store.insert_into_featuregroup(rows(90, 2).assign(z=2), "weather")
-    store.compact_featuregroup("weather", version=1)
-    seen.append(store.get_featuregroup("weather", version=1, as_of=1).count())
-    seen.append(len(store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))))
-    labels = pd.DataFrame(
-        {"id": [3, 6, 999], "when": pd.Timestamp("2024-03-01", tz="UTC"), "label": [1, 0, 1]}
-    )
-    joined = store.get_features(["weather.x"], labels=labels, label_time="when").to_pandas()
-    seen.append(joined.sort_values("id")["x"].fillna(-1).tolist())
-    for version in (1, 2):
-        history = store.get_featuregroup_history("weather", version=version)
-        seen.append([(each.operation, each.rows_in, each.rows_out) for each in history])
-    seen.append(len(store.search("weather")))
-    store.delete_featuregroup("weather", version=1)
-    seen.append([group.version for group in store.get_featuregroups()])
-    return seen
+from tests.storage.programs import start
+from tests.storage.stores import Connect, history_of_a_group, rows
 
 
 def test_groups_on_s3_are_groups_on_a_disk(connect: Connect, tmp_path: Path) -> None:
@@ -155,7 +97,7 @@ def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
         ("s3://absent-bucket/a", {}, StorageError, "NoSuchBucket"),
         ("s3://key:secret@{bucket}/a", {}, UnsupportedLocation, r"s3://\*\*\*@"),
         ("s3://{bucket}/a/../b", {}, UnsupportedLocation, "s3://bucket/prefix"),
-        ("hdfs://host:8020/a", {}, UnsupportedLocation, "kind"),
+        ("ftp://host/a", {}, UnsupportedLocation, "kind"),
         ("s3://{bucket}/a", {"storage_options": {"regoin": "x"}}, ConfigurationError, "region"),
         ("{folder}", {"storage_options": {}}, None, ""),
         ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "URIs"),
@@ -257,31 +199,6 @@ def test_a_store_works_on_over_a_faulty_network(
 
 
 # -- several processes ----------------------------------------------------------------------------
-
-WRITER = """
-import sys
-import pandas as pd
-import featurestore
-location, registry, number = sys.argv[1:]
-with featurestore.connect(location, registry=registry) as store:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for turn in range(4):
-        ids = range(1000 * (int(number) + 1) + 10 * turn, 1000 * (int(number) + 1) + 10 * turn + 10)
-        store.insert_into_featuregroup(pd.DataFrame({"id": ids}), "g")
-        print(turn, flush=True)
-"""
-
-
-def start(store: FeatureStore, registry: Path, options: dict[str, str], number: int) -> Any:
-    environment = {**os.environ, **{key.upper(): value for key, value in options.items()}}
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, store.location, f"sqlite:///{registry}", str(number)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
 
 
 @pytest.mark.slow

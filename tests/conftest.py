@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import hdfs_server as hdfs
 from tests.forking import ForkServer
 from tests.object_server import ObjectServer, program, serving
 from tests.streams import kafka_server
@@ -46,6 +47,8 @@ OPTIONAL = (
 )
 SKIPPED_SPARK = "Spark suite skipped"
 SKIPPED_STORAGE = "S3 suite skipped"
+SKIPPED_HDFS = "HDFS suite skipped"
+_SUITES = (SKIPPED_SPARK, SKIPPED_STORAGE, SKIPPED_HDFS)
 # PyTorch brings gigabytes of libraries: it has an environment of its own, and these tests with it.
 TORCH_TESTS = "tests/torch"
 WITHOUT_TORCH = (
@@ -253,7 +256,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     for report in terminalreporter.stats.get("skipped", ()):
         if not isinstance(report.longrepr, tuple):
             continue
-        if any(suite in report.longrepr[2] for suite in (SKIPPED_SPARK, SKIPPED_STORAGE)):
+        if any(suite in report.longrepr[2] for suite in _SUITES):
             reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
     for reason, count in reasons.items():
         terminalreporter.write_line(f"{reason} ({count} tests)", yellow=True)
@@ -347,6 +350,17 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
         pytest.skip(f"{SKIPPED_STORAGE}: {why or 'obstore is not installed'}")
     with serving(tmp_path_factory.mktemp("buckets")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hdfs.HdfsServer]:
+    """A real HDFS, fetched when it is not there."""
+    pytest.importorskip("hdfs_native", reason=f"{SKIPPED_HDFS}: hdfs-native is not installed")
+    try:
+        with hdfs.serving(tmp_path_factory.mktemp("hdfs"), hdfs.QUICK) as server:
+            yield server
+    except hdfs.NoHdfs as error:
+        pytest.skip(f"{SKIPPED_HDFS}: {error}")
 
 
 @pytest.fixture(scope="session")

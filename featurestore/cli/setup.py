@@ -45,6 +45,7 @@ _EXTRAS = {
     "polars": "polars",
     "psycopg": "postgres",
     "obstore": "s3",
+    "hdfs-native": "hdfs",
 }
 
 

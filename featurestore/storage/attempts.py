@@ -10,6 +10,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from featurestore.errors import StorageError
@@ -31,18 +32,37 @@ _HINTS = {
 }
 
 
-def repeated(action: str, place: str, call: Callable[[], Result]) -> Result:
+@dataclass(frozen=True)
+class Answers:
+    """How the errors of a library are understood.
+
+    Args:
+        errors: Returns the classes of errors that its requests fail with.
+        passes: Tells whether a request that failed may succeed when it is sent again.
+        failure: Returns the error for an action at a place that failed for good.
+    """
+
+    errors: Callable[[], tuple[type[Exception], ...]]
+    passes: Callable[[BaseException], bool]
+    failure: Callable[[str, str, BaseException], StorageError]
+
+
+def repeated(
+    action: str, place: str, call: Callable[[], Result], *, answers: Answers | None = None
+) -> Result:
     """Return what a request returns that may be repeated, tried again while its failures pass.
 
     Args:
         action: What is done, as in "Cannot read ...".
         place: The URI of the object.
         call: Sends the request.
+        answers: How its errors are understood; those of object stores, by default.
 
     Raises:
         FileNotFoundError: The server says so.
         StorageError: The failure is final, or did not pass.
     """
+    understood = answers or _OF_OBJECTS
     attempt = 0
     while True:
         try:
@@ -53,10 +73,10 @@ def repeated(action: str, place: str, call: Callable[[], Result]) -> Result:
             raise FileNotFoundError(f"There is no {place!r}.") from None
         except StorageError:
             raise
-        except request_errors() as error:
+        except understood.errors() as error:
             attempt += 1
-            if attempt == ATTEMPTS or not passes(error):
-                raise failure(action, place, error) from None
+            if attempt == ATTEMPTS or not understood.passes(error):
+                raise understood.failure(action, place, error) from None
         pause(attempt)
 
 
@@ -104,3 +124,6 @@ def _status(error: BaseException) -> str | None:
 def _code(error: BaseException) -> str | None:
     found = _CODE.search(str(error))
     return None if found is None else found["code"]
+
+
+_OF_OBJECTS = Answers(request_errors, passes, failure)

@@ -1,4 +1,4 @@
-"""What a place in an object store allows: reach, writing, reading, lists, conditional puts, clock."""
+"""What a place at a URI allows: reach, writing, reading, lists, conditional puts, clock."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ def _removal(storage: Storage, probe: str) -> Finding:
         return Finding("delete", False, error.message, error.hint)
     if gone:
         return Finding("delete", True, "objects can be removed")
-    return Finding(
-        "delete", False, f"{probe} could not be removed", "allow s3:DeleteObject on the prefix"
-    )
+    hint = "allow s3:DeleteObject on the prefix"
+    if storage.root.startswith("hdfs://"):
+        hint = "allow this user to write in the folder: hdfs dfs -chmod, -chown"
+    return Finding("delete", False, f"{probe} could not be removed", hint)

@@ -22,7 +22,9 @@ _SEPARATOR = "://"
 _URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
 # How the same storage is called elsewhere.
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az"}
-OBJECT_STORES = ("s3", "gs", "az")
+HDFS = "hdfs"
+SCHEMES = ("s3", "gs", "az", HDFS)
+_EXAMPLES = {HDFS: "hdfs://namenode:port/path"}
 
 # What this process opened, by scheme and host, with the options that it was given. Options may hold
 # credentials: they live here and are never written down.
@@ -50,29 +52,29 @@ class Location:
         found = _URI.fullmatch(text)
         scheme = found["scheme"] if found is not None else ""
         scheme = _OTHER_NAMES.get(scheme, scheme)
-        if found is None or scheme not in OBJECT_STORES:
+        if found is None or scheme not in SCHEMES:
             raise UnsupportedLocation(
                 f"location={_shown(text)!r} is no place of a kind that the store knows.",
                 hint="a directory of this machine, also one where another file system is mounted, "
-                "or s3://bucket/prefix (gs:// and az:// are untested); credentials "
-                "go into the environment or storage_options=",
+                "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "
+                "credentials go into the environment or storage_options=",
             )
         prefix = (found["prefix"] or "").strip("/")
         if prefix and not is_relative_path(prefix):
             raise UnsupportedLocation(
                 f"location={text!r} has a part that is empty, '.', '..' or has a backslash.",
-                hint=f"{scheme}://bucket/prefix",
+                hint=_EXAMPLES.get(scheme, f"{scheme}://bucket/prefix"),
             )
         return cls(f"{scheme}://{found['host']}/{prefix}".rstrip("/"))
 
     @property
     def scheme(self) -> str:
-        """The kind of storage: "s3", "gs", "az"."""
+        """The kind of storage: "s3", "gs", "az", "hdfs"."""
         return self.text.partition(_SEPARATOR)[0]
 
     @property
     def bucket(self) -> str:
-        """The bucket or container."""
+        """The bucket or container; of HDFS the namenode and its port, or the cluster."""
         return self.text.partition(_SEPARATOR)[2].partition("/")[0]
 
 
@@ -137,11 +139,19 @@ def storage_of(path: str) -> tuple[Storage, str]:
     root = _root_of(path)
     found = _open.get(root)
     if found is None:
-        from featurestore.storage.objects import ObjectStorage
-
-        found = ObjectStorage(root, _options.get(root, {}))
+        found = _opened(root, _options.get(root, {}))
         _open[root] = found
     return found, path[len(root) + 1 :]
+
+
+def _opened(root: str, options: Mapping[str, str]) -> Storage:
+    if root.startswith(f"{HDFS}{_SEPARATOR}"):
+        from featurestore.storage.hdfs import HdfsStorage
+
+        return HdfsStorage(root, options)
+    from featurestore.storage.objects import ObjectStorage
+
+    return ObjectStorage(root, options)
 
 
 def require_local(path: str, what: str, hint: str) -> None:

@@ -1,4 +1,4 @@
-"""A bucket of its own for each test."""
+"""A bucket, or a folder of an HDFS, of its own for each test."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import featurestore
 from featurestore.store import FeatureStore
+from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
 from tests.storage.stores import Connect
 
@@ -33,6 +34,28 @@ def connect(bucket: str, object_server: ObjectServer, tmp_path: Path) -> Iterato
             **given,
         }
         store = featurestore.connect(f"{bucket}/team a/store", **arguments)
+        opened.append(store)
+        return store
+
+    yield call
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def hdfs_folder(hdfs_server: HdfsServer) -> str:
+    """The URI of an empty folder."""
+    return f"{hdfs_server.root}/test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def connect_hdfs(hdfs_folder: str, tmp_path: Path) -> Iterator[Connect]:
+    """Connect to a store in the folder; ``cache`` names the registry's file."""
+    opened: list[FeatureStore] = []
+
+    def call(cache: str = "cache", **given: Any) -> FeatureStore:
+        arguments = {"registry": f"sqlite:///{tmp_path / cache}.db", **given}
+        store = featurestore.connect(f"{hdfs_folder}/team a/store", **arguments)
         opened.append(store)
         return store
 

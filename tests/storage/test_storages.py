@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from featurestore.storage.hdfs import HdfsStorage
 from featurestore.storage.local import LocalStorage
 from featurestore.storage.objects import ObjectStorage
 from featurestore.testing.storage_conformance import StorageConformance
+from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
 
 
@@ -22,3 +24,13 @@ class TestS3Storage(StorageConformance):
     @pytest.fixture
     def storage(self, bucket: str, object_server: ObjectServer) -> ObjectStorage:
         return ObjectStorage(bucket, object_server.options)
+
+
+class TestHdfsStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self, hdfs_server: HdfsServer) -> HdfsStorage:
+        storage = HdfsStorage(hdfs_server.root, {})
+        for name in storage.children(""):
+            storage.remove_below(name)
+            storage.remove(name)
+        return storage

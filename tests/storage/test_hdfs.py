@@ -1,0 +1,211 @@
+"""What is of its own about HDFS: names with a dot, forks, answers of the namenode, who one is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from featurestore.errors import ConfigurationError, StorageError
+from featurestore.storage import attempts, hdfs_client, location
+from featurestore.storage.hdfs import HdfsStorage
+from tests.hdfs_server import HdfsServer
+from tests.object_server import free_port
+
+
+@pytest.fixture
+def storage(hdfs_server: HdfsServer) -> HdfsStorage:
+    return HdfsStorage(hdfs_server.root, {})
+
+
+@pytest.fixture
+def folder(hdfs_folder: str) -> str:
+    return hdfs_folder.rpartition("/")[2]
+
+
+def names_below(storage: HdfsStorage, folder: str) -> list[str]:
+    """All files below a folder, as the namenode has them."""
+    listed = storage._client.list_status(f"/{folder}", recursive=True)
+    return sorted(each.path[1:] for each in listed if not each.isdir)
+
+
+def test_a_killed_writer_leaves_nothing_that_is_listed(
+    storage: HdfsStorage, folder: str, hdfs_server: HdfsServer
+) -> None:
+    storage.put(f"{folder}/inner/kept", b"1")
+    program = (
+        "import os, sys\n"
+        "from featurestore.storage.hdfs import HdfsStorage\n"
+        "storage = HdfsStorage(sys.argv[1], {})\n"
+        "with storage.writer(sys.argv[2] + '/alone/new') as writer:\n"
+        "    writer.write(bytes(100_000))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, "-c", program, hdfs_server.root, folder], timeout=60, check=False
+    )
+    assert killed.returncode == -9
+    (left,) = (name for name in names_below(storage, folder) if "/alone/" in name)
+    assert left.rpartition("/")[2].startswith(".")
+    assert storage.children(folder) == ["inner"]
+    assert [each.name for each in storage.list(folder)] == [f"{folder}/inner/kept"]
+    assert storage.remove_below(folder) == 1
+    with pytest.raises(FileNotFoundError):
+        names_below(storage, folder)
+
+
+def test_files_of_several_blocks_are_read_in_parts(storage: HdfsStorage, folder: str) -> None:
+    data = os.urandom(9 << 20)
+    with storage.writer(f"{folder}/blocks") as writer:
+        for start in range(0, len(data), 1 << 20):
+            writer.write(memoryview(data)[start : start + (1 << 20)])
+    block = 4 << 20
+    asked = [(block - 5, 10), (2 * block - 1, 1), (0, len(data)), (block, block), (100, 0)]
+    found = storage.ranges(f"{folder}/blocks", asked)
+    assert found == [data[start : start + length] for start, length in asked]
+
+
+def test_a_child_made_by_fork_reads_and_writes(hdfs_folder: str) -> None:
+    """Neither has what the other reads, and the child ends as any process does."""
+    storage, folder = location.storage_of(hdfs_folder)
+    data = bytes(range(256)) * 2_000
+    storage.put(f"{folder}/before", data)
+    assert storage.read(f"{folder}/before") == data
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            inner, _ = location.storage_of(hdfs_folder)
+            for _ in range(20):
+                assert inner.read(f"{folder}/before") == data
+            inner.put(f"{folder}/child", data)
+            code = 0
+        finally:
+            os._exit(code)
+    for _ in range(20):
+        assert storage.read(f"{folder}/before") == data
+    begun = time.monotonic()
+    while time.monotonic() - begun < 30:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        assert storage.read(f"{folder}/before") == data
+        time.sleep(0.05)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert storage.read(f"{folder}/child") == data
+
+
+def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(
+    storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library sends it again: the namenode says that the source is gone, or the name taken."""
+    rename = storage._client.rename
+
+    def twice(source: str, target: str, overwrite: bool) -> None:
+        rename(source, target, overwrite)
+        rename(source, target, overwrite)
+
+    monkeypatch.setattr(storage._client, "rename", twice)
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    storage.put_new(f"{folder}/claim", b"mine")
+    with pytest.raises(FileExistsError):
+        storage.put_new(f"{folder}/claim", b"yours")
+    storage.put(f"{folder}/object", b"1")
+    with storage.writer(f"{folder}/object") as writer:
+        writer.write(b"22")
+    assert storage.read(f"{folder}/claim") == b"mine"
+    assert storage.read(f"{folder}/object") == b"22"
+    assert names_below(storage, folder) == [f"{folder}/claim", f"{folder}/object"]
+
+
+def test_what_passes_is_tried_again(
+    storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    failed: list[str] = []
+    for name in ("create", "rename", "read", "get_file_info", "list_status"):
+        call = getattr(storage._client, name)
+
+        def shaky(
+            *given: object, _call: object = call, _name: str = name, **named: object
+        ) -> object:
+            if _name not in failed:
+                failed.append(_name)
+                kind = "org.apache.hadoop.ipc.RetriableException"
+                raise RuntimeError(f'RPCError("{kind}", "namenode is starting")')
+            return _call(*given, **named)  # type: ignore[operator]
+
+        monkeypatch.setattr(storage._client, name, shaky)
+    storage.put(f"{folder}/a", b"1")
+    storage.put_new(f"{folder}/b", b"2")
+    assert storage.read(f"{folder}/a") == b"1"
+    assert [each.name for each in storage.list(folder)] == [f"{folder}/a", f"{folder}/b"]
+    assert storage.remove(f"{folder}/a")
+    assert len(failed) == 5
+    monkeypatch.undo()
+    assert names_below(storage, folder) == [f"{folder}/b"]
+
+
+def test_errors_name_object_and_action_and_what_to_do(
+    storage: HdfsStorage,
+    folder: str,
+    hdfs_server: HdfsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    storage.put(f"{folder}/file", b"1")
+    secret = {"hadoop.security.some.password": "91bc44de"}
+    unreachable = HdfsStorage(f"hdfs://127.0.0.1:{free_port()}", secret)
+    other = HdfsStorage(hdfs_server.root, secret)
+    with monkeypatch.context() as environment:  # read when the first call connects
+        environment.setenv("HADOOP_USER_NAME", "nobody-special")
+        assert other.find("none") is None
+    refusals = (
+        (unreachable, "some/name", "cannot be reached", "network"),
+        (other, f"{folder}/new", "AccessControlException", "HADOOP_USER_NAME"),
+        (storage, f"{folder}/at=12:30/file", "InvalidPathException", "':'"),
+        (storage, f"{folder}/file/below", "a part of its path is a file", "another name"),
+    )
+    for each, name, reason, hint in refusals:
+        for call in (each.put, each.put_new):
+            with pytest.raises(StorageError, match=reason) as refused:
+                call(name, b"2")
+            assert f"{each.root}/{name}" in refused.value.message
+            assert hint in str(refused.value.hint)
+            assert "91bc44de" not in str(refused.value)
+    with pytest.raises(StorageError, match=r"Cannot read .*cannot be reached"):
+        unreachable.read("some/name")
+    assert "91bc44de" not in caplog.text + repr(unreachable)
+
+
+def test_options_are_settings_of_hadoop(hdfs_server: HdfsServer) -> None:
+    with pytest.raises(ConfigurationError, match="aws_region"):
+        HdfsStorage(hdfs_server.root, {"aws_region": "x"})
+    with pytest.raises(StorageError, match="a-cluster-of-no-settings") as refused:
+        HdfsStorage("hdfs://a-cluster-of-no-settings", {})
+    assert "HADOOP_CONF_DIR" in str(refused.value.hint)
+    cluster = {
+        "dfs.ha.namenodes.here": "first,second",
+        "dfs.namenode.rpc-address.here.first": f"127.0.0.1:{free_port()}",
+        "dfs.namenode.rpc-address.here.second": hdfs_server.root.removeprefix("hdfs://"),
+    }
+    assert HdfsStorage("hdfs://here", cluster).find("none") is None
+
+
+def test_the_settings_of_a_cluster_are_read_where_hadoop_has_them(
+    hdfs_server: HdfsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("cluster"))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert hdfs_client.opened("hdfs://cluster", {}).get_file_info("/").isdir

@@ -68,7 +68,7 @@ def check_remote(location: str, settings: Config) -> None:
     """
     if settings.registry is None:
         raise ConfigurationError(
-            f"The store at {location} needs registry=: a database cannot lie in an object store.",
+            f"The store at {location} needs registry=: a database cannot lie there.",
             hint=f"connect({location!r}, registry='postgresql://user@host/database'), or "
             "registry='sqlite:////path/to/cache.db' for a cache on this machine",
         )

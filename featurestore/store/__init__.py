@@ -69,8 +69,8 @@ def connect(
     """Connect to the store at a directory and make it the module's current store.
 
     Args:
-        location: Directory, or ``s3://bucket/prefix``; else ``$FEATURESTORE_LOCATION``,
-            featurestore.toml found upwards, ``./featurestore-data``.
+        location: Directory, ``s3://bucket/prefix`` or ``hdfs://namenode:port/path``; else
+            ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards, ``./featurestore-data``.
         engine: "duckdb" (default), "spark" or any entry point of
             ``featurestore.plugins.lookup.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location. A URI needs one: Postgres, or
@@ -79,10 +79,10 @@ def connect(
         durability: "full" (default): a commit is on disk, with all files that it names, when the
             call returns. "fast": when the operating system writes it, so that a power loss may take
             or damage the last commits; else ``$FEATURESTORE_DURABILITY``. On Spark the file system
-            decides. What an object store has taken is durable.
-        storage_options: How to reach the object store of a URI: ``aws_region``,
-            ``aws_endpoint_url``, ``aws_access_key_id``, ...; else the environment and the usual
-            files say it. Credentials are never written down.
+            decides. What an object store has taken is durable; of HDFS its datanodes decide.
+        storage_options: How to reach the storage of a URI: ``aws_region``, ``aws_endpoint_url``,
+            ``aws_access_key_id``, ..., or settings of Hadoop's client; else the environment and the
+            usual files say it. Credentials are never written down.
 
     >>> with featurestore.connect("my-store") as store:
     ...     store.get_featuregroups()

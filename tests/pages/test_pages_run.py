@@ -28,6 +28,7 @@ HEAVY = {
 }
 SPARK = {"docs/how-to/spark.md"}
 S3 = {"docs/how-to/s3.md"}
+HDFS = {"docs/how-to/hdfs.md"}
 # Run where a broker is (tests/streams).
 BROKER = {"docs/how-to/streams.md"}
 # Pages that want libraries which one of the environments of CI lacks.
@@ -36,11 +37,12 @@ ELSEWHERE = {
     "docs/how-to/jax.md": ("jax", "grain"),
     "docs/how-to/pytorch.md": ("torch",),
 }
+ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *HDFS, *BROKER, *ELSEWHERE}
 
 
 def light_pages() -> list[str]:
     names = [str(page.relative_to(ROOT)) for page in pages()]
-    return [name for name in names if name not in {*HEAVY, *SPARK, *S3, *BROKER, *ELSEWHERE}]
+    return [name for name in names if name not in ALL_OF_THEIR_OWN]
 
 
 @pytest.fixture
@@ -118,9 +120,20 @@ def test_the_code_of_a_page_about_s3_runs(
     run_page(ROOT / name)
 
 
+@pytest.mark.parametrize("name", sorted(HDFS))
+def test_the_code_of_a_page_about_hdfs_runs(
+    name: str, empty_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = request.getfixturevalue("hdfs_server")
+    (empty_folder / "hadoop").mkdir()
+    (empty_folder / "hadoop" / "hdfs-site.xml").write_text(server.site("cluster"))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(empty_folder / "hadoop"))
+    run_page(ROOT / name)
+
+
 def test_the_pages_are_all_there() -> None:
     names = {str(page.relative_to(ROOT)) for page in pages()}
-    assert names > {*HEAVY, *SPARK, *BROKER, *ELSEWHERE}
+    assert names > ALL_OF_THEIR_OWN
     assert len(names) > 12
 
 

@@ -1,4 +1,4 @@
-"""What ``featurestore doctor`` says of a place in an object store."""
+"""What ``featurestore doctor`` says of a place in an object store or on HDFS."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import inspection, location
+from featurestore.storage import attempts, inspection, location
 from featurestore.storage.objects import ObjectStorage
-from tests.object_server import SECRET_KEY, ObjectServer
+from tests.hdfs_server import HdfsServer
+from tests.object_server import SECRET_KEY, ObjectServer, free_port
 
 
 @pytest.fixture
@@ -62,3 +63,42 @@ def test_a_server_without_conditional_puts_is_found_out(
     found = {each.what: each for each in inspection.inspect(f"{bucket}/a")}
     assert not found["conditional put"].passed
     assert "If-None-Match" in str(found["conditional put"].hint)
+
+
+def test_doctor_tries_hdfs(
+    hdfs_folder: str, command_line: Callable[..., Any], tmp_path: Path
+) -> None:
+    registry = f"sqlite:///{tmp_path}/cache.db"
+    words = ("--location", hdfs_folder, "--registry", registry, "--output", "json", "doctor")
+    found = {each["check"]: each["state"] for each in json.loads(command_line(*words).out)}
+    tried = [state for name, state in found.items() if name.startswith("location: ")]
+    assert tried == ["ok"] * 5
+    assert found["hdfs-native"] == "ok"
+    storage, folder = location.storage_of(hdfs_folder)
+    assert list(storage.list(folder)) == []
+
+
+def test_doctor_says_what_is_wrong_with_hdfs(
+    hdfs_server: HdfsServer,
+    command_line: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setenv("HADOOP_USER_NAME", "nobody-special")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("of-others"))
+
+    def problem(place: str, check: str) -> str:
+        words = ("--location", place, "--output", "json", "doctor")
+        found = {each["check"]: each for each in json.loads(command_line(*words, code=1).out)}
+        assert found[check]["state"] == "problem"
+        return f"{found[check]['detail']} {found[check]['hint']}"
+
+    # Another name of the same namenode, so that nobody has connected to it before.
+    denied = problem("hdfs://of-others/folder-of-root", "location: write")
+    assert "AccessControlException" in denied
+    assert "HADOOP_USER_NAME" in denied
+    unreachable = problem(f"hdfs://127.0.0.1:{free_port()}/a", "location: reach")
+    assert "cannot be reached" in unreachable
+    assert "network" in unreachable

@@ -1,0 +1,272 @@
+"""A store on HDFS does what the same store on a disk does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import featurestore
+from featurestore.errors import FeatureGroupNotFound, RegistryError, UnsupportedLocation
+from featurestore.recovery.rebuild import rebuild
+from featurestore.storage.location import storage_of
+from featurestore.store import FeatureStore
+from featurestore.training.dataset import TrainingDataset
+from tests.storage.programs import EXPORT, start
+from tests.storage.stores import Connect, history_of_a_group, rows
+
+SPLITS = {"train": 0.8, "test": 0.2}
+
+
+@pytest.fixture(autouse=True)
+def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def files_below(uri: str) -> list[str]:
+    """The paths below a URI, with those that are not whole, relative to it."""
+    storage, name = storage_of(uri)
+    try:
+        listed = list(storage._client.list_status(f"/{name}", recursive=True))  # type: ignore[attr-defined]
+    except FileNotFoundError:
+        return []
+    return sorted(each.path[len(name) + 2 :] for each in listed if not each.isdir)
+
+
+def labeled(count: int) -> pd.DataFrame:
+    return rows(0, count).assign(late=np.arange(count) % 3 == 0)
+
+
+def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDataset:
+    frame = store.get_featuregroup("weather").select("id", "x", "late")
+    arguments = {"label": "late", "key": "id", "splits": SPLITS, "shards": 3, **given}
+    return store.create_training_dataset(frame, name, **arguments)
+
+
+def batches_of(dataset: TrainingDataset, **given: Any) -> list[Any]:
+    reader = dataset.reader("train", global_batch_size=640, window_rows=1024)
+    found = []
+    for batch in reader.batches(1, **given):
+        found.append([(name, values.tolist()) for name, values in sorted(batch.items())])
+    return found
+
+
+def test_groups_on_hdfs_are_groups_on_a_disk(
+    connect_hdfs: Connect, hdfs_folder: str, tmp_path: Path
+) -> None:
+    with featurestore.connect(tmp_path / "disk") as disk:
+        expected = history_of_a_group(disk)
+    store = connect_hdfs()
+    assert history_of_a_group(store) == expected
+    assert not [name for name in files_below(hdfs_folder) if name.endswith(".tmp")]
+
+
+def test_many_commits_end_in_a_checkpoint_on_hdfs(connect_hdfs: Connect) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(rows(0, 2), "weather", primary_key="id")
+    for number in range(1, 22):
+        store.insert_into_featuregroup(rows(number * 2, 2), "weather")
+    log = files_below(f"{store.location}/featuregroups/weather/v1/_delta_log")
+    assert [name for name in log if name.endswith(".checkpoint.parquet")]
+    assert "_last_checkpoint" in log
+    found = store.get_featuregroup("weather").to_pandas()["id"]
+    assert sorted(found) == list(range(44))
+
+
+def test_a_registry_s_cache_is_made_anew_from_what_lies_on_hdfs(
+    connect_hdfs: Connect, tmp_path: Path
+) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(labeled(50), "weather", primary_key="id", tags={"a": "b"})
+    export(store)
+    with pytest.raises(RegistryError, match="registry rebuild"):
+        connect_hdfs("other")
+    rebuilt = rebuild(store.location, url=f"sqlite:///{tmp_path / 'other.db'}")
+    assert rebuilt.featuregroups == ["weather@v1"]
+    other = connect_hdfs("other")
+    assert other.get_featuregroup("weather").count() == 50
+    assert other.get_featuregroup_tags("weather") == {"a": "b"}
+    assert other.get_training_dataset("d").verify(recompute=True).ok
+    other.delete_training_dataset("d", version=1)
+    other.delete_featuregroup("weather", version=1)
+    with pytest.raises(FeatureGroupNotFound):
+        other.get_featuregroup("weather")
+    assert files_below(f"{store.location}/featuregroups/weather") == ["v1.deleted"]
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
+def test_datasets_on_hdfs_are_datasets_on_a_disk(
+    connect_hdfs: Connect, tmp_path: Path, data_format: str
+) -> None:
+    store = connect_hdfs()
+    with featurestore.connect(tmp_path / "disk") as disk:
+        made = []
+        for each in (disk, store):
+            each.create_featuregroup(labeled(5_000), "weather", primary_key="id", event_time="at")
+            made.append(export(each, data_format=data_format, transformations=None))
+        here, there = made
+        assert there.manifest.content_hash == here.manifest.content_hash
+        expected = batches_of(here)
+        assert batches_of(there) == expected
+        assert batches_of(there, start_step=4) == expected[4:]
+        on_disk = [each for each in Path(here.path).rglob("*") if each.is_file()]
+        assert files_below(there.path) == sorted(
+            str(each.relative_to(here.path)) for each in on_disk
+        )
+        assert there.read("test").to_pandas().equals(here.read("test").to_pandas())
+        assert "the same rows" in str(here.diff(there))
+    assert there.verify(recompute=True).problems == ()
+    assert TrainingDataset.open(there.path).manifest == there.manifest
+    copy = there.download(tmp_path / "copy")
+    assert copy.verify().ok
+    assert batches_of(copy) == expected
+    storage, name = storage_of(f"{there.path}/{there.manifest.split('test').shards[0].path}")
+    damaged = bytearray(storage.read(name))
+    damaged[100] ^= 1
+    storage.put(name, bytes(damaged))
+    (problem,) = there.verify().problems
+    assert "SHA-256" in problem.message
+    store.delete_training_dataset("d", version=1)
+    assert files_below(os.path.dirname(there.path)) == []
+
+
+def test_feature_views_live_on_hdfs(connect_hdfs: Connect) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(labeled(50), "weather", primary_key="id", event_time="at")
+    view = store.create_feature_view("v", features=["weather.x", "weather.late"])
+    assert connect_hdfs().get_feature_view("v").name == view.name
+    store.delete_feature_view("v", version=1)
+    assert store.get_feature_views() == []
+
+
+def test_times_partition_a_group_though_hdfs_allows_no_colon(connect_hdfs: Connect) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(rows(0, 30), "weather", primary_key="id", partition_by="at")
+    found = store.get_featuregroup("weather").to_pandas()
+    assert sorted(found["at"]) == sorted(rows(0, 30)["at"])
+
+
+def test_what_an_option_holds_is_written_down_nowhere(
+    connect_hdfs: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "91bc44de-a7f3"
+    store = connect_hdfs(storage_options={"hadoop.security.some.password": secret})
+    store.create_featuregroup(labeled(50), "weather", primary_key="id")
+    export(store)
+    with pytest.raises(UnsupportedLocation) as refused:
+        connect_hdfs(engine="spark", storage_options={"hadoop.security.some.password": secret})
+    texts = [caplog.text, repr(store), repr(store.session), str(refused.value)]
+    storage, _ = storage_of(store.location)
+    for name in files_below(store.location):
+        path = f"{storage_of(store.location)[1]}/{name}"
+        texts.append(storage.read(path).decode("latin-1"))
+    for folder in (tmp_path, Path(os.environ["XDG_STATE_HOME"])):
+        for file in folder.rglob("*"):
+            if file.is_file():
+                texts.append(file.read_bytes().decode("latin-1"))
+    assert len(texts) > 15
+    assert not [text[:200] for text in texts if secret in text]
+
+
+# -- several processes ----------------------------------------------------------------------------
+
+
+def said_by(processes: Sequence[Any]) -> None:
+    """Let programs that are ready begin at the same time."""
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
+def test_processes_at_once_lose_and_double_nothing(
+    connect_hdfs: Connect, tmp_path: Path, count: int
+) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
+    for cache in ("first", "second"):  # as on two machines
+        rebuild(store.location, url=f"sqlite:///{tmp_path / cache}.db")
+    writers = []
+    for number in range(count):
+        cache_file = tmp_path / ("first.db" if number % 2 else "second.db")
+        writers.append(start(store, cache_file, {}, number))
+    said_by(writers)
+    for writer in writers:
+        writer.communicate(timeout=120)
+        assert writer.returncode == 0
+    ids = store.get_featuregroup("g").to_pandas()["id"]
+    assert ids.is_unique
+    assert len(ids) == 1 + count * 4 * 10
+    assert store.featuregroup("g").delta_version == 1 + count * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_kill_9_at_any_moment_leaves_the_old_state_or_the_new_one(
+    connect_hdfs: Connect, tmp_path: Path, kills: int
+) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
+    acknowledged = 0
+    for number in range(kills):
+        writer = start(store, tmp_path / "cache.db", {}, number)
+        said_by([writer])
+        time.sleep(0.02 + 0.4 * number / kills)
+        writer.send_signal(signal.SIGKILL)
+        said, _ = writer.communicate(timeout=60)
+        acknowledged += len(said.split())
+    again = connect_hdfs()  # settles what was left
+    ids = again.get_featuregroup("g").to_pandas()["id"]
+    assert ids.is_unique
+    assert (len(ids) - 1) % 10 == 0
+    commits = (len(ids) - 1) // 10
+    assert acknowledged <= commits <= acknowledged + kills
+    assert files_below(f"{store.location}/_staging") == []
+    again.insert_into_featuregroup(pd.DataFrame({"id": [10**6]}), "g")
+    assert again.featuregroup("g").statistics().rows == len(ids) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_killed_export_leaves_a_dataset_or_nothing(
+    connect_hdfs: Connect, tmp_path: Path, kills: int
+) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(labeled(600), "weather", primary_key="id")
+    acknowledged = 0
+    for number in range(kills):
+        process = subprocess.Popen(
+            [sys.executable, "-c", EXPORT, store.location, f"sqlite:///{tmp_path}/cache.db"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        while process.stdout.readline() != "ready\n":
+            assert process.poll() is None
+        time.sleep(0.15 + 0.8 * number / kills)
+        process.send_signal(signal.SIGKILL)
+        said, _ = process.communicate(timeout=60)
+        acknowledged += said.count("done")
+    again = connect_hdfs()  # settles what was left
+    found = again.get_training_datasets()
+    assert acknowledged <= len(found) <= acknowledged + kills
+    for dataset in found:
+        assert dataset.verify().ok
+    below = files_below(f"{store.location}/trainingdatasets/d")
+    shards = [name for name in below if "/" in name]
+    assert {name.partition("/")[0] for name in shards} == {f"v{each.version}" for each in found}
+    numbers = [each.version for each in found]
+    assert export(again).version not in numbers

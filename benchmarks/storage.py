@@ -1,10 +1,11 @@
-"""A store on a disk and the same store on S3 (loopback): ratios, and requests per operation.
+"""A store on a disk and the same store on S3 and HDFS (loopback): ratios, requests per operation.
 
 Also a training dataset of random-access TFRecord: export, epochs by ranges and through a cache, and
 the requests of a first batch, for each lane.
 
-The S3 server is the one of the tests (``scripts/object-server``), so the times are those of a
-network without length; requests tell more. A proxy counts them, for each operation on a group of 5
+The servers are those of the tests (``scripts/object-server``, ``tests/hdfs_server.py``, the HDFS as
+it is by default), so the times are those of a network without length; requests tell more. Of S3 a
+proxy counts them, of HDFS the client's calls are counted; for each operation on a group of 5
 commits and on one of 55, since they must not grow with commits.
 """
 
@@ -15,18 +16,26 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 import featurestore
-from featurestore.storage.location import use_options
+from featurestore.storage.interface import Storage
+from featurestore.storage.local import LocalStorage
+from featurestore.storage.location import storage_of, use_options
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.hdfs_server import serving as serving_hdfs
 from tests.object_server import options_for, serving
 from tests.storage.faulty_proxy import faulty
 
@@ -62,7 +71,10 @@ def new_store(location: str, folder: Path, *, rows: int, **given: object) -> Fea
 
 
 def measure(stores: dict[str, FeatureStore], rows: int, repeats: int) -> None:
-    print(f"{'operation':22} {'disk, ms':>9} {'S3, ms':>9} {'times':>6}")
+    title = f"{'operation':22} {'disk, ms':>9}"
+    for place in list(stores)[1:]:
+        title += f" {place + ', ms':>9} {'times':>6}"
+    print(title)
     for name, operation in operations(rows).items():
         seconds: dict[str, list[float]] = {place: [] for place in stores}
         for turn in range(repeats):
@@ -70,60 +82,111 @@ def measure(stores: dict[str, FeatureStore], rows: int, repeats: int) -> None:
                 begun = time.perf_counter()
                 operation(store, turn)
                 seconds[place].append(time.perf_counter() - begun)
-        disk, s3 = (1000 * statistics.median(seconds[place]) for place in ("disk", "s3"))
-        print(f"{name:22} {disk:9.1f} {s3:9.1f} {s3 / disk:6.2f}")
+        disk = 1000 * statistics.median(seconds.pop("disk"))
+        line = f"{name:22} {disk:9.1f}"
+        for found in seconds.values():
+            there = 1000 * statistics.median(found)
+            line += f" {there:9.1f} {there / disk:6.2f}"
+        print(line)
+    frames = []
     for store in stores.values():
         store.compact_featuregroup("g")
-    found = [store.get_featuregroup("g").to_pandas().sort_values("id") for store in stores.values()]
-    pd.testing.assert_frame_equal(*(each.reset_index(drop=True) for each in found))
+        frame_of_all = store.get_featuregroup("g").to_pandas().sort_values("id")
+        frames.append(frame_of_all.reset_index(drop=True))
+    for each in frames[1:]:
+        pd.testing.assert_frame_equal(frames[0], each)
 
 
-def count_requests(port: int, bucket: str, folder: Path, *, rows: int, commits: int) -> None:
+def count_requests(
+    store: FeatureStore, place: str, requests: Counter[str], *, rows: int, commits: int
+) -> None:
+    before: dict[str, str] = {}
+    for turn in range(2):
+        for name, operation in operations(rows).items():
+            operation(store, turn * 50)
+            requests.clear()
+            operation(store, turn * 50 + 1)
+            shown = " ".join(f"{method} {n}" for method, n in sorted(requests.items()))
+            if turn == 0:
+                before[name] = f"{requests.total():4} ({shown})"
+            else:
+                print(f"{name:22} {before[name]:38} {requests.total():4} ({shown})")
+        if turn == 0:
+            for number in range(commits):
+                store.insert_into_featuregroup(frame((number + 100) * rows, rows), "g")
+            store.compact_featuregroup("g")
+            title = f"requests, {place}"
+            print(f"\n{title:22} {'few commits':38} {commits} commits more, compacted")
+
+
+def count_of_s3(port: int, bucket: str, folder: Path, *, rows: int, commits: int) -> None:
     with faulty(port, rate=0.0) as (proxy, endpoint):
         options = options_for(endpoint)
-        store = new_store(
-            f"{bucket}/counted", folder / "counted", rows=rows, storage_options=options
-        )
-        before: dict[str, str] = {}
-        for turn in range(2):
-            for name, operation in operations(rows).items():
-                operation(store, turn * 50)
-                proxy.requests.clear()
-                operation(store, turn * 50 + 1)
-                shown = " ".join(f"{method} {n}" for method, n in sorted(proxy.requests.items()))
-                if turn == 0:
-                    before[name] = f"{proxy.requests.total():4} ({shown})"
-                else:
-                    print(f"{name:22} {before[name]:38} {proxy.requests.total():4} ({shown})")
-            if turn == 0:
-                for number in range(commits):
-                    store.insert_into_featuregroup(frame((number + 100) * rows, rows), "g")
-                store.compact_featuregroup("g")
-                print(f"\n{'requests':22} {'few commits':38} {commits} commits more, compacted")
+        place = f"{bucket}/counted"
+        store = new_store(place, folder / "counted", rows=rows, storage_options=options)
+        count_requests(store, "S3", proxy.requests, rows=rows, commits=commits)
         store.close()
 
 
+def count_of_hdfs(root: str, folder: Path, *, rows: int, commits: int) -> None:
+    """Count the calls of our own client; checkpoints are delta-rs's, and not among them."""
+    storage: Any = storage_of(root)[0]
+    requests: Counter[str] = Counter()
+    for name in ("create", "rename", "read", "get_file_info", "list_status", "delete"):
+        call = getattr(storage._client, name)
+
+        def counted(*given: Any, _name: str = name, _call: Any = call, **named: Any) -> Any:
+            requests[_name] += 1
+            return _call(*given, **named)
+
+        setattr(storage._client, name, counted)
+    store = new_store(f"{root}/counted", folder / "counted-hdfs", rows=rows)
+    count_requests(store, "HDFS", requests, rows=rows, commits=commits)
+    store.close()
+
+
+def measure_listing(stores: dict[str, FeatureStore], *, count: int) -> None:
+    """List a folder of so many shards; the objects are empty, since a list does not see more."""
+    print(f"\n{'objects listed':22} {'ms':>9}")
+    for place, store in stores.items():
+        storage: Storage
+        if place == "disk":
+            storage, folder = LocalStorage(store.location, durable=False), "listed"
+        else:
+            storage, name = storage_of(store.location)
+            folder = f"{name}/listed"
+        with ThreadPoolExecutor(8) as pool:
+            names = [f"{folder}/part-{number:05d}" for number in range(count)]
+            list(pool.map(storage.put, names, repeat(b"")))
+        begun = time.perf_counter()
+        found = sum(1 for _ in storage.list(folder))
+        print(f"{count:,} {place:15} {1000 * (time.perf_counter() - begun):9.1f}")
+        assert found == count
+
+
 def measure_dataset(
-    stores: dict[str, FeatureStore], folder: Path, port: int, *, rows: int, epochs: int
-) -> None:
+    stores: dict[str, FeatureStore], folder: Path, *, rows: int, epochs: int
+) -> TrainingDataset:
+    """Return the dataset on S3."""
     wide = np.random.default_rng(0).random((rows, 24))
     data = pd.DataFrame(wide, columns=[f"x{column}" for column in range(24)])
     data["id"], data["y"] = np.arange(rows), np.arange(rows) % 2
     made: dict[str, TrainingDataset] = {}
     print(f"\n{'dataset of 24 doubles':30} {'rows/s':>12} {'of disk':>8}")
-    rates: dict[str, list[float]] = {"export disk": [], "export s3": []}
+    rates: dict[str, list[float]] = {}
     for place, store in stores.items():
         begun = time.perf_counter()
         made[place] = store.create_training_dataset(data, "d", label="y", key="id")
-        rates[f"export {place}"].append(rows / (time.perf_counter() - begun))
-    assert made["disk"].manifest.content_hash == made["s3"].manifest.content_hash
-    readers = {
-        "epoch disk": made["disk"].reader("train", global_batch_size=1024),
-        "epoch s3, by ranges": made["s3"].reader("train", global_batch_size=1024),
-        "epoch s3, cache": made["s3"].reader(
-            "train", global_batch_size=1024, cache=folder / "shards"
-        ),
-    }
+        rates[f"export {place}"] = [rows / (time.perf_counter() - begun)]
+        assert made["disk"].manifest.content_hash == made[place].manifest.content_hash
+    readers = {"epoch disk": made["disk"].reader("train", global_batch_size=1024)}
+    for place in list(stores)[1:]:
+        by_ranges = made[place].reader("train", global_batch_size=1024)
+        cache = folder / f"shards-{place}"
+        readers[f"epoch {place}, by ranges"] = by_ranges
+        readers[f"epoch {place}, cache"] = made[place].reader(
+            "train", global_batch_size=1024, cache=cache
+        )
     for epoch in range(epochs + 1):  # the first fills the cache
         sums = []
         for name, reader in readers.items():
@@ -137,8 +200,12 @@ def measure_dataset(
         disk = rates[f"{name.split()[0]} disk{', first' if name.endswith('first') else ''}"]
         rate = statistics.median(found)
         print(f"{name:30} {rate:12,.0f} {rate / statistics.median(disk):8.2f}")
+    return made["s3"]
+
+
+def count_of_dataset(made: TrainingDataset, folder: Path, port: int) -> None:
     with faulty(port, rate=0.0) as (proxy, endpoint):
-        dataset = TrainingDataset.open(made["s3"].path, storage_options=options_for(endpoint))
+        dataset = TrainingDataset.open(made.path, storage_options=options_for(endpoint))
         reader = dataset.reader("train", global_batch_size=1024)
         for step in (0, reader.steps_per_epoch // 2):
             proxy.requests.clear()
@@ -158,29 +225,31 @@ def measure_dataset(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small, for trying the program")
-    rows, repeats, commits = (2_000, 3, 10) if parser.parse_args().quick else (100_000, 5, 50)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        (folder / "buckets").mkdir()
-        with serving(folder / "buckets") as server:
-            bucket = server.new_bucket("benchmark")
-            place = folder / "disk"
-            disk = new_store(str(place), place, rows=rows)
-            options = server.options
-            s3 = new_store(f"{bucket}/store", folder / "s3", rows=rows, storage_options=options)
-            measure({"disk": disk, "s3": s3}, rows, repeats)
-            few = rows <= 2_000
-            measure_dataset(
-                {"disk": disk, "s3": s3},
-                folder,
-                server.port,
-                rows=50_000 if few else 1_000_000,
-                epochs=2 if few else 5,
-            )
-            use_options(s3.location, server.options)
-            count_requests(server.port, bucket, folder, rows=1_000, commits=commits)
-            disk.close()
-            s3.close()
+    quick = parser.parse_args().quick
+    rows, repeats, commits = (2_000, 3, 10) if quick else (100_000, 5, 50)
+    examples, epochs, listed = (50_000, 2, 1_000) if quick else (1_000_000, 5, 10_000)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+        for name in ("buckets", "hdfs"):
+            (folder / name).mkdir()
+        server = opened.enter_context(serving(folder / "buckets"))
+        root = opened.enter_context(serving_hdfs(folder / "hdfs")).root
+        bucket = server.new_bucket("benchmark")
+        options = server.options
+        stores = {
+            "disk": new_store(str(folder / "disk"), folder / "disk", rows=rows),
+            "s3": new_store(f"{bucket}/store", folder / "s3", rows=rows, storage_options=options),
+            "hdfs": new_store(f"{root}/store", folder / "of-hdfs", rows=rows),
+        }
+        measure(stores, rows, repeats)
+        measure_listing(stores, count=listed)
+        dataset = measure_dataset(stores, folder, rows=examples, epochs=epochs)
+        count_of_dataset(dataset, folder, server.port)
+        use_options(dataset.path, options)
+        count_of_s3(server.port, bucket, folder, rows=1_000, commits=commits)
+        count_of_hdfs(root, folder, rows=1_000, commits=commits)
+        for store in stores.values():
+            store.close()
 
 
 if __name__ == "__main__":

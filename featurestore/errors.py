@@ -365,6 +365,10 @@ class InvalidMetric(FeatureStoreError, ValueError):
     """A reported metric is no finite number, or the one that counts was never reported."""
 
 
+class MlflowError(FeatureStoreError, RuntimeError):
+    """MLflow does not answer, or did not take a run."""
+
+
 class ModelNotFound(FeatureStoreError, LookupError):
     """No registered model has this name, version or stage."""
 

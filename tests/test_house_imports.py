@@ -17,6 +17,7 @@ EXTRAS = (
     "great_expectations",
     "keras",
     "matplotlib",
+    "mlflow",
     "fsspec",
     "narwhals",
     "obstore",

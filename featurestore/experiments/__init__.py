@@ -8,7 +8,7 @@ the one that the dataset comes from, else the one last connected.
 from featurestore.errors import Stopped
 from featurestore.experiments.launch_calls import collective_all_reduce, launch, mirrored
 from featurestore.experiments.model_calls import get_model, get_models, register_model
-from featurestore.experiments.record_calls import compare, get_run, get_runs, get_study
+from featurestore.experiments.record_calls import compare, get_run, get_runs, get_study, to_mlflow
 from featurestore.experiments.spaces import choice, integers, loguniform, uniform
 from featurestore.experiments.study_calls import ablate, cross_validate, search
 
@@ -27,6 +27,7 @@ __all__ = [
     "get_run",
     "get_study",
     "compare",
+    "to_mlflow",
     "register_model",
     "get_model",
     "get_models",

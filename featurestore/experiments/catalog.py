@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import FeatureStoreError
 from featurestore.model.callers import warn_caller
-from featurestore.model.run_record import RunRecord
+from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, parse_metrics
 from featurestore.model.times import utc_now
 from featurestore.recovery import experiments as directories
 from featurestore.registry import experiments as index
@@ -71,6 +71,14 @@ def find(
         except FeatureStoreError as error:
             warn_caller(f"The run {run_id} is left out: {error.message}", UserWarning)
     return records
+
+
+def reported(directory: str) -> list[MetricValue]:
+    """Return what a run has reported, by step; nothing before its first report."""
+    path = os.path.join(directory, METRICS_FILE)
+    if not files.exists(path):
+        return []
+    return parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
 
 
 def artifacts_of(directory: str) -> Sequence[str]:

@@ -23,7 +23,7 @@ from featurestore.experiments.progress import Listener, showing_logs
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
 from featurestore.model.callers import warn_caller
-from featurestore.model.run_record import METRICS_FILE, RunDataset, RunRecord, parse_metrics
+from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
 from featurestore.readers.checkpoint import newest_checkpoint
@@ -310,11 +310,7 @@ def _ended(
 
 def last_metrics(directory: str) -> dict[str, float]:
     """Return the last value of each metric that a run reported."""
-    path = os.path.join(directory, METRICS_FILE)
-    if not files.exists(path):
-        return {}
-    found = parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
-    return {each.name: each.value for each in found}
+    return {each.name: each.value for each in catalog.reported(directory)}
 
 
 def _failure(drive: _Drive, record: RunRecord, ended: AttemptEnd) -> FeatureStoreError:

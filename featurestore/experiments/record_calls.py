@@ -1,7 +1,8 @@
-"""Calls that find runs and compare them."""
+"""Calls that find runs, compare them, and show them elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from featurestore.experiments.stores import session_of
@@ -104,3 +105,41 @@ def compare(a: Run | str, b: Run | str, *, store: FeatureStore | None = None) ->
     first = get_run(a, store=store) if isinstance(a, str) else a
     second = get_run(b, store=store) if isinstance(b, str) else b
     return compare_runs(first, second)
+
+
+@answering
+def to_mlflow(
+    run: Run | Study | str,
+    uri: str,
+    *,
+    artifacts: Sequence[str] = ("artifacts",),
+    store: FeatureStore | None = None,
+) -> str:
+    """Mirror a run into MLflow, with its trials if it has some, and return MLflow's id of it.
+
+    Parameters, metrics by step, the dataset with its hash, the function, the commit, and files go
+    there; ``run.json`` holds the rest. Called again it adds what is new. The experiment has the
+    name of ours, and each run the tag ``featurestore.run_id``.
+
+    Args:
+        run: The run, its id, or a study.
+        uri: What ``mlflow.set_tracking_uri`` takes: the address of a server, or a database.
+        artifacts: Folders of the run's directory that go there: "artifacts", "tensorboard",
+            "checkpoints", "logs".
+        store: None: the store last connected.
+
+    Raises:
+        MlflowError: MLflow does not answer, or refused something.
+
+    >>> from featurestore import experiments
+    >>> run = experiments.launch(lambda: {"loss": 0.5}, name="mirrored")
+    >>> experiments.to_mlflow(run, "https://mlflow.example.com")  # doctest: +SKIP
+    '0d1c3b5f4a3e4c0f8a6d2b7e9c1f0a53'
+    """
+    from featurestore.experiments.mlflow_mirror import mirror
+    from featurestore.experiments.study import Study
+
+    found = get_run(run, store=store) if isinstance(run, str) else run
+    if isinstance(found, Study):
+        found = found.run
+    return mirror(found, uri, artifacts=artifacts)

@@ -12,8 +12,7 @@ from featurestore.experiments import catalog, liveness
 from featurestore.experiments.reports import TENSORBOARD
 from featurestore.model import html
 from featurestore.model.arguments import answers_calls
-from featurestore.model.run_record import METRICS_FILE, RunRecord, parse_metrics
-from featurestore.storage import files
+from featurestore.model.run_record import RunRecord
 from featurestore.storage.appending import last_lines
 
 if TYPE_CHECKING:
@@ -161,11 +160,8 @@ class Run:
         return {**told, "seconds": self.seconds, "path": self.path, "artifacts": self.artifacts}
 
     def _series(self) -> dict[str, dict[int, float]]:
-        path = os.path.join(self.path, METRICS_FILE)
-        if not files.exists(path):
-            return {}
         found: dict[str, dict[int, float]] = {}
-        for each in parse_metrics(files.read_bytes(path).decode("utf-8", "replace")):
+        for each in catalog.reported(self.path):
             found.setdefault(each.name, {})[each.step] = each.value
         return found
 

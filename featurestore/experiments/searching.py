@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from featurestore.experiments import catalog, functions, liveness, spaces
 from featurestore.experiments.launching import LaunchRequest, check_request, check_whole, new_record
 from featurestore.experiments.sampling import PastTrial, Sampling, check_names, name_of
 from featurestore.experiments.trials import Proposal, TrialPool
-from featurestore.model.run_record import METRICS_FILE, RunRecord, parse_metrics
+from featurestore.model.run_record import RunRecord
 from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import find_launcher
 from featurestore.storage import files
@@ -211,12 +210,10 @@ def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord |
 
 def _past(session: Session, record: RunRecord, metric: str) -> PastTrial:
     assert record.number is not None
-    path = os.path.join(catalog.directory_of(session, record), METRICS_FILE)
     history = {}
-    if files.exists(path):
-        for each in parse_metrics(files.read_bytes(path).decode("utf-8", "replace")):
-            if each.name == metric:
-                history[each.step] = each.value
+    for each in catalog.reported(catalog.directory_of(session, record)):
+        if each.name == metric:
+            history[each.step] = each.value
     value = record.metrics.get(metric)
     return PastTrial(record.number, record.params, record.state, value, history)
 

@@ -155,11 +155,12 @@ def check_run_id(run_id: object) -> str:
 
 @dataclass(frozen=True)
 class MetricValue:
-    """A value that a run reported of a metric at a step."""
+    """A value that a run reported of a metric at a step; ``time`` in seconds since 1970."""
 
     name: str
     step: int
     value: float
+    time: float | None = field(default=None, compare=False, repr=False)
 
 
 def parse_metrics(text: str) -> list[MetricValue]:
@@ -179,6 +180,9 @@ def parse_metrics(text: str) -> list[MetricValue]:
             # Two workers' lines never mix, but a killed one may leave half a line before the next.
             continue
         step = data.number("step")
+        time = None
+        if data.get("time") is not None:
+            time = data.real("time")
         for name, value in data.object("metrics").each(JsonObject.real).items():
-            found[name, step] = MetricValue(name, step, value)
+            found[name, step] = MetricValue(name, step, value, time)
     return sorted(found.values(), key=lambda each: (each.step, each.name))

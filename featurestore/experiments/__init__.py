@@ -6,7 +6,12 @@ the one that the dataset comes from, else the one last connected.
 """
 
 from featurestore.errors import Stopped
-from featurestore.experiments.launch_calls import collective_all_reduce, launch, mirrored
+from featurestore.experiments.launch_calls import (
+    collective_all_reduce,
+    launch,
+    mirrored,
+    parameter_server,
+)
 from featurestore.experiments.model_calls import get_model, get_models, register_model
 from featurestore.experiments.record_calls import compare, get_run, get_runs, get_study, to_mlflow
 from featurestore.experiments.spaces import choice, integers, loguniform, uniform
@@ -16,6 +21,7 @@ __all__ = [
     "launch",
     "collective_all_reduce",
     "mirrored",
+    "parameter_server",
     "search",
     "uniform",
     "loguniform",

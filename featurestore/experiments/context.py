@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from featurestore.errors import InvalidArgument, Stopped
 from featurestore.experiments import randomness
 from featurestore.experiments.reading import RunReader, columns_without
 from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
+from featurestore.experiments.teams import PARAMETER_SERVER
 from featurestore.readers import open_reader
 from featurestore.readers.checkpoint import ReaderCheckpoint
 from featurestore.storage import files
@@ -207,6 +208,11 @@ class Context:
         """
         from featurestore.experiments.strategies import report_callback
 
+        if self.task.strategy == PARAMETER_SERVER:
+            raise InvalidArgument(
+                "fit lets each worker of a parameter server run read every row.",
+                hint="for step, loss in context.schedule(train_step, epochs=5): ...",
+            )
         chosen = reader or self._first_reader("context.fit()")
         randomness.seed_tensorflow(self.task.seed)
         objects = {"model": model, "optimizer": model.optimizer}
@@ -229,6 +235,39 @@ class Context:
         """Return what to restore: first what all workers begin with, then the newest."""
         first, self._restored = not self._restored, True
         return self.task.checkpoint if first else None
+
+    def schedule(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        epochs: int,
+        reader: RunReader | None = None,
+        checkpoint: RunCheckpoint | None = None,
+        save_every: int = 1000,
+    ) -> Iterator[tuple[int, Any]]:
+        """Have the workers of a parameter server run call a function with each batch, once each.
+
+        Yields (step, what it returned as numpy) in the order of steps, up to ``epochs`` epochs. A
+        call whose worker dies is made again on another one: what it had added to variables before
+        then counts twice.
+
+        Args:
+            function: Takes one batch, ``{column: tensor}``; runs as a ``tf.function``.
+            epochs: The epoch to stop before, counted from the first start.
+            reader: What to read; None: the first one that was asked for.
+            checkpoint: Of ``context.checkpoint``; saved when no call is under way.
+            save_every: Steps between two checkpoints.
+        """
+        if self.task.strategy != PARAMETER_SERVER:
+            raise InvalidArgument(
+                "context.schedule() is for runs with parameter servers.",
+                hint="experiments.parameter_server(train_fn, workers=2), or reader.steps(epochs)",
+            )
+        from featurestore.experiments.parameter_servers import Schedule
+
+        chosen = reader or self._first_reader("context.schedule()")
+        calls = Schedule(self.strategy, function, chosen)
+        return calls.results(epochs, checkpoint=checkpoint, save_every=save_every)
 
     def report(self, step: int, **metrics: Any) -> None:
         """Keep metrics of a step; the first worker's count.

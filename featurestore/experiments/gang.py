@@ -1,4 +1,4 @@
-"""Workers that run together: started, watched, stopped together when one is lost, started again."""
+"""Processes that run together: watched, stopped together when a run cannot go on, judged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from featurestore.experiments.status import WorkerStatus
+from featurestore.experiments.teams import CHIEF, Member, by_weight, is_over
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage.supervised import exit_text
 
@@ -17,9 +18,9 @@ _GATHER_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """How one start of all workers ended.
+    """How one start of all processes ended.
 
-    ``again`` tells whether another start may do better: a worker died, instead of failing.
+    ``again`` tells whether another start may do better: one died, instead of failing.
     """
 
     state: str
@@ -34,27 +35,30 @@ def watch(
     running: RunningGang,
     read: Callable[[int], WorkerStatus | None],
     *,
+    team: Sequence[Member],
     each_poll: Callable[[], None],
 ) -> AttemptEnd:
-    """Wait until all workers have ended, or one is lost; nothing runs any more at the return.
+    """Wait until a run is over or lost; nothing of it runs any more at the return.
 
     Args:
-        running: The workers.
-        read: Gives the status of a worker.
+        running: The processes.
+        read: Gives the status of each.
+        team: Who they are.
         each_poll: Called while they run.
     """
     try:
         exits = running.poll()
-        while None in exits and not any(exits):
+        while not is_over(exits, team):
             each_poll()
             time.sleep(_POLL_SECONDS)
             exits = running.poll()
-        if any(exits):
+        chief_is_done = team[0].role == CHIEF and exits[0] == 0
+        if any(exits) and not chief_is_done:
             exits = _gather(running)
     finally:
         running.stop()
     statuses = [read(worker) for worker in range(len(exits))]
-    return judge(exits, statuses)
+    return judge(exits, statuses, team)
 
 
 def _gather(running: RunningGang) -> list[int | None]:
@@ -65,28 +69,34 @@ def _gather(running: RunningGang) -> list[int | None]:
     return exits
 
 
-def judge(exits: Sequence[int | None], statuses: Sequence[WorkerStatus | None]) -> AttemptEnd:
-    """Return how an attempt ended, from the exits of its workers and what they wrote.
+def judge(
+    exits: Sequence[int | None], statuses: Sequence[WorkerStatus | None], team: Sequence[Member]
+) -> AttemptEnd:
+    """Return how an attempt ended, from the exits of its processes and what they wrote.
 
-    >>> done = WorkerStatus("finished", 1, 100, "here")
-    >>> judge([0, -9], [done, None]).reason, judge([0, 0], [done, done]).state
+    >>> from featurestore.experiments.teams import members
+    >>> done, two = WorkerStatus("finished", 1, 100, "here"), members("multiworker", 2, 0)
+    >>> judge([0, -9], [done, None], two).reason, judge([0, 0], [done, done], two).state
     ('worker 1 was lost: killed by SIGKILL', 'finished')
     """
     told = tuple("stopped" if each is None else exit_text(each) for each in exits)
     found = tuple(statuses)
-    for worker, status in enumerate(found):
-        if status is not None and status.state == "failed" and not status.lost_a_peer:
-            reason = f"worker {worker}: {status.error}: {status.message}"
-            return AttemptEnd("failed", told, found, reason, status.trace)
-    for worker, status in enumerate(found):
-        ended_well = status is not None and status.state in ("finished", "stopped")
-        lost = exits[worker] is not None and (exits[worker] != 0 or not ended_well)
-        if lost and not (status is not None and status.lost_a_peer):
-            reason = f"worker {worker} was lost: {told[worker]}"
-            return AttemptEnd("failed", told, found, reason, again=True)
-    for worker, status in enumerate(found):
-        if status is not None and status.lost_a_peer:
-            reason = f"worker {worker} lost another one: {status.error}: {status.message}"
-            return AttemptEnd("failed", told, found, reason, again=True)
     first = found[0]
+    if team[0].role == CHIEF and exits[0] == 0 and first is not None:
+        return AttemptEnd(first.state, told, found)  # workers that it lost before it did without
+    for member, status in zip(team, found, strict=True):
+        if status is not None and status.state == "failed" and not status.lost_a_peer:
+            reason = f"{member}: {status.error}: {status.message}"
+            return AttemptEnd("failed", told, found, reason, status.trace)
+    for number in by_weight(team):
+        status = found[number]
+        ended_well = status is not None and status.state in ("finished", "stopped")
+        lost = exits[number] is not None and (exits[number] != 0 or not ended_well)
+        if lost and not (status is not None and status.lost_a_peer):
+            reason = f"{team[number]} was lost: {told[number]}"
+            return AttemptEnd("failed", told, found, reason, again=True)
+    for member, status in zip(team, found, strict=True):
+        if status is not None and status.lost_a_peer:
+            reason = f"{member} lost another one: {status.error}: {status.message}"
+            return AttemptEnd("failed", told, found, reason, again=True)
     return AttemptEnd("finished" if first is None else first.state, told, found)

@@ -1,4 +1,4 @@
-"""Calls that run a training function once: one process, several workers, all devices."""
+"""Calls that run a training function once: one process, several of them, all devices."""
 
 from __future__ import annotations
 
@@ -172,6 +172,79 @@ def mirrored(
         name=name,
         on=on,
         strategy="mirrored",
+        retries=retries,
+        seed=seed,
+        environment=environment,
+        store=store,
+        progress=progress,
+    )
+
+
+@answering
+def parameter_server(
+    train_fn: TrainFn,
+    *,
+    workers: int,
+    servers: int = 1,
+    dataset: TrainingDataset | None = None,
+    params: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    on: str | Launcher = "local",
+    retries: int = 0,
+    seed: int = 0,
+    environment: Mapping[str, str] | None = None,
+    store: FeatureStore | None = None,
+    progress: bool | Listener | None = None,
+) -> Run:
+    """Run a training function in a chief, whose variables lie on servers and whose steps on workers.
+
+    ``context.strategy`` is a ``ParameterServerStrategy``: variables that are made in its scope lie
+    on the servers, those of 256 KiB and more for each server in parts. The chief reads every batch,
+    and ``context.schedule`` has some worker call a function with it, so that each batch is
+    scheduled once. Steps run beside one another: results depend on their order.
+
+    A worker that dies is done without, and its step is made again on another one. When a server,
+    the chief or the last worker is lost, all are stopped and, up to ``retries`` times, started
+    again at the last checkpoint.
+
+    Args:
+        train_fn: As of ``launch``; the chief calls it.
+        workers: How many compute.
+        servers: How many keep variables.
+        dataset: As of ``launch``, and so are the others.
+        params: As of ``launch``.
+        name: As of ``launch``.
+        on: "local": processes of this machine; "spark": tasks of one barrier stage, one for each
+            worker and server and one for the chief.
+        retries: How often all are started again.
+        seed: As of ``launch``.
+        environment: As of ``launch``.
+        store: As of ``launch``.
+        progress: As of ``launch``.
+
+    >>> def train_fn(context):
+    ...     import tensorflow as tf
+    ...     with context.strategy.scope():
+    ...         total = tf.Variable(0.0)
+    ...     context.reader("train", global_batch_size=2)
+    ...     def add(batch):
+    ...         return total.assign_add(tf.reduce_sum(batch["seats"]))
+    ...     for step, _ in context.schedule(add, epochs=1):
+    ...         context.report(step, total=total)
+    >>> from featurestore import experiments
+    >>> dataset = store.get_training_dataset("late_flights")
+    >>> run = experiments.parameter_server(train_fn, dataset=dataset, workers=2)  # doctest: +SKIP
+    """
+    return _launch(
+        "parameter_server",
+        train_fn,
+        dataset=dataset,
+        params=params,
+        name=name,
+        on=on,
+        workers=workers,
+        servers=servers,
+        strategy="parameter_server",
         retries=retries,
         seed=seed,
         environment=environment,

@@ -22,6 +22,7 @@ from featurestore.experiments.gang import AttemptEnd, watch
 from featurestore.experiments.progress import Listener, showing_logs
 from featurestore.experiments.status import WorkerStatus, read_status
 from featurestore.experiments.tasks import Fold, Task
+from featurestore.experiments.teams import CHIEF, PARAMETER_SERVER, Member, members
 from featurestore.model.callers import warn_caller
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.model.times import utc_now
@@ -42,7 +43,7 @@ _MOST_SEED = 2**63
 class LaunchRequest:
     """What a launch was asked for.
 
-    ``strategy`` is "none", "mirrored" or "multiworker".
+    ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server".
     """
 
     function: TrainFunction
@@ -52,6 +53,7 @@ class LaunchRequest:
     name: str | None = None
     on: str | Launcher = "local"
     workers: int = 1
+    servers: int = 0
     strategy: str = "none"
     retries: int = 0
     seed: int = 0
@@ -101,6 +103,8 @@ def launch(session: Session, request: LaunchRequest) -> RunRecord:
 def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
     """Return the pickled function, after checking all that can be known before anything starts."""
     check_whole("workers", request.workers, least=1, most=_MOST_WORKERS)
+    if request.strategy == PARAMETER_SERVER:
+        check_whole("servers", request.servers, least=1, most=_MOST_WORKERS)
     check_whole("retries", request.retries, least=0, most=_MOST_SEED)
     check_whole("seed", request.seed, least=0, most=_MOST_SEED)
     functions.check_function(request.function, request.params)
@@ -108,7 +112,7 @@ def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
     if request.dataset is not None:
         check_dataset(request.dataset)
         check_features(request.dataset, request.without)
-    launcher.check(request.workers)
+    launcher.check(len(members(request.strategy, request.workers, request.servers)))
     return dumped
 
 
@@ -167,6 +171,7 @@ def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
         settings={
             "on": launcher.name,
             "workers": request.workers,
+            "servers": request.servers,
             "strategy": request.strategy,
             "retries": request.retries,
             "without": sorted(request.without),
@@ -207,7 +212,7 @@ def resume(
     dumped = functions.dump_function(function, by_value=launcher.name != "local")
     if record.dataset is not None:
         Task(run="", dataset=vars(record.dataset)).open_dataset()
-    launcher.check(int(record.settings["workers"]))
+    launcher.check(len(team_of(record)))
     code = code_of(function)
     if code["sha256"] != record.code.get("sha256"):
         warn_caller("The training function has changed since the run was launched.")
@@ -255,43 +260,52 @@ def run_attempts(drive: _Drive) -> RunRecord:
 
 
 def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
-    record = drive.record
-    workers = int(record.settings["workers"])
+    record, team = drive.record, team_of(drive.record)
+    strategy = str(record.settings["strategy"])
     # Asked once: the first worker may save again before the last one has begun.
     newest = newest_checkpoint(os.path.join(drive.directory, CHECKPOINTS))
     tasks = []
-    for worker in range(workers):
+    for position, member in enumerate(team):
         task = Task(
             run=drive.directory,
             params=record.params,
             dataset=None if record.dataset is None else vars(record.dataset),
-            worker=worker,
-            workers=workers,
+            number=position,
+            role=member.role,
+            worker=0 if member.role == CHIEF else member.index,
+            workers=1 if member.role == CHIEF else int(record.settings["workers"]),
             attempt=number,
             seed=record.seed,
-            strategy=str(record.settings["strategy"]),
+            strategy=strategy,
             without=frozenset(record.settings["without"]),
             without_layers=frozenset(record.settings["without_layers"]),
             fold=Fold.from_json(record.settings.get("fold")),
             checkpoint=newest,
         )
-        tasks.append(worker_task(task, environment=drive.environment))
-    gang = Gang(tuple(tasks), drive.function, record.settings["strategy"] == "multiworker")
+        told = worker_task(task, environment=drive.environment)
+        tasks.append(replace(told, index=member.index))
+    gang = Gang(tuple(tasks), drive.function, strategy in ("multiworker", PARAMETER_SERVER))
 
-    def read(worker: int) -> WorkerStatus | None:
-        return read_status(drive.directory, worker, attempt=number)
+    def read(position: int) -> WorkerStatus | None:
+        return read_status(drive.directory, position, attempt=number)
 
     logs = [each.log for each in tasks]
     with showing_logs(logs, drive.progress) as show:
-        return watch(drive.launcher.start(gang), read, each_poll=show)
+        return watch(drive.launcher.start(gang), read, team=team, each_poll=show)
+
+
+def team_of(record: RunRecord) -> tuple[Member, ...]:
+    """Return the processes of a run."""
+    told = record.settings
+    return members(str(told["strategy"]), int(told["workers"]), int(told.get("servers", 0)))
 
 
 def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
     """Return what the launcher is told of a worker: its log, its directory, its environment."""
-    name = f"worker-{task.worker:05d}"
+    name = f"worker-{task.number:05d}"
     return WorkerTask(
-        role="worker",
-        index=task.worker,
+        role=task.role,
+        index=task.number,
         settings={"task": task.to_json()},
         log=os.path.join(task.run, "logs", f"{name}.log"),
         directory=os.path.join(task.run, "work", name),

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 WORKERS = "workers"
 # Errors of workers that lost another one: the run failed because that one did.
-_LOST_PEER = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError")
+_LOST_PEER = (
+    "UnavailableError",
+    "PSUnavailableError",
+    "AbortedError",
+    "CancelledError",
+    "DeadlineExceededError",
+)
 
 
 @dataclass(frozen=True)
@@ -54,19 +60,19 @@ class WorkerStatus:
         return replace(self, readers=tuple(states))
 
 
-def status_path(run: str, worker: int) -> str:
-    """Return the file of a worker."""
-    return os.path.join(run, WORKERS, f"worker-{worker:05d}.json")
+def status_path(run: str, number: int) -> str:
+    """Return the file of a process."""
+    return os.path.join(run, WORKERS, f"worker-{number:05d}.json")
 
 
 def write_status(task: Task, status: WorkerStatus) -> None:
     """Write how a worker stands."""
-    files.write_json(status_path(task.run, task.worker), vars(status))
+    files.write_json(status_path(task.run, task.number), vars(status))
 
 
-def read_status(run: str, worker: int, *, attempt: int) -> WorkerStatus | None:
-    """Return how a worker of an attempt stands, None before it has begun."""
-    path = status_path(run, worker)
+def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
+    """Return how a process of an attempt stands, None before it has begun."""
+    path = status_path(run, number)
     if not files.exists(path):
         return None
     try:

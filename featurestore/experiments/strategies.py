@@ -5,13 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from featurestore.experiments import parameter_servers
+from featurestore.experiments.teams import PARAMETER_SERVER
+
 if TYPE_CHECKING:
     from featurestore.experiments.context import Context
     from featurestore.experiments.reading import RunReader
 
 
 def make_strategy(kind: str) -> Any:
-    """Return the strategy of a kind of run: "none", "mirrored" or "multiworker"."""
+    """Return the strategy of a kind of run, as ``LaunchRequest.strategy`` names it."""
+    if kind == PARAMETER_SERVER:
+        return parameter_servers.make_strategy()
     tf = importlib.import_module("tensorflow")
     if kind == "multiworker":
         return tf.distribute.MultiWorkerMirroredStrategy()

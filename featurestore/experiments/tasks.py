@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featurestore.errors import ManifestMismatch
+from featurestore.experiments.teams import CHIEF, PARAMETER_SERVER, WORKER
 from featurestore.model.json_object import JsonObject
 from featurestore.training.dataset import TrainingDataset
 
@@ -54,16 +55,19 @@ class Fold:
 
 @dataclass(frozen=True)
 class Task:
-    """One worker of one attempt of a run.
+    """One process of one attempt of a run.
 
-    ``strategy`` is "none", "mirrored" or "multiworker"; ``without`` are features and
-    ``without_layers`` layers that an ablation leaves out; ``checkpoint`` is the one that all
+    ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server"; ``number`` is the
+    process's own, ``worker`` of ``workers`` is the share that it reads. ``without`` are features
+    and ``without_layers`` layers that an ablation leaves out; ``checkpoint`` is the one that all
     workers of the attempt begin with, "" for none, None for the newest.
     """
 
     run: str
     params: Mapping[str, Any] = field(default_factory=dict)
     dataset: Mapping[str, Any] | None = None
+    number: int = 0
+    role: str = WORKER
     worker: int = 0
     workers: int = 1
     attempt: int = 1
@@ -87,6 +91,8 @@ class Task:
             run=data.text("run"),
             params=data.object("params").data,
             dataset=data.get("dataset"),
+            number=data.number("number"),
+            role=data.text("role"),
             worker=data.number("worker"),
             workers=data.number("workers", least=1),
             attempt=data.number("attempt", least=1),
@@ -97,6 +103,11 @@ class Task:
             fold=Fold.from_json(data.get("fold")),
             checkpoint=data.optional_text("checkpoint"),
         )
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process only does what a chief asks of it."""
+        return self.strategy == PARAMETER_SERVER and self.role != CHIEF
 
     def open_dataset(self) -> TrainingDataset:
         """Return the dataset, which has to be the one that the run was launched with."""

@@ -246,7 +246,7 @@ class TrialPool:
     def _start_worker(self, server: TrialServer) -> None:
         key = self._next_key
         self._next_key += 1
-        task = Task(run=self._study_directory, worker=key)
+        task = Task(run=self._study_directory, number=key)
         host, port = server.address
         serve = {"address": [host, port], "token": server.token, "worker": key}
         told = worker_task(task, environment=self.environment)

@@ -1,4 +1,4 @@
-"""A worker's process: reads its task and the function, trains, and writes how it ended.
+"""A process of a run: reads its task and the function, trains, and writes how it ended.
 
 ``python -m featurestore.experiments.worker`` with a line of JSON and the pickled function as its
 standard input, from the launcher that started it: nothing that lies in a store is ever loaded as
@@ -42,6 +42,8 @@ def main() -> int:
         serve(told.object("serve"), dumped)
         return 0
     task = Task.from_json(told.object("task"))
+    if task.serves:
+        return serve_chief(task)
     status = run_task(task, dumped)
     return 0 if status.state != "failed" else EXIT_FAILED
 
@@ -69,6 +71,22 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
     ended = ended.with_readers([reader.state() for reader in context.readers])
     write_status(task, ended)
     return ended
+
+
+def serve_chief(task: Task) -> int:
+    """Serve a chief, until the launcher ends this process; the function is not loaded here."""
+    from featurestore.experiments.parameter_servers import serve
+
+    status = WorkerStatus(
+        state="running", attempt=task.attempt, pid=os.getpid(), host=socket.gethostname()
+    )
+    write_status(task, status)
+    try:
+        serve()
+    except Exception as error:  # whatever TensorFlow raises is why there is no server
+        traceback.print_exc()
+        write_status(task, status.failed(error))
+    return EXIT_FAILED
 
 
 def returned_metrics(returned: Any) -> dict[str, float]:

@@ -29,7 +29,7 @@ class LocalLauncher:
         cluster = None
         if gang.needs_addresses:
             cluster = addresses(gang.tasks)
-        shares = device_shares(visible_devices(), len(gang.tasks))
+        shares = device_shares(visible_devices(), [task.role for task in gang.tasks])
         running = LocalGang()
         try:
             for task, share in zip(gang.tasks, shares, strict=True):
@@ -84,18 +84,31 @@ def visible_devices() -> list[str]:
     return [str(number) for number, _ in enumerate(files.list_directory(_GPUS))]
 
 
-def device_shares(devices: Sequence[str], workers: int) -> list[str | None]:
-    """Return the devices of each worker: equal shares, or one of few in turn; None: all as it is.
+def device_shares(devices: Sequence[str], roles: Sequence[str]) -> list[str | None]:
+    """Return the devices of each task: equal shares of workers, or one of few in turn.
 
-    >>> device_shares(["0", "1", "2", "3"], 2), device_shares(["0"], 2), device_shares([], 2)
+    Whoever is no worker gets none; None: all as it is.
+
+    >>> two = ["worker", "worker"]
+    >>> device_shares(["0", "1", "2", "3"], two), device_shares(["0"], two), device_shares([], two)
     (['0,1', '2,3'], ['0', '0'], [None, None])
+    >>> device_shares(["0", "1"], ["chief", "worker", "ps"])
+    ['-1', '0,1', '-1']
     """
-    if not devices or workers < 2:
-        return [None] * workers
-    if len(devices) < workers:
-        return [devices[worker % len(devices)] for worker in range(workers)]
+    if not devices or len(roles) < 2:
+        return [None] * len(roles)
+    workers = roles.count("worker")
     each = len(devices) // workers
-    return [",".join(devices[worker * each : (worker + 1) * each]) for worker in range(workers)]
+    shares: list[str | None] = []
+    worker = 0
+    for role in roles:
+        if role != "worker":
+            shares.append("-1")
+            continue
+        first = worker % len(devices) if each == 0 else worker * each
+        shares.append(",".join(devices[first : first + max(each, 1)]))
+        worker += 1
+    return shares
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,120 @@
+"""Runs with parameter servers: each batch scheduled once, whoever dies; large embeddings in parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from featurestore import experiments
+from featurestore.errors import InvalidArgument, RunFailed
+from featurestore.experiments.run import Run
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+from tests.experiments.test_tensorflow_runs import ENVIRONMENT
+
+CODES = 40_000
+
+
+def embedded(kills: dict[str, int], context: Any) -> dict[str, float]:
+    """Fit an embedding and a line; kill the processes of these numbers behind these steps."""
+    import tensorflow as tf
+    import tf_keras
+
+    reader = context.reader("train", global_batch_size=40)
+    with context.strategy.scope():
+        table = tf_keras.layers.Embedding(CODES, 8)
+        head = tf_keras.layers.Dense(1)
+        table.build(None)
+        head.build((None, 12))
+        variables = [*table.trainable_variables, *head.trainable_variables]
+        optimizer = tf_keras.optimizers.SGD(0.05)
+        optimizer.build(variables)
+        seen = tf.Variable(0, dtype=tf.int64)
+
+    def train_step(batch: Any) -> Any:
+        inputs = tf.stack([batch[name] for name in reader.inputs], axis=1)
+        codes = tf.cast(batch["x3"] * CODES, tf.int32)
+        with tf.GradientTape() as tape:
+            joined = tf.concat([inputs, table(codes)], axis=1)
+            loss = tf.reduce_mean((head(joined)[:, 0] - batch["y"]) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        seen.assign_add(40)
+        return loss, batch["x0"]
+
+    objects = {"table": table, "head": head, "optimizer": optimizer, "seen": seen}
+    checkpoint = context.checkpoint(objects)
+    begun_with = int(seen.numpy())
+    calls = context.schedule(train_step, epochs=2, checkpoint=checkpoint, save_every=10)
+    for step, (loss, read) in calls:
+        context.report(step, loss=loss)
+        np.save(os.path.join(context.artifact_dir, f"{step:03d}.npy"), read)
+        for process, last in kills.items():
+            if context.attempt == 1 and step == last:
+                told = Path(context.directory, "workers", f"worker-0000{process}.json").read_text()
+                os.kill(json.loads(told)["pid"], signal.SIGKILL)
+    places = {variable.device for variable in table.trainable_variables}
+    return {"places": len(places), "seen": seen.numpy(), "begun_with": begun_with}
+
+
+def train(sums: TrainingDataset, kills: dict[str, int], **options: Any) -> Run:
+    return experiments.parameter_server(
+        embedded,
+        workers=2,
+        servers=2,
+        dataset=sums,
+        params={"kills": kills},
+        environment=ENVIRONMENT,
+        progress=False,
+        **options,
+    )
+
+
+def check_each_batch_was_scheduled_once(run: Any, sums: TrainingDataset) -> None:
+    steps = 1600 // 40
+    losses = list(run.history("loss").values())
+    assert len(losses) == 2 * steps
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) / 10
+    reader = sums.reader("train", global_batch_size=40)
+    for epoch in range(2):
+        for step, batch in enumerate(reader.batches(epoch)):
+            path = Path(run.path, "artifacts", f"{epoch * steps + step:03d}.npy")
+            np.testing.assert_array_equal(np.load(path), batch["x0"])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_each_batch_is_scheduled_once_though_a_worker_and_a_server_die(
+    sums: TrainingDataset,
+) -> None:
+    pytest.importorskip("tensorflow")
+    run = train(sums, {"2": 7, "3": 25}, retries=1)
+    reasons = [attempt["reason"] for attempt in run.record.attempts]
+    assert reasons == ["server 0 was lost: killed by SIGKILL", None]
+    check_each_batch_was_scheduled_once(run, sums)
+    assert run.metrics["places"] == 2  # parts of the embedding on both servers
+    # What the dead worker was at may have been added twice, nothing else.
+    assert run.metrics["begun_with"] in (800, 840)
+    assert run.metrics["seen"] == run.metrics["begun_with"] + 60 * 40
+
+
+def fits(context: Any) -> None:
+    context.reader("train", global_batch_size=40)
+    context.fit(None, epochs=1)
+
+
+def schedules(context: Any) -> None:
+    context.reader("train", global_batch_size=40)
+    context.schedule(print, epochs=1)
+
+
+def test_what_would_read_rows_twice_is_refused(kept: FeatureStore, sums: TrainingDataset) -> None:
+    with pytest.raises(InvalidArgument, match="servers=0"):
+        experiments.parameter_server(fits, workers=1, servers=0, dataset=sums)
+    with pytest.raises(RunFailed, match=r"context\.schedule\(\) is for runs with parameter"):
+        experiments.launch(schedules, dataset=sums)

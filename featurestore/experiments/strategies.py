@@ -45,7 +45,9 @@ def report_callback(
             epoch_ends = self.made % total == 0
             if not epoch_ends and self.made % save_every:
                 return
-            told = {key: float(value) for key, value in dict(logs or {}).items()}
+            # What Keras hands over is the sum over all replicas; the metrics themselves are means.
+            found = self.model.get_metrics_result()
+            told = {key: float(value) for key, value in found.items()}
             if not epoch_ends:
                 # A run that goes on at this checkpoint counts from here, so this one does, too.
                 self.model.reset_metrics()

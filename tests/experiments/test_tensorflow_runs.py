@@ -38,8 +38,9 @@ def fitted(die: bool, context: Any) -> dict[str, float]:
         hidden = tf_keras.layers.Dense(8, activation="relu")(tf_keras.layers.Concatenate()(inputs))
         model = tf_keras.Model(inputs, tf_keras.layers.Dense(1)(hidden))
         model.compile(optimizer=tf_keras.optimizers.Adam(0.01), loss="mse")
-    context.fit(model, epochs=3, save_every=6, callbacks=[Death()], verbose=0)
-    return {"weights": float(sum(abs(array).sum() for array in model.get_weights()))}
+    histories = context.fit(model, epochs=3, save_every=6, callbacks=[Death()], verbose=0)
+    weights = float(sum(abs(array).sum() for array in model.get_weights()))
+    return {"weights": weights, "told": histories[-1].history["loss"][-1]}
 
 
 def test_a_killed_all_reduce_ends_with_the_losses_and_weights_of_a_whole_one(
@@ -65,6 +66,8 @@ def test_a_killed_all_reduce_ends_with_the_losses_and_weights_of_a_whole_one(
     assert list(whole.history("loss")) == steps
     assert killed.history("loss") == whole.history("loss")
     assert killed.metrics == whole.metrics
+    # A loss of all workers is their mean, as Keras's own history has it.
+    assert whole.metrics["told"] == pytest.approx(whole.history("loss")[48], rel=1e-6)
     losses = list(whole.history("loss").values())
     assert losses[-1] < losses[0]
     assert [state["epoch"] for state in killed.record.readers] == [3]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +14,7 @@ from featurestore.storage.appending import last_lines
 Lines = Callable[[], None]
 Listener = Callable[[list[str]], None]
 _WIDTH = 100
+_NOTEBOOK_SECONDS = 0.25
 
 
 @contextmanager
@@ -27,12 +30,34 @@ def showing_logs(logs: Sequence[str], progress: bool | Listener | None) -> Itera
     if not (progress or (progress is None and _is_watched())):
         yield lambda: None
         return
+    if "ipykernel" in sys.modules:
+        yield _in_notebook(logs)
+        return
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=Console(stderr=True), refresh_per_second=4) as live:
         yield lambda: live.update(Text("\n".join(_latest(logs))))
+
+
+def _in_notebook(logs: Sequence[str]) -> Lines:
+    """Return what shows the lines below the cell, in the place of those before."""
+    display = importlib.import_module("IPython.display").display
+    shown, looked = "", 0.0
+    handle = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def show() -> None:
+        nonlocal shown, looked
+        if time.monotonic() - looked < _NOTEBOOK_SECONDS:
+            return
+        text = "\n".join(_latest(logs))
+        looked = time.monotonic()
+        if text != shown:
+            shown = text
+            handle.update({"text/plain": text}, raw=True)
+
+    return show
 
 
 def _latest(logs: Sequence[str]) -> list[str]:

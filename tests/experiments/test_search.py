@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -86,6 +87,40 @@ def test_a_grid_is_tried_whole_and_a_sampler_of_optuna_is_taken(kept: FeatureSto
     assert [run.state for run in study.runs] == ["finished"] * 3
     with pytest.raises(InvalidArgument, match="NSGAIISampler"):
         study.resume(bowl)
+
+
+@pytest.mark.filterwarnings("ignore")  # of TensorBoard's own libraries
+def test_tensorboard_shows_the_trials_of_a_search_side_by_side(
+    kept: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = experiments.search(bowl, space=SPACE, metric="y", sampler="random", trials=3)
+    # TensorBoard reads files by TensorFlow where there is one; its own reader is as good.
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.hparams import api_pb2, get_experiment, list_session_groups
+    from tensorboard.plugins.hparams.backend_context import Context
+
+    place = os.path.dirname(study.run.path)
+    events = EventMultiplexer()
+    events.AddRunsFromDirectory(place)
+    events.Reload()
+    context = Context(TBContext(data_provider=MultiplexerDataProvider(events, place)))
+    asked = api_pb2.GetExperimentRequest()
+    told = get_experiment.Handler(RequestContext(), context, "", asked).run()
+    assert {info.name for info in told.hparam_infos} == {"x", "units"}
+    request = api_pb2.ListSessionGroupsRequest(slice_size=100, allowed_statuses=[0, 1, 2, 3])
+    for info in told.metric_infos:
+        request.col_params.add().metric.CopyFrom(info.name)
+    shown = {}
+    handler = list_session_groups.Handler(RequestContext(), context, "", request)
+    for group in handler.run().session_groups:
+        params = {name: value.number_value for name, value in group.hparams.items()}
+        (value,) = [metric.value for metric in group.metric_values if metric.name.tag == "y"]
+        shown[group.name] = (params, pytest.approx(value))
+    assert shown == {run.id: (run.params, run.metrics["y"]) for run in study.runs}
 
 
 def test_evolution_comes_nearer_to_the_best_than_chance() -> None:

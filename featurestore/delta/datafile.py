@@ -146,6 +146,6 @@ def _footer_rows(file: str) -> int:
     from pyarrow import parquet
 
     try:
-        return int(parquet.read_metadata(files.opened(file)).num_rows)
+        return int(parquet.read_metadata(files.opened_by_ranges(file)).num_rows)
     except (OSError, pa.ArrowInvalid) as error:
         raise damaged_file(file, "is missing or no Parquet file") from error

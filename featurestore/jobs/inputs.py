@@ -233,7 +233,7 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
     """Return the bounds of a column of a Parquet file; None where its footer does not tell."""
     from pyarrow import parquet
 
-    metadata = parquet.read_metadata(file)
+    metadata = parquet.read_metadata(files.opened_by_ranges(file))
     index = metadata.schema.to_arrow_schema().get_field_index(column)
     if index < 0:
         return None
@@ -262,7 +262,8 @@ def volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | N
     """
     from pyarrow import parquet
 
-    rows, size = parquet.read_metadata(file).num_rows, files.status(file).size
+    rows = parquet.read_metadata(files.opened_by_ranges(file)).num_rows
+    size = files.status(file).size
     if column is None:
         return rows, size, None
     bounds = time_bounds(file, column)

@@ -373,8 +373,13 @@ def last_dataset(session: Session, name: str) -> int:
 
 @contextmanager
 def logging_to(path: str) -> Iterator[None]:
-    """Write this thread's log records into a file."""
-    files.make_directory(os.path.dirname(path))
+    """Write this thread's log records into a file; below a URI it is there at the end."""
+    with files.written_here(path) as here, _records_into(here):
+        yield
+
+
+@contextmanager
+def _records_into(path: str) -> Iterator[None]:
     thread = threading.get_ident()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import stat
@@ -15,11 +16,11 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
@@ -27,8 +28,10 @@ from featurestore.storage import publication, remote
 from featurestore.storage.failures import reading, writing
 from featurestore.storage.location import Location, is_uri, require_local
 
+_log = logging.getLogger("featurestore.storage")
 _COPY_TRIES = 10
 _UPLOADS = 8
+_BUFFER_BYTES = 64 << 10
 
 
 def location_of(location: str | os.PathLike[str]) -> str:
@@ -152,6 +155,29 @@ def upload(moves: Sequence[tuple[str, str]]) -> None:
         list(pool.map(lambda move: remote.upload(*move), moves))
 
 
+@contextmanager
+def written_here(path: str) -> Iterator[str]:
+    """Give the path at which a file is written that grows: itself, in a directory that is made.
+
+    Below a URI nothing grows: there it is a temporary file, which becomes an object where the block
+    ends. What fails then is logged, and does not fail the block.
+    """
+    if not is_uri(path):
+        make_directory(os.path.dirname(path))
+        yield path
+        return
+    folder = temporary_directory()
+    here = os.path.join(folder, os.path.basename(path))
+    try:
+        yield here
+    finally:
+        try:
+            remote.upload(here, path)
+        except StorageError as error:
+            _log.warning("a file is not at its place: %s", error.message)
+        remove_temporary(folder)
+
+
 def opened(path: str) -> str | io.BytesIO:
     """Return what libraries take as a file: the path, or for a URI the bytes in memory.
 
@@ -159,6 +185,17 @@ def opened(path: str) -> str | io.BytesIO:
         OSError: As the system says it.
     """
     return io.BytesIO(remote.read(path)) if is_uri(path) else path
+
+
+def opened_by_ranges(path: str) -> str | IO[bytes]:
+    """Return what libraries take as a file of which they read some parts.
+
+    Raises:
+        OSError: As the system says it.
+    """
+    if not is_uri(path):
+        return path
+    return io.BufferedReader(remote.RangedFile(path), _BUFFER_BYTES)
 
 
 def read_json(path: str) -> Any:
@@ -274,10 +311,17 @@ def sizes_below(directory: str) -> dict[str, int]:
     return {path: found.size for path, found in remote.listed(directory)}
 
 
-def is_untouched(directory: str, *, age: timedelta) -> bool:
-    """Tell whether nothing below a URI was written for so long, as far as the clocks agree."""
-    since = datetime.now(UTC) - age
-    return all(found.modified < since for _, found in remote.listed(directory))
+def last_written(path: str) -> datetime | None:
+    """Return when an object, or one below it, was written last, as the server of a URI says it.
+
+    None where there is none.
+    """
+    return remote.last_written(path)
+
+
+def time_of_store(location: str) -> datetime:
+    """Return what time it is at the server of a URI: that of an object written now."""
+    return remote.time_of_store(location)
 
 
 def list_directory(path: str, *, after: str = "") -> list[str]:
@@ -369,6 +413,14 @@ def _open_directory(name: str, parent: int | None, opened: ExitStack) -> int:
     handle = os.open(name, flags, dir_fd=parent)
     opened.callback(os.close, handle)
     return handle
+
+
+def lies_below(path: str, directory: str) -> bool:
+    """Tell whether a path leads below a directory, whatever links are on the way."""
+    if is_uri(path) or is_uri(directory):
+        relative = path.removeprefix(f"{directory}/")
+        return relative != path and is_relative_path(relative)
+    return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
 
 
 def inside(directory: str, relative: str) -> str:

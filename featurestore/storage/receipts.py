@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 
 
 def write_receipt(kind: str, location: str, name: str, facts: Mapping[str, Any]) -> None:
@@ -32,5 +33,6 @@ def find_receipt(kind: str, location: str, name: str) -> dict[str, Any] | None:
 
 def _path(kind: str, location: str, name: str) -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    key = hashlib.sha256(f"{os.path.realpath(location)}\0{name}".encode()).hexdigest()
+    place = location if is_uri(location) else os.path.realpath(location)
+    key = hashlib.sha256(f"{place}\0{name}".encode()).hexdigest()
     return os.path.join(state, "featurestore", kind, f"{key}.json")

@@ -5,11 +5,14 @@ There are no directories there: one exists as long as something lies below it.
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
+from typing import Any
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.storage import settings
@@ -93,6 +96,41 @@ def delta_options(path: str) -> dict[str, str] | None:
     return settings.delta_options(settings.s3_settings(options_of(path)))
 
 
+class RangedFile(io.RawIOBase):
+    """An object as a file to read and seek in, for libraries that read some parts of it.
+
+    It does not change under its name while it is read. One thread reads it.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._storage, self._name = storage_of(path)
+        self._size = status(path).size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}
+        self._at = max(starts[whence] + offset, 0)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer).cast("B")
+        length = max(min(len(room), self._size - self._at), 0)
+        (data,) = self._storage.ranges(self._name, [(self._at, length)])
+        room[:length] = data
+        self._at += length
+        return length
+
+
 def find(path: str) -> StoredObject | None:
     """Return size, time and tag of an object, None when there is none."""
     known = listing_of(path)
@@ -151,6 +189,29 @@ def listed(directory: str) -> Iterator[tuple[str, StoredObject]]:
     storage, name = storage_of(directory)
     for each in storage.list(name):
         yield f"{storage.root}/{each.name}", each
+
+
+def last_written(path: str) -> datetime | None:
+    """Return when an object or one below it was written last, None where there is none."""
+    storage, name = storage_of(path)
+    itself = storage.find(name)
+    times = [] if itself is None else [itself.modified]
+    times.extend(each.modified for each in storage.list(name))
+    return max(times, default=None)
+
+
+def time_of_store(location: str) -> datetime:
+    """Return what time the server of a URI gives to an object that is written now."""
+    storage, folder = storage_of(location)
+    probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
+    storage.put(probe, b"time")
+    try:
+        found = storage.find(probe)
+    finally:
+        storage.remove(probe)
+    if found is None:
+        raise StorageError(f"What was written to {location!r} is not there.")
+    return found.modified
 
 
 def remove(path: str) -> bool:

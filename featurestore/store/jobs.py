@@ -38,10 +38,7 @@ class JobCalls(Connected):
         [('mean_temp', 1)]
         """
         from featurestore.jobs import service
-        from featurestore.storage.location import require_local
 
-        hint = "write with insert_into_featuregroup, or use a store on a disk"
-        require_local(self._session.location, "Jobs", hint)
         return service.register_jobs(self._session, module_or_path)
 
     def get_jobs(self, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 import featurestore
+from featurestore import experiments
 from featurestore.errors import (
     ConfigurationError,
     FeatureGroupExists,
@@ -71,22 +72,19 @@ def test_two_registries_do_not_make_one_version_both(connect: Connect, tmp_path:
 
 
 def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
-    connect: Connect, object_server: ObjectServer, bucket: str, tmp_path: Path
+    connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     store = connect()
     store.create_featuregroup(rows(0, 50), "weather", primary_key="id", event_time="at")
-    (tmp_path / "jobs.py").write_text("import featurestore\n")
 
     def objects() -> list[Path]:
         return sorted((object_server.root / bucket[5:]).rglob("*"))
 
     before = objects()
-    for call in (
-        lambda: store.register_jobs(tmp_path / "jobs.py"),
-        lambda: connect(engine="spark"),
-    ):
-        with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
-            call()
+    with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
+        connect(engine="spark")
+    with pytest.raises(UnsupportedLocation, match=r"directory"):
+        experiments.get_runs("some", store=store)
     assert objects() == before
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
@@ -59,9 +57,8 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     """Show the log of a run."""
     with store.session.registry.reading() as connection:
         run = runs.find(connection, run_id)
-    folder = os.path.realpath(store.session.logs_path) + os.sep
     log = run.log if run is not None and run.job == name else None
     # The registry's word is no leave to read any file of the machine.
-    if log is None or not os.path.realpath(log).startswith(folder):
+    if log is None or not files.lies_below(log, store.session.logs_path) or not files.exists(log):
         raise JobNotFound(f"There is no log of run {run_id!r} of job {name!r}.")
     return PlainTextResponse(files.read_bytes(log).decode(errors="replace"))

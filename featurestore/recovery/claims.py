@@ -11,17 +11,21 @@ taken for dead, so that no other one ever writes among shards that a late answer
 from __future__ import annotations
 
 import hashlib
+import os
 import uuid
 from datetime import timedelta
 
 from sqlalchemy.engine import Connection
 
+from featurestore.recovery import lease_objects
 from featurestore.storage import files, machine
 from featurestore.storage.location import is_uri
 
 _ENDING = ".claim"
-# Longer than the clocks of machines are apart, and than a write takes between two files.
-_SILENCE = timedelta(days=1)
+_GATE = ".end"
+_PASSED, _CLOSED = "published", "given up"
+# Longer than any request is on its way.
+_ANSWERS_END = timedelta(days=1)
 
 
 def claim(connection: Connection, path: str) -> bool:
@@ -35,31 +39,52 @@ def claim(connection: Connection, path: str) -> bool:
     return files.write_new(path + _ENDING, own) or files.read_bytes(path + _ENDING) == own
 
 
-def claim_once(connection: Connection, path: str) -> bool:
+def claim_once(connection: Connection, path: str, run: str) -> bool:
     """Claim the directory of a version for one export; False when any has claimed it before."""
     if not is_uri(path):
         return True
-    data = f"{_identity(connection)} {uuid.uuid4().hex}".encode()
-    return files.write_new(path + _ENDING, data)
+    return files.write_new(path + _ENDING, f"{_identity(connection)} {run}".encode())
 
 
-def may_clean(connection: Connection, path: str) -> bool:
-    """Tell whether a registry may remove what lies half made in a directory.
+def may_clean(connection: Connection, location: str, path: str) -> bool:
+    """Tell whether a registry may take what lies half made in a directory for left.
 
     It may where it made the claim, since it knows which of its processes live. What others claimed
-    is taken for dead when nothing was written there for a day.
+    is taken for dead when its lease and its files are silent.
     """
     if not is_uri(path):
         return True
     if not files.exists(path + _ENDING):
-        return is_long_untouched(path)
-    owner = files.read_bytes(path + _ENDING).split(b" ")[0]
-    return owner == _identity(connection).encode() or is_long_untouched(path)
+        return lease_objects.is_silent(location, os.path.basename(path), path)
+    owner, _, run = files.read_bytes(path + _ENDING).decode("utf-8", "replace").partition(" ")
+    if owner == _identity(connection):
+        return True
+    return lease_objects.is_silent(location, run or "-", path, path + _ENDING)
 
 
-def is_long_untouched(path: str) -> bool:
-    """Tell whether nothing was written below a URI for so long that no process is at work there."""
-    return files.is_untouched(path, age=_SILENCE)
+def pass_gate(path: str) -> bool:
+    """Begin the publication of a claimed version; False when the export was given up meanwhile.
+
+    Whoever takes an export for dead closes the gate before anything is removed, so that one that
+    comes back publishes nothing.
+    """
+    return not is_uri(path) or files.write_new(path + _GATE, _gate_of(_PASSED))
+
+
+def give_up(path: str, *, certain: bool) -> bool:
+    """Close the gate of a version whose export is dead; False when it had passed there before.
+
+    Then its manifest may come yet, and nothing may be removed, unless the process is dead for
+    ``certain``, or nothing was written there for a day.
+    """
+    if not is_uri(path) or files.write_new(path + _GATE, _gate_of(_CLOSED)):
+        return True
+    if files.read_bytes(path + _GATE).decode("utf-8", "replace").startswith(_CLOSED):
+        return True
+    if certain:
+        return True
+    passed = files.last_written(path + _GATE)
+    return passed is not None and files.time_of_store(path) - passed > _ANSWERS_END
 
 
 def claimed(entry: str) -> str:
@@ -74,7 +99,12 @@ def claimed(entry: str) -> str:
 def release(path: str, *, below: str) -> None:
     """Give up the claim of a directory whose version is gone."""
     if is_uri(path):
+        files.remove(path + _GATE, below=below)
         files.remove(path + _ENDING, below=below)
+
+
+def _gate_of(word: str) -> bytes:
+    return f"{word} {uuid.uuid4().hex}".encode()
 
 
 def _identity(connection: Connection) -> str:

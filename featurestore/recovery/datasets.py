@@ -76,8 +76,10 @@ def release(paths: StorePaths, name: str, version: int) -> None:
     claims.release(paths.training_dataset(name, version), below=paths.location)
 
 
-def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Make this process the only one that exports a version, and return it.
+def claim(
+    connection: Connection, location: str, name: str, version: int | None, *, run: str
+) -> int:
+    """Make a run of this process the only one that exports a version, and return the version.
 
     None takes the next one.
 
@@ -95,7 +97,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     taken.update(versions_on_disk(paths, name))
     chosen = max(taken, default=0) + 1 if version is None else version
     while chosen not in taken:
-        if claims.claim_once(connection, paths.training_dataset(name, chosen)):
+        if claims.claim_once(connection, paths.training_dataset(name, chosen), run):
             return chosen
         # Another registry's export, which has begun since the look.
         taken.add(chosen)
@@ -130,8 +132,8 @@ def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
 def remove_abandoned(connection: Connection, location: str, name: str) -> list[str]:
     """Remove directories without a manifest that no living export writes; return them.
 
-    Below a URI those of this registry, which knows which of its exports live, and those that were
-    not touched for a day. One that the system refuses to remove is logged, and its number stays
+    Below a URI those of this registry, which knows which of its exports live, and those whose lease
+    is silent. One that the system refuses to remove is logged, and its number stays
     taken.
     """
     paths = StorePaths(location)
@@ -142,7 +144,9 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
             continue
         if version in versions_in_flight(connection, location, EXPORT, name):
             continue
-        if not claims.may_clean(connection, directory):
+        if not claims.may_clean(connection, location, directory):
+            continue
+        if not claims.give_up(directory, certain=False):
             continue
         try:
             was_there = files.remove(directory, below=location)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
 from featurestore.plugins.observers import Work, WorkKind, observed
-from featurestore.recovery import datasets, groups, models, owners, views
+from featurestore.recovery import datasets, groups, lease_objects, models, owners, views
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import Registry, intents
@@ -99,7 +99,10 @@ def in_flight(
     own = new_run_id()
     write: InFlight | None = None
     try:
-        with owners.heartbeat(store.registry, store.location) as owner:
+        with (
+            owners.heartbeat(store.registry, store.location) as owner,
+            lease_objects.renewed(store.location, own),
+        ):
             number = _begin(store, own, owner, kind=kind, name=name, version=version)
             staging = StorePaths(store.location).stage(own)
             write = InFlight(run_id or own, staging, number, own, store.registry)
@@ -145,7 +148,7 @@ def _begin(store: Store, own: str, owner: str, *, kind: str, name: str, version:
         if kind == "create" and version is not None:
             number = groups.claim(connection, store.location, name, version)
         elif kind == "export":
-            number = datasets.claim(connection, store.location, name, version)
+            number = datasets.claim(connection, store.location, name, version, run=own)
         elif kind == views.DEFINE:
             number = views.claim(connection, store.location, name, version)
         elif kind == models.ENTER:

@@ -98,6 +98,12 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
     return seen is not None and times.utc_now() - seen < PATIENCE
 
 
+def is_here(location: str, owner: str) -> bool:
+    """Tell whether an owner is of this machine, so that ``is_alive`` is certain of it."""
+    match = _NAME.fullmatch(owner)
+    return match is not None and match[1] == _machine(location)
+
+
 @contextmanager
 def heartbeat(registry: Registry, location: str) -> Iterator[str]:
     """Send a heartbeat while the block runs, and give the owner's name.

@@ -8,7 +8,7 @@ import re
 
 from featurestore.errors import FeatureStoreError, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import claims, owners
+from featurestore.recovery import lease_objects, owners
 from featurestore.recovery.owners import Store
 from featurestore.recovery.settle import settle
 from featurestore.registry import intents
@@ -68,7 +68,7 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
         with store.registry.reading() as connection:
             claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
-        if claimed or (is_uri(path) and not claims.is_long_untouched(path)):
+        if claimed or (is_uri(path) and not lease_objects.is_silent(store.location, name, path)):
             continue  # below a URI it may be of a write that another registry knows of
         try:
             files.remove(path, below=store.location)

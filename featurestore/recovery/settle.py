@@ -6,7 +6,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import InvalidArgument, InvalidName, StorageError
 from featurestore.model.paths import StorePaths
-from featurestore.recovery import datasets, groups, models, views
+from featurestore.recovery import claims, datasets, groups, models, owners, views
 from featurestore.registry import intents
 from featurestore.storage import files
 
@@ -66,6 +66,8 @@ def _settle_dataset(connection: Connection, paths: StorePaths, intent: intents.I
     if datasets.is_finished(directory):
         datasets.register_found(connection, directory, name, version)
         return "registered as its manifest says"
+    if not claims.give_up(directory, certain=owners.is_here(paths.location, intent.owner)):
+        return "left for a day, it was about to be published"
     datasets.remove_files(paths, name, version)
     return "removed, it had no manifest yet"
 

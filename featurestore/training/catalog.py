@@ -5,7 +5,7 @@ from __future__ import annotations
 from featurestore.errors import FeatureStoreError, UsedByModel, listing
 from featurestore.model.callers import warn_caller
 from featurestore.model.html import Listing
-from featurestore.recovery import datasets, recover, remove_unclaimed_stages
+from featurestore.recovery import datasets, lease_objects, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import models, training_datasets
 from featurestore.registry.training_datasets import RegisteredDataset
@@ -86,7 +86,9 @@ def clean_all(session: Session) -> list[str]:
     for name in files.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
             done += datasets.remove_abandoned(connection, session.location, name)
-    return [*done, *remove_unclaimed_stages(session)]
+    done += remove_unclaimed_stages(session)
+    lease_objects.remove_ended(session.location)
+    return done
 
 
 def _open(session: Session, found: RegisteredDataset) -> TrainingDataset:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from featurestore.errors import WriteConflict
 from featurestore.model.names import check_name
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.recovery import datasets
+from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import check_pinned, pin
 from featurestore.session import Session
@@ -46,6 +47,12 @@ def create(
         def check_publishable() -> None:
             run.check_held()
             check_pinned(rows.sources)
+            if not claims.pass_gate(directory):
+                raise WriteConflict(
+                    f"This export was taken for dead and given up: {directory!r} heard nothing of "
+                    "it for minutes.",
+                    hint="export again; leave version= out to make the next one",
+                )
 
         directory = session.training_dataset_path(request.name, run.version)
         target = ExportTarget(directory, run.staging, run.version, check_publishable)

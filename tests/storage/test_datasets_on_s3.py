@@ -25,7 +25,9 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
     UnsupportedLocation,
     ValidationFailed,
+    WriteConflict,
 )
+from featurestore.recovery import lease_objects
 from featurestore.storage import attempts, objects
 from featurestore.storage.shardcache import ShardCache
 from featurestore.store import FeatureStore
@@ -241,22 +243,80 @@ def test_exports_of_two_registries_get_versions_of_their_own(
     assert first.get_training_dataset("d", version=1).verify().ok
 
 
-def test_what_another_registry_left_is_removed_when_it_is_old(
+def make_old(file: Path, *, minutes: int) -> None:
+    then = time.time() - 60 * minutes
+    os.utime(file, (then, then))
+
+
+def test_what_another_registry_left_is_removed_when_it_is_silent(
     connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     store = connect()
-    versions = object_server.root / bucket[5:] / "team a/store/trainingdatasets/d"
-    for name in ("v1", "v2"):
+    root = object_server.root / bucket[5:] / "team a/store"
+    versions = root / "trainingdatasets/d"
+    (root / "_leases").mkdir(parents=True)
+    for number, (name, minutes) in enumerate([("v1", 11), ("v2", 11), ("v3", 9)]):
         (versions / name / "train").mkdir(parents=True)
-        shard = versions / name / "train/tfrecord-00000-of-00001"
-        shard.write_bytes(b"half")
-        (versions / f"{name}.claim").write_text("0123 4567")
-    an_old_day = time.time() - 90_000
-    os.utime(versions / "v1/train/tfrecord-00000-of-00001", (an_old_day, an_old_day))
+        for file in (versions / name / "train/tfrecord-00000-of-00001", versions / f"{name}.claim"):
+            file.write_text(f"0123 {number}")
+            make_old(file, minutes=minutes)
+    for run, minutes in (("0", 11), ("1", 9)):
+        (root / "_leases" / run).write_text("renewed")
+        make_old(root / "_leases" / run, minutes=minutes)
     assert [os.path.basename(path) for path in clean_all(store.session)] == ["v1"]
-    assert (versions / "v2/train/tfrecord-00000-of-00001").exists()
+    assert [each.name for each in (root / "_leases").iterdir()] == ["1"]
+    for alive in ("v2", "v3"):
+        assert (versions / alive / "train/tfrecord-00000-of-00001").exists()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
-    assert export(store).version == 3
+    assert export(store).version == 4
+
+
+def test_a_long_export_renews_its_lease(
+    connect: Connect,
+    object_server: ObjectServer,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_objects, "RENEWAL_SECONDS", 0.02)
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    folder = object_server.root / bucket[5:] / "team a/store/_leases"
+    seen = []
+
+    def look(phase: str, done: int, total: int) -> None:
+        if phase == "plan shards":
+            give_up = time.monotonic() + 20
+            while not seen and time.monotonic() < give_up:
+                seen.extend(each for each in folder.rglob("*") if each.is_file())
+
+    assert export(store, progress=look).verify().ok
+    assert len(seen) == 1
+    assert not [each for each in folder.rglob("*") if each.is_file()]
+
+
+@pytest.mark.parametrize("phase", ["plan shards", "fit transformations"])
+def test_an_export_that_was_taken_for_dead_publishes_nothing(
+    connect: Connect,
+    object_server: ObjectServer,
+    bucket: str,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+) -> None:
+    """It comes back before or after it has written its shards, and finds its gate closed."""
+    first, second = connect("first"), connect("second")
+    first.create_featuregroup(labeled(), "weather", primary_key="id")
+
+    def give_up(name: str, done: int, total: int) -> None:
+        if name == phase:
+            with monkeypatch.context() as impatient:
+                impatient.setattr(lease_objects, "SILENCE", timedelta(seconds=-5))
+                clean_all(second.session)
+
+    with pytest.raises((WriteConflict, StorageError)):
+        export(first, progress=give_up, transformations={"x": t.standardize()})
+    folder = f"{bucket}/team a/store/trainingdatasets/d"
+    assert not [name for name in files_below(object_server, folder) if "manifest" in name]
+    assert export(first).verify().ok
 
 
 def test_an_export_works_over_a_faulty_network(

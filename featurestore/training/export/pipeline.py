@@ -146,11 +146,11 @@ def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) ->
         files=tuple(map(manifest_file, written)),
         prefixes={**manifest.prefixes, **prefixes_of(written)},
     )
+    target.check_publishable()
     if is_uri(target.directory):
-        # Another registry may have taken an export that was silent for a day for dead.
+        # Nobody removes them from here on; another registry may have done so before.
         for split in manifest.splits:
             check_shards(target.directory, split)
-    target.check_publishable()
     write_manifest(target.directory, manifest)
     return manifest
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,10 +139,13 @@ class CsvShard:
         try:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
             size = files.status(path).size
+            # Kept open: the copy of a cache may be removed meanwhile.
+            self._handle = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise DatasetDamaged(
                 f"The shard {path!r} cannot be read: {error.strerror or error}."
             ) from error
+        self._closing = weakref.finalize(self, os.close, self._handle)
         if len(index) < 2 or len(index) != 2 + -(-int(index[0]) // step) or index[-1] != size:
             raise DatasetDamaged(
                 f"The index {path + INDEX_SUFFIX!r} does not belong to its shard of {size:,} bytes."
@@ -163,9 +168,7 @@ class CsvShard:
         first, last = start // self._step, -(-stop // self._step)
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
-            with open(self._path, "rb") as file:
-                file.seek(begin)
-                data = file.read(end - begin)
+            data = os.pread(self._handle, end - begin, begin)
             table = _parse(data, self._schema.names, columns)
             expected = min(last * self._step, self._rows) - first * self._step
             if table.num_rows != expected:
@@ -180,7 +183,7 @@ class CsvShard:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
-        """Do nothing: the file is open during a read alone."""
+        self._closing()
 
 
 def _index(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:

@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -138,7 +139,8 @@ class ShardFiles:
             return known
         with self._lock:
             entry = self.split.shards[shard]
-            known = self.access.records(self._local(entry))  # type: ignore[union-attr]
+            with self._local(entry) as path:
+                known = self.access.records(path)  # type: ignore[union-attr]
             _check_rows(self.directory, entry, len(known))
             self._maps[shard] = known
             while len(self._maps) > _MOST_OPEN_MAPS:
@@ -155,12 +157,13 @@ class ShardFiles:
         return known
 
     def _open(self, entry: ManifestShard) -> ShardReader:
-        reader = self.format.open_shard(self._local(entry), layout=self.manifest.layout)
+        with self._local(entry) as path:
+            reader = self.format.open_shard(path, layout=self.manifest.layout)
         _check_rows(self.directory, entry, reader.rows)
         return reader
 
-    def _local(self, entry: ManifestShard) -> str:
-        """Return the path of a shard on this machine, or of its copy here."""
+    def _local(self, entry: ManifestShard) -> AbstractContextManager[str]:
+        """Give the path of a shard on this machine, or of its copy here, to open it."""
         if self.cache is None and not is_uri(self.directory):
             check_shard(self.directory, entry)
         return local_path(self.directory, entry, self.cache)

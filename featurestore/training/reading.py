@@ -59,7 +59,8 @@ def shard_batches(
         raise InvalidArgument(refused)
     if columns is None:
         columns = [column.name for column in manifest.columns]
-    reader = chosen.open_shard(local_path(directory, shard), layout=manifest.layout)
+    with local_path(directory, shard) as path:
+        reader = chosen.open_shard(path, layout=manifest.layout)
     try:
         for start in range(0, shard.rows, READ_ROWS):
             yield reader.read(start, min(shard.rows, start + READ_ROWS), list(columns))

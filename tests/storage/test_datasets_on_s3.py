@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,39 @@ def test_a_cache_holds_no_more_than_it_may(
     assert (
         sum(file.stat().st_size for file in (tmp_path / "small").glob("?" * 64)) <= cache.max_bytes
     )
+
+
+@pytest.mark.parametrize("data_format", ["parquet", "csv"])
+def test_a_copy_that_another_process_needs_the_room_of_stays_while_it_is_opened(
+    connect: Connect, tmp_path: Path, data_format: str
+) -> None:
+    """Readers of many threads share a cache that has room for one shard."""
+    store = connect()
+    store.create_featuregroup(labeled(), "weather", primary_key="id")
+    dataset = export(store, data_format=data_format)
+    expected = batches_of(dataset)
+    cache = ShardCache(str(tmp_path / "small"), max_bytes=1)
+    shards = [each for split in dataset.manifest.splits for each in split.shards]
+    with cache.held(dataset.path, shards[0]) as held:
+        for shard in shards[1:]:
+            cache.path_of(dataset.path, shard)
+        assert Path(held).stat().st_size == shards[0].bytes
+        for sidecar in shards[0].sidecars:
+            assert Path(held + sidecar.path.removeprefix(shards[0].path)).exists()
+    cache.path_of(dataset.path, shards[1])
+    assert not Path(held).exists()
+
+    def epoch(_: int) -> list[list[Any]]:
+        reader = dataset.reader(
+            "train", global_batch_size=32, seed=3, cache=tmp_path / "small", cache_bytes=1
+        )
+        found = []
+        for batch in reader.batches(1):
+            found.append([(name, values.tolist()) for name, values in sorted(batch.items())])
+        return found
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(found == expected for found in pool.map(epoch, range(24)))
 
 
 def test_feature_views_live_at_a_uri(connect: Connect, object_server: ObjectServer) -> None:

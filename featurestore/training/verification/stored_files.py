@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from featurestore.errors import DatasetDamaged, FeatureStoreError, StorageError
 from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
@@ -54,13 +55,14 @@ def shard_problems(
         yield from file_problems(directory, manifest, file)
     if _absence(directory, shard.path) is not None:
         return
-    try:
-        path = local_path(directory, shard)
-    except DatasetDamaged:
-        return  # its bytes are others, which has been said
-    for each in chosen.verify_shard(path, layout=manifest.layout, rows=shard.rows):
-        where = "" if each.row is None else f" (row {each.row})"
-        yield Problem(shard.path, f"{each.message}{where}", each.offset)
+    with ExitStack() as held:
+        try:
+            path = held.enter_context(local_path(directory, shard))
+        except DatasetDamaged:
+            return  # its bytes are others, which has been said
+        for each in chosen.verify_shard(path, layout=manifest.layout, rows=shard.rows):
+            where = "" if each.row is None else f" (row {each.row})"
+            yield Problem(shard.path, f"{each.message}{where}", each.offset)
 
 
 def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:

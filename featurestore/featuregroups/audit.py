@@ -93,7 +93,7 @@ def audit_staged(
         expectations=spec.expectations,
         mode=mode,
         event_time_tolerance=spec.event_time_tolerance,
-        directory=os.path.join(run.staging, "parted"),
+        directory=os.path.join(run.rows, "parted"),
         run_id=run.run_id,
     )
     keys_present = all(

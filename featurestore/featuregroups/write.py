@@ -190,7 +190,7 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
         # Before the rows are staged: files come back in another order on a cluster.
         relation = engine.last_per_key(relation, spec.upsert_key)
     if not write.staged or conformed.unchecked or write.on_duplicates == "last":
-        relation = engine.stage(relation, run.staging)
+        relation = engine.stage(relation, run.rows)
     partitions.check_staged(relation, spec, engine=engine)
     if checked:
         audited = audit_staged(

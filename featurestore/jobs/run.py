@@ -179,7 +179,7 @@ def _compute_and_write(session: Session, attempt: Attempt, recording: Recording)
     group = recording.group
     schema = None if group is None else group.spec.schema
     with in_flight(session, kind="stage", name=attempt.spec.name, version=1) as computing:
-        staging = computing.staging
+        staging = computing.rows
         sources = SourceInputs(session, attempt.spec, recording.inputs, staging)
         computation = Computation(
             session, attempt.definition, recording.inputs, staging, sources, schema

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
 from featurestore.model.paths import StorePaths
+from featurestore.plugins.engine import Engine
 from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import datasets, groups, lease_objects, models, owners, views
 from featurestore.recovery.owners import Store
@@ -18,6 +20,7 @@ from featurestore.recovery.settle import settle
 from featurestore.registry import Registry, intents
 from featurestore.registry import owners as heartbeats
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
 
 # What observers are told of; the other intents are parts of these, or change no rows.
 _WORK: Mapping[str, WorkKind] = {
@@ -31,24 +34,59 @@ _WORK: Mapping[str, WorkKind] = {
 _unsettled: set[tuple[str, str]] = set()
 
 
+class Writer(Store, Protocol):
+    """What a write needs of a session: its engine says who reads the rows that it stages."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the session."""
+
+
 @dataclass
 class InFlight:
     """One write between its intent and its registration.
 
-    ``run_id`` names the run in commits and manifests, ``staging`` is the directory for its rows,
+    ``run_id`` names the run in commits and manifests, ``stage`` is the directory of what it stages,
     ``version`` is what was claimed. ``landed`` is the version that it published, as soon as it is
     known that there is one; ``registered`` says that the registry knows the result, ``publishing``
     that nobody can tell from here on whether a version was published.
     """
 
     run_id: str
-    staging: str
+    stage: str
     version: int
     intent: str
     registry: Registry
     registered: bool = False
     landed: int | None = None
     publishing: bool = False
+    stages_here: Callable[[], bool] = field(default=lambda: False, repr=False)
+    is_staged: bool = False
+    _rows: str | None = None
+
+    @property
+    def staging(self) -> str:
+        """The directory in the store for what the write stages; it is removed at the end."""
+        self.is_staged = True
+        return self.stage
+
+    @property
+    def rows(self) -> str:
+        """The directory for its staged rows: below a URI it is one of this machine.
+
+        In the store only where other machines read them.
+        """
+        if self._rows is None:
+            if is_uri(self.stage) and self.stages_here():
+                self._rows = files.temporary_directory()
+            else:
+                self._rows = self.staging
+        return self._rows
+
+    def remove_rows(self) -> None:
+        """Remove what was staged on this machine."""
+        if self._rows is not None and self._rows != self.stage:
+            files.remove_temporary(self._rows)
 
     def check_held(self) -> None:
         """Make sure, just before publication, that nobody took this process for dead.
@@ -74,7 +112,7 @@ def new_run_id() -> str:
 
 @contextmanager
 def in_flight(
-    store: Store, *, kind: str, name: str, version: int | None, run_id: str | None = None
+    store: Writer, *, kind: str, name: str, version: int | None, run_id: str | None = None
 ) -> Iterator[InFlight]:
     """Record an intent.
 
@@ -105,7 +143,14 @@ def in_flight(
         ):
             number = _begin(store, own, owner, kind=kind, name=name, version=version)
             staging = StorePaths(store.location).stage(own)
-            write = InFlight(run_id or own, staging, number, own, store.registry)
+            write = InFlight(
+                run_id or own,
+                staging,
+                number,
+                own,
+                store.registry,
+                stages_here=lambda: not store.engine.is_distributed,
+            )
             try:
                 if kind == "export":
                     datasets.make_directory(store.location, name, number)
@@ -167,8 +212,10 @@ def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
     """
     left = store.registry.url, write.intent
     _unsettled.add(left)
+    write.remove_rows()
     try:
-        files.remove(write.staging, below=store.location)
+        if write.is_staged:
+            files.remove(write.stage, below=store.location)
         if write.registered:
             with store.registry.transaction() as connection:
                 intents.end(connection, write.intent)

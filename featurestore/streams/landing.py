@@ -115,7 +115,7 @@ def _split(
         records = engine.adopt(batch.records)
         assert records is not None
         mapped = engine.map_batches(records, decoding.decode, schema=decoding.schema)
-        rows = engine.stage(mapped, os.path.join(run.staging, "records"))
+        rows = engine.stage(mapped, os.path.join(run.rows, "records"))
         bad = engine.stream(engine.filter(rows, f"{RECORD_ERROR} IS NOT NULL")).read_all()
         good = engine.filter(rows, f"{RECORD_ERROR} IS NULL")
         good = engine.select(good, {name: name for name in columns})

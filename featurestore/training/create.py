@@ -55,7 +55,7 @@ def create(
                 )
 
         directory = session.training_dataset_path(request.name, run.version)
-        target = ExportTarget(directory, run.staging, run.version, check_publishable)
+        target = ExportTarget(directory, run.staging, run.rows, run.version, check_publishable)
         manifest, report = export(
             session.engine, rows, request, target, checks=checks, progress=reports
         )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -194,6 +195,22 @@ def test_a_store_works_on_over_a_faulty_network(
     ids = again.get_featuregroup("weather").to_pandas()["id"]
     assert ids.is_unique
     assert len(ids) == landed
+
+
+def test_an_append_takes_few_requests_however_many_commits_there_are(
+    connect: Connect, object_server: ObjectServer
+) -> None:
+    with faulty(object_server.port, rate=0.0) as (proxy, endpoint):
+        store = connect(storage_options=options_for(endpoint))
+        store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
+        taken = []
+        for number in range(1, 25):
+            proxy.requests.clear()
+            store.insert_into_featuregroup(rows(number * 10, 10), "weather")
+            taken.append(proxy.requests.total())
+        # Data, commit and statistics are written, the rest looks. Small files are compacted at times.
+        assert median(taken[:8]) <= 14
+        assert median(taken[-8:]) <= median(taken[:8])
 
 
 # -- several processes ----------------------------------------------------------------------------

@@ -50,7 +50,7 @@ _CHANGED = "the source changed while it was read; run the export again"
 class ExportTarget:
     """Where an export goes.
 
-    The directory of its version, and one for its staged rows, named after the run.
+    The directory of its version, one that is named after the run, and one for its staged rows.
 
     ``check_publishable`` is called just before the manifest is written; it raises where this export
     may not be published any more.
@@ -58,6 +58,7 @@ class ExportTarget:
 
     directory: str
     staging: str
+    rows: str
     version: int
     check_publishable: Callable[[], None]
 
@@ -77,7 +78,7 @@ def export(
         The manifest as written, and the report of the audit where there was one.
     """
     progress.phase("compute rows")
-    staged_rows = os.path.join(target.staging, "rows")
+    staged_rows = os.path.join(target.rows, "rows")
     rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
     dropped = None
     if data.dropped_rows is not None:

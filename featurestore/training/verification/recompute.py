@@ -45,7 +45,7 @@ def recompute_problems(
         )
     try:
         with in_flight(session, kind="stage", name=manifest.name, version=manifest.version) as run:
-            again = _export_again(session, manifest, staging=run.staging)
+            again = _export_again(session, manifest, staging=run.rows)
             run.registered = True
     except FeatureStoreError as error:
         yield Problem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")

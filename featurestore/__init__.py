@@ -28,6 +28,7 @@ _HOMES = {
     "stream_job": "featurestore.jobs",
     "training_job": "featurestore.jobs",
     "window_job": "featurestore.jobs",
+    "model_monitor_job": "featurestore.jobs",
     "monitor_job": "featurestore.jobs",
     "baseline": "featurestore.jobs",
     "source": "featurestore.model.source",

@@ -23,6 +23,7 @@ from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import baseline as baseline
 from featurestore.jobs import job as job
+from featurestore.jobs import model_monitor_job as model_monitor_job
 from featurestore.jobs import monitor_job as monitor_job
 from featurestore.jobs import sql_job as sql_job
 from featurestore.jobs import stream_job as stream_job

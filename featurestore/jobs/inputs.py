@@ -99,7 +99,10 @@ def seen_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     """Return what tells the range of times, ``[first, last)`` in microseconds, that a window sees."""
     if spec.kind == "window":
         return WindowJob.of(spec).seen
-    return lambda window: (to_micros(window.start - spec.lookback), to_micros(window.end))
+    later = timedelta(0)
+    if spec.watched is not None and spec.watched.model is not None:
+        later = spec.watched.model.within  # labels may come so long after their predictions
+    return lambda window: (to_micros(window.start - spec.lookback), to_micros(window.end + later))
 
 
 def read(session: Session, given: PinnedInput, window: Window, *, lookback: timedelta) -> Relation:

@@ -199,6 +199,10 @@ class _Numbers:
             "monitor",
             "kind",
         )
+        metric = self._gauge(
+            "monitor_metric", "Custom metrics, and those of models", "monitor", "metric"
+        )
+        left = MOST_LABELS  # of metrics there may be many to a monitor
         with self._session.registry.reading() as connection:
             for job in jobs.every(connection, limit=MOST_LABELS):
                 if job.spec.watched is None:
@@ -215,6 +219,10 @@ class _Numbers:
                     alarms.labels(name, kind).set(counted[kind])
                     found = [each.excess for each in report.findings if each.kind == kind]
                     excess.labels(name, kind).set(max(found))
+                for finding in report.findings:
+                    if finding.kind == "metric" and finding.value is not None and left:
+                        metric.labels(name, finding.subject).set(finding.value)
+                        left -= 1
 
     def _alerts(self) -> None:
         messages = self._gauge(

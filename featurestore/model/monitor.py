@@ -10,6 +10,7 @@ from typing import Any
 from featurestore.errors import InvalidJob, did_you_mean
 from featurestore.model.durations import format_duration, parse_duration
 from featurestore.model.times import parse_moment
+from featurestore.model.watched_model import WatchedModel
 
 # What a distribution may differ by before it is looked at, where it is also more than chance and
 # more than the windows of the baseline differ among each other.
@@ -87,7 +88,8 @@ class Watched:
     """What a monitor watches of which group, and by which rules.
 
     ``confirm`` is how many windows in a row have to be out of bounds before there is an alarm.
-    ``limits`` are the bounds of custom metrics, None where there is none.
+    ``limits`` are the bounds of metrics, None where there is none. ``model`` is there where the
+    group holds a model's predictions, and its quality is watched.
     """
 
     featuregroup: str
@@ -101,6 +103,14 @@ class Watched:
     metrics: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
     confirm: int = 2
+    model: WatchedModel | None = None
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of the custom metrics and of what is measured of a model."""
+        if self.model is None:
+            return tuple(self.metrics)
+        return (*self.metrics, *self.model.names)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""
@@ -110,7 +120,7 @@ class Watched:
         volume = None
         if self.volume is not None:
             volume = list(self.volume)
-        return {
+        told = {
             "featuregroup": self.featuregroup,
             "baseline": self.baseline.to_json(),
             "drift": dict(self.drift),
@@ -123,6 +133,9 @@ class Watched:
             "limits": {name: list(pair) for name, pair in self.limits.items()},
             "confirm": self.confirm,
         }
+        if self.model is not None:
+            told["model"] = self.model.to_json()
+        return told
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Watched:
@@ -133,6 +146,9 @@ class Watched:
         limits = {}
         for name, (low, high) in dict(data["limits"]).items():
             limits[str(name)] = (_number(low), _number(high))
+        model = None
+        if "model" in data:
+            model = WatchedModel.from_json(data["model"])
         return check_watched(
             cls(
                 featuregroup=str(data["featuregroup"]),
@@ -146,6 +162,7 @@ class Watched:
                 metrics=metrics,
                 limits=limits,
                 confirm=int(data["confirm"]),
+                model=model,
             )
         )
 
@@ -166,10 +183,11 @@ def check_watched(watched: Watched) -> Watched:
             f"volume={watched.volume!r} is no range around 1.",
             hint="volume=(0.5, 2.0): from half the usual rows to twice as many",
         )
-    unknown = [name for name in watched.limits if name not in watched.metrics]
+    unknown = [name for name in watched.limits if name not in watched.metric_names]
     if unknown:
+        known = ", ".join(watched.metric_names) or "none"
         raise InvalidJob(
-            f"limits= names metrics that are not in metrics=: {', '.join(unknown)}.",
+            f"limits= names metrics that are not in metrics= ({known}): {', '.join(unknown)}.",
             hint='metrics={"late_share": "avg(late)"}, limits={"late_share": (None, 0.3)}',
         )
     if not 1 <= watched.confirm <= 10:

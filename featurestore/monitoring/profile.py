@@ -20,6 +20,7 @@ from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import parse_moment
 from featurestore.model.window import Window
+from featurestore.monitoring.estimates import Estimate
 from featurestore.statistics.cumulative import Cumulative, as_number
 from featurestore.statistics.exactsum import Floats
 
@@ -91,7 +92,8 @@ class Profile:
     """A window of a group, or a baseline, as monitors compare it.
 
     ``newest`` is the newest event time in it, ``delta_version`` the version of the table that it
-    was read from; ``columns`` has the profile of each feature.
+    was read from; ``columns`` has the profile of each feature. ``estimates`` has the parts of the
+    metrics that merge, ``labels_version`` the version of the table of labels that was read.
     """
 
     window: Window | None
@@ -102,6 +104,8 @@ class Profile:
     types: Mapping[str, str]
     newest: datetime | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    labels_version: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that ``from_json`` reads back equal."""
@@ -114,6 +118,9 @@ class Profile:
             head = [each.name, each.type, each.kind, each.rows, each.missing, each.sampled]
             rest = [each.mean, each.std, list(each.quantiles), values, each.complete]
             columns.append(head + rest)
+        estimates = {}
+        for name, estimate in self.estimates.items():
+            estimates[name] = estimate.to_json()
         return {
             "format": _FORMAT,
             "window": window,
@@ -123,6 +130,8 @@ class Profile:
             "newest": None if self.newest is None else self.newest.isoformat(),
             "types": dict(self.types),
             "metrics": dict(self.metrics),
+            "estimates": estimates,
+            "labels_version": self.labels_version,
             "columns": columns,
         }
 
@@ -139,6 +148,9 @@ class Profile:
             columns = {}
             for each in data["columns"]:
                 columns[str(each[0])] = _column_from(each)
+            estimates = {}
+            for name, parts in data.get("estimates", {}).items():
+                estimates[str(name)] = Estimate.from_json(parts)
             return cls(
                 window=window,
                 rows=int(data["rows"]),
@@ -148,6 +160,8 @@ class Profile:
                 types={str(name): str(kind) for name, kind in data["types"].items()},
                 newest=newest,
                 metrics=dict(data["metrics"]),
+                estimates=estimates,
+                labels_version=data.get("labels_version"),
             )
 
 

@@ -18,6 +18,7 @@ from featurestore.model.monitor import Watched
 from featurestore.model.monitor_report import Finding, FindingKind, Shares
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import Measured, Sides, measure
+from featurestore.monitoring.metric_rules import metrics
 from featurestore.monitoring.missing import Missing, missing_of, together
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
@@ -75,7 +76,7 @@ def judge(watched: Watched, now: Profile, compared: Compared) -> Judged:
             found.append(finding)
     if watched.schema and compared.members and compared.members[0].types:
         found.append(schema(compared.members[0].types, now.types))
-    found += metrics(watched, now, compared)
+    found += metrics(watched, now, compared.others)
     return Judged(tuple(found), learning, tuple(shares), missing)
 
 
@@ -268,7 +269,7 @@ def _all_values(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
     return counts or None
 
 
-# -- volume, freshness, schema, metrics -----------------------------------------------------------
+# -- volume, freshness, schema --------------------------------------------------------------------
 
 
 def volume(asked: tuple[float, float], now: Profile, compared: Compared) -> Finding | None:
@@ -341,25 +342,6 @@ def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
     if told:
         text = f"columns: {'; '.join(told)}"
     return Finding("schema", "", "columns", float(len(told)), None, 0.0, bool(told), text=text)
-
-
-def metrics(watched: Watched, now: Profile, compared: Compared) -> list[Finding]:
-    """Return the custom metrics with their limits, or with the range that is usual."""
-    found = []
-    for name in watched.metrics:
-        value = now.metrics.get(name)
-        low, high = watched.limits.get(name, (None, None))
-        if name not in watched.limits:
-            known = [each.metrics.get(name) for each in compared.others if each.rows]
-            usual = bounds.usual_range([each for each in known if each is not None])
-            low, high = usual or (None, None)
-        out = value is not None and not _within(value, low, high)
-        found.append(Finding("metric", name, "value", value, low, high, out))
-    return found
-
-
-def _within(value: float, low: float | None, high: float | None) -> bool:
-    return (low is None or value >= low) and (high is None or value <= high)
 
 
 def _enough(compared: Compared) -> bool:

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore import usersql
 from featurestore.delta import commits
 from featurestore.delta.history import read_history
-from featurestore.errors import FeatureNotFound, InvalidSql, StorageError, listing
+from featurestore.errors import FeatureNotFound, StorageError, listing
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.arrow_rows import rows_at
@@ -32,8 +31,10 @@ from featurestore.model.monitor import Watched
 from featurestore.model.times import to_micros
 from featurestore.model.types import TIMESTAMP
 from featurestore.model.window import Window
+from featurestore.monitoring.custom_metrics import Metrics, metrics_of
 from featurestore.monitoring.profile import Profile, profile_of
-from featurestore.plugins.engine import Accumulator, TimeRange
+from featurestore.monitoring.quality import Quality
+from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore.session import Session
 from featurestore.statistics import (
     StatisticsAccumulator,
@@ -101,13 +102,14 @@ class Profiler:
     """Profiles windows of one version of a group, for one monitor.
 
     ``is_current`` says whether a stored profile still holds: whether no commit after the one that
-    it was read from touches its window.
+    it was read from touches its window. ``quality`` measures the predictions of a model.
     """
 
     session: Session
     group: OpenGroup
     watched: Watched
     is_current: IsCurrent
+    quality: Quality | None = None
 
     def profiles(self, windows: Sequence[Window]) -> dict[Window, Profile]:
         """Return the profile of each window: those stored, the others made now and stored."""
@@ -202,7 +204,7 @@ class Profiler:
                 roles=False,
             )
             inside = TimeRange(time, window.start, window.end)
-            yield replace(profile, metrics=self._metrics(relation, inside))
+            yield self._with_metrics(profile, engine.within(relation, inside))
 
     def _columns_read(self, columns: Sequence[str]) -> list[str]:
         """Return the columns to read, all where custom metrics may use any of them."""
@@ -210,20 +212,13 @@ class Profiler:
             return list(self.group.spec.schema.names)
         return list(columns)
 
-    def _metrics(self, relation: Any, inside: TimeRange | None) -> dict[str, float | None]:
-        if not self.watched.metrics:
-            return {}
-        engine = self.session.engine
-        rows = relation
-        if inside is not None:
-            rows = engine.within(relation, inside)
-        query = usersql.metrics_query(self.watched.metrics, dialect=engine.dialect)
-        table = engine.stream(engine.user_sql(query, tables={"rows": rows}, parameters={}))
-        (row,) = table.read_all().to_pylist()
-        found = {}
-        for name, value in row.items():
-            found[name] = _as_number(name, value)
-        return found
+    def _with_metrics(self, profile: Profile, rows: Relation) -> Profile:
+        """Return the profile with the custom metrics of its rows, and how good predictions are."""
+        found = metrics_of(self.session.engine, rows, self.watched.metrics)
+        if self.quality is None or profile.window is None:
+            return _with(profile, found)
+        found |= self.quality.measure(profile.window)
+        return replace(_with(profile, found), labels_version=self.quality.labels.delta_version)
 
     def _by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
         """Yield the profiles of a group without event time: the table at the end of each window.
@@ -252,7 +247,7 @@ class Profiler:
         relation = self.session.engine.read_table(
             self.group.path, version=counted, schema=spec.schema
         )
-        return replace(profile, columns=watched, metrics=self._metrics(relation, None))
+        return self._with_metrics(replace(profile, columns=watched), relation)
 
     # -- stored -------------------------------------------------------------------------------
 
@@ -281,7 +276,10 @@ class Profiler:
             _log.info("the profile of a window is not stored: %s", error)
 
     def _path(self, window: Window) -> str:
-        told = {"format": _FORMAT, "features": self.features, "metrics": dict(self.watched.metrics)}
+        told: dict[str, Any] = {"format": _FORMAT, "features": self.features}
+        told["metrics"] = dict(self.watched.metrics)
+        if self.quality is not None:
+            told["quality"] = self.quality.to_json()
         key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
         spec = self.group.spec
         folder = self.session.paths.statistics(spec.name, spec.version)
@@ -293,19 +291,5 @@ def _end(windows: Sequence[Window]) -> Any:
     return max(each.end for each in windows)
 
 
-def _as_number(name: str, value: object) -> float | None:
-    if value is None:
-        return None
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise InvalidSql(
-            f"The metric {name!r} gave {value!r}, which is no number.", hint="avg, sum, count, max"
-        ) from error
-    return number if np.isfinite(number) else None
-
-
-def check_metrics(metrics: Mapping[str, str]) -> None:
-    """Raise InvalidSql for expressions that are not SQL over the rows of a window."""
-    if metrics:
-        usersql.metrics_query(metrics, dialect=usersql.DIALECT)
+def _with(profile: Profile, found: Metrics) -> Profile:
+    return replace(profile, metrics=found.values, estimates=found.estimates)

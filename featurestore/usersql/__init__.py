@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from featurestore.usersql.conditions import fix_clock, predicate
 from featurestore.usersql.expressions import check_column_expression, column_expression
-from featurestore.usersql.metrics import metrics_query
+from featurestore.usersql.metrics import MEAN_PARTS, Merge, merge_of, metrics_query, part_name
 from featurestore.usersql.queries import columns_read, parameters, query, tables_read
 from featurestore.usersql.repeatable import why_rows_vary
 from featurestore.usersql.text import DIALECT, quote
 
 __all__ = [
-    "DIALECT", "check_column_expression", "column_expression", "columns_read", "fix_clock",
-    "metrics_query", "parameters", "predicate", "query", "quote", "tables_read", "why_rows_vary",
+    "DIALECT", "MEAN_PARTS", "Merge", "check_column_expression", "column_expression",
+    "columns_read", "fix_clock", "merge_of", "metrics_query", "parameters", "part_name",
+    "predicate", "query", "quote", "tables_read", "why_rows_vary",
 ]  # fmt: skip

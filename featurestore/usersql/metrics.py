@@ -1,23 +1,31 @@
-"""Aggregates of users over the rows of a window: SQL expressions, each a number."""
+"""Aggregates of users over the rows of a window: SQL expressions, each a number.
+
+A mean comes with what is behind it (rows, total, squares), so that windows can be put together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 from featurestore.errors import InvalidSql
+from featurestore.model.names import RESERVED_PREFIX
 from featurestore.usersql.queries import query
 from featurestore.usersql.text import DIALECT, short
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
+Merge = Literal["mean", "sum", "min", "max"]
+MEAN_PARTS = ("rows", "total", "squares")
+
 
 def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
     """Return the query over a table ``rows`` that gives each metric in a column of its name.
 
-    >>> metrics_query({"late_share": "avg(late)"}, dialect="duckdb")
-    'SELECT CAST(AVG(late) AS DOUBLE) AS "late_share" FROM rows'
+    >>> metrics_query({"most": "max(late)"}, dialect="duckdb")
+    'SELECT CAST(MAX(late) AS DOUBLE) AS "most" FROM rows'
 
     Args:
         metrics: ``{name: expression}``, expressions in DuckDB's SQL.
@@ -26,14 +34,53 @@ def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
     Raises:
         InvalidSql: An expression is none, aggregates nothing, or may not be used.
     """
+    return _built(tuple(metrics.items()), dialect)
+
+
+@lru_cache(maxsize=64)
+def _built(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
     from sqlglot import exp
 
     columns = []
-    for name, text in metrics.items():
-        number = exp.cast(_expression(name, text), "double")
-        columns.append(exp.alias_(number, name, quoted=True))
+    for name, text in metrics:
+        expression = _expression(name, text)
+        columns.append(exp.alias_(exp.cast(expression, "double"), name, quoted=True))
+        if merge_of(name, text) == "mean":
+            value = exp.cast(expression.this.copy(), "double")
+            square = exp.Mul(this=value.copy(), expression=value.copy())
+            parts = (exp.Count(this=value.copy()), exp.Sum(this=value), exp.Sum(this=square))
+            for part, told in zip(MEAN_PARTS, parts, strict=True):
+                number = exp.cast(told, "double")
+                columns.append(exp.alias_(number, part_name(name, part), quoted=True))
     built = exp.select(*columns).from_("rows").sql(dialect=DIALECT)
     return query(built, tables=["rows"], dialect=dialect)
+
+
+def part_name(metric: str, part: str) -> str:
+    """Return the column that holds one of ``MEAN_PARTS`` of a metric."""
+    return f"{RESERVED_PREFIX}{part}_of_{metric}"
+
+
+@lru_cache(maxsize=256)
+def merge_of(name: str, text: str) -> Merge | None:
+    """Return how a metric of windows becomes that of all their rows: "mean", "sum", "min", "max".
+
+    None where only the rows tell.
+
+    >>> merge_of("late", "avg(late)"), merge_of("n", "count(*)"), merge_of("x", "median(late)")
+    ('mean', 'sum', None)
+    """
+    from sqlglot import exp
+
+    expression = _expression(name, text)
+    if isinstance(expression.this, exp.Distinct):
+        return None
+    known: Mapping[type, Merge]
+    known = {exp.Avg: "mean", exp.Sum: "sum", exp.Count: "sum", exp.Min: "min", exp.Max: "max"}
+    found = known.get(type(expression))
+    if found in ("min", "max") and expression.expressions:
+        return None  # min(x, 3) is a list of the least
+    return found
 
 
 def _expression(name: str, text: str) -> exp.Condition:
@@ -45,6 +92,11 @@ def _expression(name: str, text: str) -> exp.Condition:
         raise _no_metric(name, text) from error
     if len(found) != 1 or not isinstance(found[0], exp.Condition):
         raise _no_metric(name, text)
+    if name.startswith(RESERVED_PREFIX):
+        raise InvalidSql(
+            f"{name!r}: names that begin with {RESERVED_PREFIX!r} are the store's.",
+            hint=f"call it {name.removeprefix(RESERVED_PREFIX)!r}",
+        )
     expression: exp.Condition = found[0]
     if expression.find(exp.Query) is not None:
         raise _no_metric(name, text)

@@ -54,6 +54,7 @@ READS = frozenset(
         "training_job",
         "window_job",
         "baseline",
+        "model_monitor_job",
         "monitor_job",
         "get_monitors",
         "get_monitor_history",

@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 import featurestore
 from featurestore.cli import app
 from featurestore.errors import InvalidArgument
+from featurestore.jobs import metrics
 from featurestore.model.monitor_report import Finding, MonitorReport, Shares
 from featurestore.model.window import Window
 from featurestore.monitoring.page import MonitorPage
+from featurestore.registry import alerts
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import DAY, DAYS, NOW, START, Clock, sales
 
@@ -109,6 +111,35 @@ def test_prometheus_reads_the_numbers_of_a_store(
     assert found["featurestore_job_last_success_timestamp_seconds", ("watch",)] > 0
     result = CliRunner().invoke(app, ["metrics", "--location", shop.location])
     assert 'featurestore_featuregroup_rows{featuregroup="sales"}' in result.output
+
+
+def test_no_metric_has_more_labels_than_the_bound_however_much_is_named(
+    shop: FeatureStore, define: Define, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        shop.create_featuregroup({"id": [1], "x": [2.0]}, f"group{number}", primary_key="id")
+        shop.add_alert_channel(f"channel{number}", "log")
+        define(
+            f"alert='channel{number}', metrics={{'a': 'avg(late)', 'b': 'count(*)'}}",
+            name=f"w{number}",
+        )
+        shop.check_monitor(f"w{number}")
+        with shop.session.registry.transaction() as connection:
+            alerts.send(connection, "begin", f"w{number}", {"drift": ["x"]}, [f"channel{number}"])
+    monkeypatch.setattr(metrics, "MOST_LABELS", 3)
+    values: dict[tuple[str, str], set[str]] = {}
+    of_metrics = 0
+    for family in text_string_to_metric_families(shop.get_metrics()):
+        for sample in family.samples:
+            of_metrics += sample.name == "featurestore_monitor_metric"
+            for label, value in sample.labels.items():
+                values.setdefault((sample.name, label), set()).add(value)
+    named = ("featuregroup", "job", "monitor", "channel")
+    for (name, label), found in values.items():
+        if label in named and name != "featurestore_monitor_metric":
+            assert len(found) == 3, (name, label)
+    assert of_metrics == 3
+    assert {label for _, label in values} == {*named, "state", "kind", "metric"}
 
 
 def test_a_dataset_says_which_of_its_sources_changed_and_how(tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ ELSEWHERE = [
     "source",
     "sql_job",
     "training_job",
+    "model_monitor_job",
     "monitor_job",
     "baseline",
     "window",

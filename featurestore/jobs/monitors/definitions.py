@@ -17,11 +17,13 @@ from featurestore.model.monitor import DRIFT, LAST, VOLUME, Baseline, Limits, Wa
 from featurestore.model.names import check_name
 from featurestore.model.references import parse_group_reference
 from featurestore.model.times import parse_moment
-from featurestore.monitoring.windows import check_metrics
+from featurestore.monitoring.custom_metrics import check_metrics
 
 Duration = timedelta | str
 # The name under which a monitor's group is among the inputs of its runs.
 WATCHED_INPUT = "rows"
+# And that of the labels of a model's predictions.
+LABELS_INPUT = "labels"
 
 
 @answering
@@ -147,8 +149,7 @@ def monitor_job(
     >>> (watch.spec.kind, watch.spec.watched.freshness)
     ('monitor', datetime.timedelta(seconds=7200))
     """
-    group, version = parse_group_reference(featuregroup)
-    aged = _freshness(freshness)
+    aged = parse_freshness(freshness)
     watched = check_watched(
         Watched(
             featuregroup=featuregroup,
@@ -165,32 +166,85 @@ def monitor_job(
         )
     )
     check_metrics(watched.metrics)
-    pinned = group if version is None else f"{group}@v{version}"
+    inputs = {WATCHED_INPUT: pinned_reference(featuregroup)}
+    spec = monitor_spec(
+        name,
+        inputs,
+        watched,
+        Timing(
+            schedule=schedule,
+            window=window,
+            start=start,
+            allowed_lateness=allowed_lateness,
+            timezone=timezone,
+            retries=retries,
+            catchup=catchup,
+        ),
+        Told(alert=alert, remind=remind, description=description, tags=tags),
+    )
+    return made_by_caller(JobDefinition(spec), calling_globals())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """When a monitor looks, at which windows, as it was given."""
+
+    schedule: str
+    window: Duration | None
+    start: datetime | str | None
+    allowed_lateness: Duration
+    timezone: str
+    retries: int
+    catchup: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Who is told, how often, and what is said of a monitor."""
+
+    alert: str | Sequence[str]
+    remind: Duration | None
+    description: str
+    tags: Mapping[str, str] | None
+
+
+def monitor_spec(
+    name: str, inputs: Mapping[str, str], watched: Watched, timing: Timing, told: Told
+) -> JobSpec:
+    """Return the specification of a monitor, its schedule checked."""
+    width = timing.window
     spec = JobSpec(
         name=check_name(name, noun="monitor"),
         kind="monitor",
         target=name,
-        schedule=schedule,
-        inputs={WATCHED_INPUT: pinned},
+        schedule=timing.schedule,
+        inputs=inputs,
         code="",
-        window=None if window is None else parse_duration(window, argument="window"),
-        start=None if start is None else parse_moment(start, argument="start"),
-        allowed_lateness=parse_duration(allowed_lateness, argument="allowed_lateness"),
-        timezone=timezone,
+        window=None if width is None else parse_duration(width, argument="window"),
+        start=None if timing.start is None else parse_moment(timing.start, argument="start"),
+        allowed_lateness=parse_duration(timing.allowed_lateness, argument="allowed_lateness"),
+        timezone=timing.timezone,
         closed="left",
-        description=description,
-        tags=dict(tags or {}),
-        retries=retries,
-        catchup=catchup,
-        alert=channels(alert),
-        remind=None if remind is None else parse_duration(remind, argument="remind"),
+        description=told.description,
+        tags=dict(told.tags or {}),
+        retries=timing.retries,
+        catchup=timing.catchup,
+        alert=channels(told.alert),
+        remind=None if told.remind is None else parse_duration(told.remind, argument="remind"),
         watched=watched,
     )
     schedule_of(spec)  # a schedule checks itself
-    return made_by_caller(JobDefinition(spec), calling_globals())
+    return spec
 
 
-def _freshness(given: Duration | Mapping[str, Duration] | None) -> _Freshness:
+def pinned_reference(text: str) -> str:
+    """Return a reference to a group, checked: its name, and its version where one is said."""
+    group, version = parse_group_reference(text)
+    return group if version is None else f"{group}@v{version}"
+
+
+def parse_freshness(given: Duration | Mapping[str, Duration] | None) -> _Freshness:
+    """Return how old the newest event time and the last commit may be."""
     if given is None:
         return _Freshness()
     if not isinstance(given, Mapping):

@@ -17,7 +17,9 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, StatisticsNotFound
 from featurestore.featuregroups.statistics import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.jobs.inputs import PinnedInput
+from featurestore.jobs.inputs import PinnedInput, seen_by
+from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT
+from featurestore.jobs.monitors.models import quality_of
 from featurestore.jobs.monitors.windows import (
     alike,
     of_baseline,
@@ -33,10 +35,12 @@ from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import Watched
 from featurestore.model.monitor_report import Finding, MonitorReport, worst_first
-from featurestore.model.times import from_micros, to_micros
+from featurestore.model.times import from_micros
+from featurestore.model.watched_model import LABELLED
 from featurestore.model.window import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import Profile, profile_of
+from featurestore.monitoring.quality import Quality
 from featurestore.monitoring.rules import Compared, Judged
 from featurestore.monitoring.windows import Profiler
 from featurestore.plugins import observers
@@ -56,8 +60,7 @@ def run_monitor(session: Session, attempt: Attempt) -> Run:
 
 def _observe(session: Session, attempt: Attempt, recording: Recording) -> Written:
     spec = attempt.spec
-    (given,) = recording.inputs
-    reports = observe(session, spec, attempt.windows, given)
+    reports = observe(session, spec, attempt.windows, recording.inputs)
     work = observers.current()
     if work is not None:
         work.found = reports[-1]
@@ -67,7 +70,7 @@ def _observe(session: Session, attempt: Attempt, recording: Recording) -> Writte
         _alert(connection, spec, reports[-1])
 
     rows = sum(each.rows for each in reports)
-    return Written(rows, given.delta_version, None, record)
+    return Written(rows, reports[-1].delta_version, None, record)
 
 
 def _alert(connection: Connection, spec: JobSpec, report: MonitorReport) -> None:
@@ -81,10 +84,10 @@ def _alert(connection: Connection, spec: JobSpec, report: MonitorReport) -> None
 
 
 def observe(
-    session: Session, spec: JobSpec, windows: Sequence[Window], given: PinnedInput
+    session: Session, spec: JobSpec, windows: Sequence[Window], inputs: Sequence[PinnedInput]
 ) -> list[MonitorReport]:
     """Return the report of each window, oldest first; the shares of the last one can be drawn."""
-    observation = Observation(session, spec, given)
+    observation = Observation(session, spec, inputs)
     chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
     observation.prepare(window for chain in chains for window in chain)
     reports = [observation.report(chain) for chain in chains]
@@ -104,18 +107,18 @@ class FixedBaseline:
 class Observation:
     """One look of a monitor at its group: profiles of windows, and what the rules say of them."""
 
-    def __init__(self, session: Session, spec: JobSpec, given: PinnedInput) -> None:
-        if spec.watched is None or given.spec is None or given.delta_version is None:
+    def __init__(self, session: Session, spec: JobSpec, inputs: Sequence[PinnedInput]) -> None:
+        if spec.watched is None:
             raise InvalidJob(f"{spec.name!r} is no monitor of a feature group.")
         self._session = session
         self._spec = spec
-        self._given = given
+        self._inputs = {given.name: given for given in inputs}
         self.watched: Watched = spec.watched
-        self._group = OpenGroup(
-            given.spec, given.path, read_snapshot(given.path, given.delta_version)
+        self._group = self._open(WATCHED_INPUT)
+        self._profiler = Profiler(
+            session, self._group, self.watched, self._is_current, self._quality()
         )
-        self._profiler = Profiler(session, self._group, self.watched, self._is_current)
-        self._changed: dict[int, list[tuple[int, int]]] = {}
+        self._changed: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
         self._profiles: dict[Window, Profile] = {}
         self._judged: dict[Window, Judged] = {}
 
@@ -137,6 +140,8 @@ class Observation:
             notes.append("there is too little before this window to compare all of it with")
         if self._is_ahead(window):
             notes.append(f"rows are dated ahead of the clock, up to {self._newest}")
+        if self.watched.model is not None and now.rows and not now.metrics.get(LABELLED):
+            notes.append("no label of these predictions was known when the window was complete")
         return MonitorReport(
             monitor=self._spec.name,
             featuregroup=self._group.spec.name,
@@ -244,15 +249,46 @@ class Observation:
 
     def _is_current(self, profile: Profile) -> bool:
         """Tell whether no commit since a profile was made touches its window."""
-        if profile.delta_version == self._group.delta_version or profile.window is None:
+        if profile.window is None:
             return profile.delta_version == self._group.delta_version
-        if profile.delta_version not in self._changed:
-            seen = {**self._given.to_json(), "delta_version": profile.delta_version}
-            found = changes(self._given, seen, since=times.utc_now())
-            self._changed[profile.delta_version] = [(each.low, each.high) for each in found]
-        start, end = to_micros(profile.window.start), to_micros(profile.window.end)
-        changed = self._changed[profile.delta_version]
-        return not any(low < end and high >= start for low, high in changed)
+        low, high = seen_by(self._spec)(profile.window)
+        seen: dict[str, int | None] = {WATCHED_INPUT: profile.delta_version}
+        if LABELS_INPUT in self._inputs:
+            seen[LABELS_INPUT] = profile.labels_version
+        for name, version in seen.items():
+            for first, last in self._changes(name, version):
+                if first < high and last >= low:
+                    return False
+        return True
+
+    def _changes(self, name: str, version: int | None) -> list[tuple[int, int]]:
+        """Return the ranges of times that an input changed after a version of its table."""
+        given = self._inputs[name]
+        if version == given.delta_version:
+            return []
+        if (name, version) not in self._changed:
+            seen = {**given.to_json(), "delta_version": version}
+            found = changes(given, seen, since=times.utc_now())
+            self._changed[name, version] = [(each.low, each.high) for each in found]
+        return self._changed[name, version]
+
+    def _open(self, name: str) -> OpenGroup:
+        given = self._inputs[name]
+        if given.spec is None or given.delta_version is None:
+            raise InvalidJob(f"{self._spec.name!r} is no monitor of a feature group.")
+        return OpenGroup(given.spec, given.path, read_snapshot(given.path, given.delta_version))
+
+    def _quality(self) -> Quality | None:
+        """Return what measures the predictions, where a model is watched."""
+        if self.watched.model is None:
+            return None
+        return quality_of(
+            self._session,
+            self.watched.model,
+            predictions=self._group,
+            labels=self._open(LABELS_INPUT),
+            wait=self._spec.allowed_lateness,
+        )
 
     # -- time and versions --------------------------------------------------------------------
 

@@ -107,8 +107,7 @@ def report_of(session: Session, name: str, window: Window) -> MonitorReport:
             f"Monitor {name!r} has not looked at the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
-    (given,) = pin(session, job.spec)
-    (seen,) = observe(session, job.spec, [window], given)
+    (seen,) = observe(session, job.spec, [window], pin(session, job.spec))
     return replace(found, shares=seen.shares)
 
 

@@ -1,0 +1,158 @@
+"""How people define monitors of models: predictions joined to labels, a metric for each window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from featurestore.errors import InvalidJob
+from featurestore.jobs.definitions import JobDefinition, made_by_caller
+from featurestore.jobs.monitors.definitions import (
+    LABELS_INPUT,
+    WATCHED_INPUT,
+    Duration,
+    Timing,
+    Told,
+    monitor_spec,
+    parse_freshness,
+    pinned_reference,
+)
+from featurestore.model.arguments import answering
+from featurestore.model.callers import calling_globals
+from featurestore.model.durations import parse_duration
+from featurestore.model.monitor import DRIFT, LAST, VOLUME, Baseline, Limits, Watched, check_watched
+from featurestore.model.references import parse_group_reference
+from featurestore.model.watched_model import WatchedModel, check_watched_model
+from featurestore.monitoring.custom_metrics import check_metrics
+
+
+@answering
+def model_monitor_job(
+    name: str,
+    *,
+    model: str,
+    predictions: str,
+    labels: str,
+    metric: str | Sequence[str],
+    schedule: str,
+    window: Duration | None = None,
+    metrics: Mapping[str, str] | None = None,
+    limits: Mapping[str, Limits] | None = None,
+    label: str | None = None,
+    prediction: str = "prediction",
+    within: Duration = "0s",
+    threshold: float = 0.5,
+    start: datetime | str | None = None,
+    allowed_lateness: Duration = "0s",
+    timezone: str = "UTC",
+    baseline: Baseline | None = None,
+    drift: Mapping[str, float] | None = DRIFT,
+    freshness: Duration | Mapping[str, Duration] | None = None,
+    volume: tuple[float, float] | None = VOLUME,
+    confirm: int = 2,
+    alert: str | Sequence[str] = (),
+    remind: Duration | None = "1d",
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    retries: int = 2,
+    catchup: int | None = None,
+) -> JobDefinition:
+    """Make a scheduled job that measures a model by predictions of each window and their labels.
+
+    A window is of the predictions' event times. What was not known when it ended and
+    ``allowed_lateness`` was over (created times, later event times of labels) does not count.
+
+    Args:
+        name: Name of the monitor.
+        model: A registered model; ``late_flights@v2`` takes the predictions of this version alone.
+        predictions: The group that ``score(featuregroup=)`` writes.
+        labels: The group that says what came true; joined by its primary key, and by its event
+            time where it has one.
+        metric: "auc", "accuracy", "precision", "recall", "log_loss", "brier", "mae", "mse" or
+            "bias", or several.
+        schedule: Cron expression; a window ends at each of its times.
+        window: Width of a window; else the schedule interval.
+        metrics: ``{name: SQL expression over prediction and label}``.
+        limits: ``{metric: (least, greatest)}``, exceeded by more than chance in so few labels; a
+            metric without limits is compared with those of the windows before.
+        label: Column of the labels; None: the label that the model was trained with.
+        prediction: Column of the predictions.
+        within: How long after its prediction a label may be dated: the first one counts.
+        threshold: From which prediction on it is a yes (accuracy, precision, recall).
+        start: Beginning of the first window; None leaves the past alone.
+        allowed_lateness: How long to wait after a window's end for labels.
+        timezone: Of the schedule.
+        baseline: ``baseline(last=...)``: the windows before; None: of 56 days.
+        drift: Bounds for the distribution of the predictions, as of ``monitor_job``.
+        freshness: As of ``monitor_job``, of the predictions.
+        volume: Least and greatest ratio of the number of predictions to what is usual.
+        confirm: How many windows in a row have to be out of bounds before there is an alarm.
+        alert: Channels that are told when something begins and ends (``add_alert_channel``).
+        remind: How often they are told again meanwhile; None: never.
+        description: What it is for.
+        tags: Of the monitor.
+        retries: How often a failed run is tried again.
+        catchup: At most so many missed windows at once; None takes all.
+
+    >>> watch = featurestore.model_monitor_job(
+    ...     "late_watch", model="late_flights", predictions="late_scores", labels="questions",
+    ...     metric="auc", window="7d", schedule="0 5 * * *", limits={"auc": (0.6, None)},
+    ... )
+    >>> (watch.spec.inputs, watch.spec.watched.metric_names)
+    ({'rows': 'late_scores', 'labels': 'questions'}, ('auc', 'labelled'))
+    """
+    if baseline is not None and not baseline.rolls:
+        raise InvalidJob(
+            f"Predictions are compared with those before, and the baseline is {baseline}.",
+            hint="baseline(last='56d'), or limits={'auc': (0.7, None)} for bounds that stay",
+        )
+    aged = parse_freshness(freshness)
+    model_name, version = parse_group_reference(model)
+    measured = check_watched_model(
+        WatchedModel(
+            model=model_name,
+            version=version,
+            labels=labels,
+            label=label,
+            prediction=prediction,
+            measures=(metric,) if isinstance(metric, str) else tuple(metric),
+            metrics=dict(metrics or {}),
+            within=parse_duration(within, argument="within"),
+            threshold=threshold,
+        )
+    )
+    watched = check_watched(
+        Watched(
+            featuregroup=predictions,
+            baseline=baseline or Baseline(last=LAST),
+            drift=dict(drift or {}),
+            features=(prediction,),
+            freshness=aged.event_time,
+            commit_freshness=aged.commit,
+            volume=volume,
+            schema=False,
+            limits=dict(limits or {}),
+            confirm=confirm,
+            model=measured,
+        )
+    )
+    check_metrics(measured.metrics)
+    spec = monitor_spec(
+        name,
+        {
+            WATCHED_INPUT: pinned_reference(predictions),
+            LABELS_INPUT: pinned_reference(labels),
+        },
+        watched,
+        Timing(
+            schedule=schedule,
+            window=window,
+            start=start,
+            allowed_lateness=allowed_lateness,
+            timezone=timezone,
+            retries=retries,
+            catchup=catchup,
+        ),
+        Told(alert=alert, remind=remind, description=description, tags=tags),
+    )
+    return made_by_caller(JobDefinition(spec), calling_globals())

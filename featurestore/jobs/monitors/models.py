@@ -1,0 +1,48 @@
+"""Which model a monitor watches, and by which column of the labels."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from featurestore.errors import InvalidJob
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.model.watched_model import WatchedModel
+from featurestore.monitoring.quality import Quality
+from featurestore.recovery import models as directories
+from featurestore.registry import models
+from featurestore.session import Session
+
+
+def quality_of(
+    session: Session,
+    watched: WatchedModel,
+    *,
+    predictions: OpenGroup,
+    labels: OpenGroup,
+    wait: timedelta,
+) -> Quality:
+    """Return what measures the predictions of a registered model.
+
+    Args:
+        session: The connection.
+        watched: What is watched.
+        predictions: The group that holds them.
+        labels: The group that tells what they should have been.
+        wait: How long after its end a window is looked at.
+
+    Raises:
+        ModelNotFound: The model, or its version, is not registered.
+        InvalidJob: Predictions and labels cannot be joined or compared.
+    """
+    with session.registry.reading() as connection:
+        found = models.get(connection, watched.model, watched.version)
+    label = watched.label
+    if label is None:
+        spec = directories.read(session.paths.model(*found), *found)
+        if len(spec.label) != 1:
+            raise InvalidJob(
+                f"Model {watched.model!r} has {len(spec.label)} labels.",
+                hint='label="late" names the column that predictions are compared with',
+            )
+        (label,) = spec.label
+    return Quality(session.engine, watched, predictions, labels, label, wait)

@@ -1,0 +1,114 @@
+"""What a monitor of a model watches: predictions, the labels that tell, and measures of both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from featurestore.errors import InvalidJob, did_you_mean
+from featurestore.model.durations import format_duration, parse_duration
+
+AUC = "auc"
+# The share of predictions whose label is known: watched beside the measures.
+LABELLED = "labelled"
+_LEAST = "0.000000000000001"
+# SQL over the columns ``prediction`` and ``label`` of one row each; ``{threshold}`` is a number.
+_ABOVE = "prediction >= {threshold}"
+_HIT = "case when label >= 0.5 then prediction else 1 - prediction end"
+SQL_MEASURES: Mapping[str, str] = {
+    "accuracy": f"avg(case when ({_ABOVE}) = (label >= 0.5) then 1 else 0 end)",
+    "precision": f"avg(case when {_ABOVE} then label else null end)",
+    "recall": f"avg(case when label >= 0.5 then case when {_ABOVE} then 1 else 0 end else null end)",
+    "log_loss": f"avg(-ln(case when {_HIT} < {_LEAST} then {_LEAST} else {_HIT} end))",
+    "brier": "avg((prediction - label) * (prediction - label))",
+    "mae": "avg(abs(prediction - label))",
+    "mse": "avg((prediction - label) * (prediction - label))",
+    "bias": "avg(prediction - label)",
+}
+# Accuracy of predictions that are classes, not numbers with a threshold.
+SAME_CLASS = "avg(case when prediction = label then 1 else 0 end)"
+MEASURES = (AUC, *SQL_MEASURES)
+
+
+@dataclass(frozen=True)
+class WatchedModel:
+    """A registered model whose predictions are joined to labels.
+
+    ``version`` None takes predictions of all versions, ``label`` None the model's own label. A
+    label belongs to the prediction of its key at its time, or at most ``within`` before it.
+    ``measures`` are names of ``MEASURES``, ``metrics`` SQL over ``prediction`` and ``label``.
+    """
+
+    model: str
+    version: int | None
+    labels: str
+    label: str | None
+    prediction: str
+    measures: tuple[str, ...]
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    within: timedelta = timedelta(0)
+    threshold: float = 0.5
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that is measured."""
+        return (*self.measures, *self.metrics, LABELLED)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object that ``from_json`` reads back equal."""
+        return {
+            "model": self.model,
+            "version": self.version,
+            "labels": self.labels,
+            "label": self.label,
+            "prediction": self.prediction,
+            "measures": list(self.measures),
+            "metrics": dict(self.metrics),
+            "within": format_duration(self.within),
+            "threshold": self.threshold,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> WatchedModel:
+        """Return what ``to_json`` wrote; KeyError, TypeError or ValueError when it is no such."""
+        version, label = data["version"], data["label"]
+        return check_watched_model(
+            cls(
+                model=str(data["model"]),
+                version=None if version is None else int(version),
+                labels=str(data["labels"]),
+                label=None if label is None else str(label),
+                prediction=str(data["prediction"]),
+                measures=tuple(map(str, data["measures"])),
+                metrics={str(name): str(text) for name, text in dict(data["metrics"]).items()},
+                within=parse_duration(data["within"]),
+                threshold=float(data["threshold"]),
+            )
+        )
+
+
+def check_watched_model(watched: WatchedModel) -> WatchedModel:
+    """Return it if there are such measures and its numbers make sense, else raise InvalidJob."""
+    for name in watched.measures:
+        if name not in MEASURES:
+            near = did_you_mean(name, MEASURES)
+            raise InvalidJob(
+                f"metric={name!r}: there is no such measure of predictions.",
+                hint=near or f"one of {', '.join(MEASURES)}; metrics= takes SQL",
+            )
+    taken = {*watched.measures, LABELLED}.intersection(watched.metrics)
+    if taken or len(set(watched.measures)) < len(watched.measures):
+        raise InvalidJob(
+            f"Two metrics have the same name among {', '.join(watched.names)}.",
+            hint='metric="auc", metrics={"cost": "avg(abs(prediction - label))"}',
+        )
+    if not watched.measures and not watched.metrics:
+        raise InvalidJob("Nothing is measured of the predictions.", hint='metric="auc"')
+    if watched.within < timedelta(0) or watched.within % timedelta(seconds=1):
+        raise InvalidJob(f"within={watched.within} is no whole number of seconds.", hint='"7d"')
+    if not isinstance(watched.threshold, int | float) or not math.isfinite(watched.threshold):
+        raise InvalidJob(f"threshold={watched.threshold!r} is no number.", hint="threshold=0.5")
+    return watched

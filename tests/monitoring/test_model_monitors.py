@@ -1,0 +1,351 @@
+"""Monitors of models: predictions joined to labels as they were known, and what chance is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import featurestore
+from featurestore.cli import app
+from featurestore.errors import FeatureStoreError, JobFailed
+from featurestore.model.monitor import Baseline, Watched
+from featurestore.model.watched_model import WatchedModel
+from featurestore.model.window import Window
+from featurestore.monitoring.custom_metrics import Metrics
+from featurestore.monitoring.estimates import Estimate, chance_mean, merged
+from featurestore.monitoring.metric_rules import metrics
+from featurestore.monitoring.profile import Profile
+from featurestore.monitoring.quality import area_under_curve
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import A_DAY, DAY, START, Clock
+from tests.monitoring.receivers import web_server
+from tests.monitoring.scored import TIME, outcomes, registered, trips
+
+DAYS = 7
+LAST = START + DAYS * DAY
+MONITOR = """
+import featurestore
+featurestore.model_monitor_job("late_watch", model="late", predictions="scores", labels="outcomes",
+    schedule="0 0 * * *", {arguments})
+"""
+Watch = Callable[..., None]
+
+
+@pytest.fixture
+def town(tmp_path: Path, clock: Clock) -> FeatureStore:
+    """A store with trips, whether they were late, and the scores of a registered model."""
+    pytest.importorskip("cloudpickle")
+    clock.now = LAST
+    store = featurestore.connect(tmp_path / "store", engine="duckdb")
+    rows = trips(0, DAYS)
+    store.create_featuregroup(rows, "trips", primary_key="id", event_time="at")
+    store.create_featuregroup(
+        outcomes(rows), "outcomes", primary_key="id", event_time="at", created_time="known"
+    )
+    registered(store)
+    score(store, rows)
+    return store
+
+
+def score(store: FeatureStore, rows: pa.Table) -> None:
+    labels = rows.select(["id", "at"])
+    store.score("late", labels=labels, label_time="at", featuregroup="scores", trust=True)
+
+
+@pytest.fixture
+def watch(town: FeatureStore, tmp_path: Path) -> Watch:
+    def write(arguments: str = 'metric="auc"') -> None:
+        file = tmp_path / "late_watch.py"
+        file.write_text(MONITOR.format(arguments=arguments))
+        town.register_jobs(file)
+
+    return write
+
+
+def days_later(store: FeatureStore, clock: Clock, days: int, **options: Any) -> None:
+    """Let days pass with trips, scores and outcomes."""
+    first = (clock.now - START) // DAY
+    rows = trips(first, days)
+    store.insert_into_featuregroup(rows, "trips")
+    store.insert_into_featuregroup(outcomes(rows, **options), "outcomes")
+    clock.now += days * DAY
+    score(store, rows)
+
+
+def test_the_metrics_of_windows_are_those_of_their_predictions_and_labels(
+    town: FeatureStore, watch: Watch
+) -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+    watch(
+        'metric=["auc", "accuracy", "precision", "recall", "log_loss", "brier", "mae", "bias"], '
+        'metrics={"middle": "median(prediction - label)"}, window="7d"'
+    )
+    report = town.check_monitor("late_watch")
+    days = trips(DAYS - 7, 7)
+    label = outcomes(trips(0, DAYS))["late"].to_numpy()[-7 * A_DAY :]
+    found = town.get_featuregroup("scores", dataframe_type="pandas").sort_values("at")
+    prediction = found["prediction"].to_numpy()[-7 * A_DAY :]
+    yes = prediction >= 0.5
+    expected = {
+        "auc": sklearn.roc_auc_score(label, prediction),
+        "accuracy": sklearn.accuracy_score(label, yes),
+        "precision": sklearn.precision_score(label, yes),
+        "recall": sklearn.recall_score(label, yes),
+        "log_loss": sklearn.log_loss(label, prediction),
+        "brier": sklearn.brier_score_loss(label, prediction),
+        "mae": np.mean(np.abs(prediction - label)),
+        "bias": np.mean(prediction - label),
+        "middle": np.median(prediction - label),
+        "labelled": 1.0,
+    }
+    told = {each.subject: each.value for each in report.findings if each.kind == "metric"}
+    assert report.rows == days.num_rows
+    assert told == {name: pytest.approx(value, abs=1e-8) for name, value in expected.items()}
+
+
+def test_a_model_that_no_longer_fits_is_an_alarm_at_the_second_window_told_once(
+    town: FeatureStore, watch: Watch, clock: Clock
+) -> None:
+    with web_server() as received:
+        town.add_alert_channel("ops", received.uri)
+        watch('metric="auc", baseline=featurestore.baseline(last="7d"), alert="ops"')
+        town.backfill_job("late_watch", START, LAST)
+        assert all(report.ok for report in town.get_monitor_history("late_watch"))
+        assert town.backfill_job("late_watch", START, LAST) == []
+        days_later(town, clock, 2, decayed=True)
+        report = town.check_monitor("late_watch")
+        assert {(each.kind, each.subject) for each in report.alarms} == {("metric", "auc")}
+    assert [each["event"] for each in received.messages] == ["begin"]
+    assert received.messages[0]["families"] == ["metric"]
+
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["monitor", *words, "--location", town.location])
+
+    assert call("check", "late_watch").exit_code == 1
+    assert "auc value" in call("history", "late_watch").output
+    assert ">auc<" in town.visualize_monitor("late_watch").to_html()
+
+
+def test_labels_count_only_as_they_were_known_when_a_window_was_looked_at(
+    town: FeatureStore, watch: Watch, clock: Clock
+) -> None:
+    watch('metric="accuracy"')
+    days_later(town, clock, 1, after=timedelta(hours=12))
+    report = town.check_monitor("late_watch")
+    labelled = report.finding("metric", "labelled")
+    assert labelled is not None
+    assert labelled.value == pytest.approx(73 / 144)  # asked by noon: known by midnight
+    clock.now += 10 * DAY  # however late it is computed, a window is what it was then
+    again = town.check_monitor("late_watch", window=report.window)
+    assert again.finding("metric", "labelled") == labelled
+    watch('metric="accuracy", allowed_lateness="12h"')
+    waited = town.check_monitor("late_watch", window=report.window)
+    found = waited.finding("metric", "labelled")
+    assert found is not None
+    assert found.value == 1.0
+
+
+def test_what_was_predicted_when_the_label_was_known_is_no_prediction(
+    town: FeatureStore, watch: Watch, tmp_path: Path
+) -> None:
+    at = [LAST - DAY + number * timedelta(minutes=1) for number in range(4)]
+    minute = timedelta(minutes=1)
+    rows = {"id": [1, 2, 3, 4], "at": pa.array(at, TIME), "prediction": [0.9, 0.9, 0.1, 0.1]}
+    made = [at[0], at[1] + 3 * minute, at[2], LAST + minute]
+    rows["made"] = pa.array(made, TIME)
+    town.create_featuregroup(
+        pa.table(rows), "guesses", primary_key="id", event_time="at", created_time="made"
+    )
+    late = {"id": [1, 2, 3, 3], "late": [0.0, 1.0, 1.0, 0.0]}
+    late["at"] = pa.array([at[0], at[1], at[2], at[2]], TIME)
+    late["known"] = pa.array([at[0] + minute, at[1] + 2 * minute, at[2], at[2] + minute], TIME)
+    town.create_featuregroup(
+        pa.table(late), "truths", primary_key="id", event_time="at", created_time="known"
+    )
+    watch()
+    text = Path(tmp_path, "late_watch.py").read_text()
+    text = text.replace('"scores"', '"guesses"').replace('"outcomes"', '"truths"')
+    text = text.replace('metric="auc"', 'metric="accuracy", label="late"')
+    Path(tmp_path, "late_watch.py").write_text(text)
+    town.register_jobs(tmp_path / "late_watch.py")
+    report = town.check_monitor("late_watch")
+    told = {each.subject: each.value for each in report.findings if each.kind == "metric"}
+    # 1 is wrong; 2 came after its label; of 3 the label that was known last counts; 4 came later.
+    assert told == {"accuracy": 0.5, "labelled": 1.0}
+
+
+def test_labels_that_come_later_are_looked_at_again_and_only_within_their_time(
+    town: FeatureStore, watch: Watch, clock: Clock
+) -> None:
+    rows = trips(DAYS, 1)
+    town.insert_into_featuregroup(rows, "trips")
+    clock.now += DAY
+    score(town, rows)
+    watch('metric="accuracy", within="30min", allowed_lateness="1h"')
+    clock.now += timedelta(hours=2)
+    report = town.check_monitor("late_watch")
+    assert "no label of these predictions was known" in str(report)
+    landed = outcomes(rows)
+    half = A_DAY // 2
+    for number, minutes in ((0, 20), (1, 40)):
+        part = landed.slice(number * half, half)
+        at = [time + timedelta(minutes=minutes) for time in part["at"].to_pylist()]
+        part = part.set_column(1, "at", pa.array(at, TIME)).set_column(
+            2, "known", pa.array(at, TIME)
+        )
+        town.insert_into_featuregroup(part, "outcomes")
+    (run,) = town.run_job("late_watch", stale=True)
+    assert run.windows == 1
+    found = town.get_monitor_history("late_watch")[0].finding("metric", "labelled")
+    assert found is not None
+    assert found.value == 0.5
+
+
+def test_predictions_of_one_version_are_told_apart(
+    town: FeatureStore, watch: Watch, tmp_path: Path
+) -> None:
+    watch('metric="accuracy"')
+    file = tmp_path / "late_watch.py"
+    file.write_text(file.read_text().replace('model="late"', 'model="late@v2"'))
+    town.register_jobs(file)
+    with pytest.raises(JobFailed, match="has no version 2"):
+        town.check_monitor("late_watch")
+    file.write_text(file.read_text().replace('model="late@v2"', 'model="late@v1"'))
+    town.register_jobs(file)
+    found = town.check_monitor("late_watch").finding("metric", "labelled")
+    assert found is not None
+    assert found.value == 1.0
+
+
+# -- chance ---------------------------------------------------------------------------------------
+
+
+def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
+    """Return what the query on predictions gives, by pairs."""
+    above = prediction[label == 1][:, None] - prediction[label == 0][None, :]
+    won = (above > 0) + (above == 0) / 2
+    return {
+        "yes": float((label == 1).sum()),
+        "no": float((label == 0).sum()),
+        "won": float(won.sum()),
+        "won_squares": float((won.sum(axis=1) ** 2).sum()),
+        "lost_squares": float((won.sum(axis=0) ** 2).sum()),
+    }
+
+
+def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    label = (rng.random(rows) < 0.3).astype(float)
+    return np.round(rng.normal(label, 1.0), 1), label
+
+
+def test_the_error_of_an_auc_is_how_far_aucs_of_such_windows_are_apart() -> None:
+    rng = np.random.default_rng(0)
+    estimates = [area_under_curve(counted(*drawn(rng, 200))) for _ in range(400)]
+    spread = np.std([each.value for each in estimates])
+    told = [np.sqrt(each.variance / each.rows) for each in estimates]
+    assert np.mean(told) == pytest.approx(spread, rel=0.1)
+
+
+def profile(number: int, found: Metrics) -> Profile:
+    window = Window(START + number * DAY, START + (number + 1) * DAY)
+    return Profile(window, 1, 1, 1, {}, {}, metrics=found.values, estimates=found.estimates)
+
+
+def measured(rng: np.random.Generator, name: str, rows: int, *, worse: bool = False) -> Metrics:
+    """Return the AUC, a share or a mean of so many rows."""
+    if name == "auc":
+        prediction, label = drawn(rng, rows)
+        if worse:
+            prediction = rng.permutation(prediction)
+        row = counted(prediction, label)
+        if not row["yes"] or not row["no"]:
+            return Metrics({name: None})
+        estimate = area_under_curve(row)
+    else:
+        values = (rng.random(rows) < (0.7 if worse else 0.9)).astype(float)
+        if name == "mae":
+            values = rng.exponential(1.5 if worse else 1.0, rows)
+        estimate = Estimate("mean", rows, values.sum(), (values**2).sum())
+    return Metrics({name: estimate.value}, {name: estimate})
+
+
+@pytest.mark.parametrize("name", ["auc", "accuracy", "mae"])
+def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(name: str) -> None:
+    rng = np.random.default_rng(7)
+    model = WatchedModel("m", None, "labels", None, "prediction", (name,))
+    watched = Watched("scores", baseline=Baseline(last=8 * DAY), model=model)
+    sizes = (3, 10, 40, 150)
+    out = 0
+    for number in range(300):
+        rows = sizes[number % 4]
+        before = [profile(day, measured(rng, name, rows)) for day in range(8)]
+        finding = metrics(watched, profile(8, measured(rng, name, rows)), before)[0]
+        out += finding.out
+    assert out <= 6  # and an alarm needs two in a row
+    before = [profile(day, measured(rng, name, 400)) for day in range(8)]
+    changed = [profile(8, measured(rng, name, 400, worse=True)) for _ in range(20)]
+    assert all(metrics(watched, each, before)[0].out for each in changed)
+
+
+def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(5.0, 2.0, 1000)
+    parts = np.split(values, [10, 300, 301])
+    found = merged([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in parts])
+    assert found is not None
+    assert (found.rows, found.value) == (1000, pytest.approx(values.mean()))
+    assert found.variance == pytest.approx(values.var())
+    low, high = chance_mean(found, 50, 0.01)
+    means = np.array([rng.normal(5.0, 2.0, 50).mean() for _ in range(2000)])
+    assert ((means > low) & (means < high)).mean() > 0.98
+    assert merged([Estimate("max", total=2.0), Estimate("max", total=7.0)]) == Estimate(
+        "max", total=7.0
+    )
+    assert merged([Estimate("max", total=2.0), Estimate("sum", total=7.0)]) is None
+    assert Estimate.from_json(found.to_json()) == found
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"metric": "acu"}, "auc"),
+        ({"metric": []}, "Nothing is measured"),
+        ({"metrics": {"auc": "avg(label)"}}, "same name"),
+        ({"metrics": {"x": "select 1"}}, "no expression"),
+        ({"limits": {"accuracy": (0, 1)}}, "auc, labelled"),
+        ({"within": "-1d"}, "within"),
+        ({"threshold": "half"}, "threshold"),
+        ({"model": "Late!"}, "Late!"),
+        ({"labels": "a b"}, "a b"),
+        ({"baseline": featurestore.baseline(version=1)}, "before"),
+    ],
+)
+def test_a_definition_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:
+    given = {"model": "late", "predictions": "scores", "labels": "outcomes", "metric": "auc"}
+    with pytest.raises(FeatureStoreError, match="(?s)" + words):
+        featurestore.model_monitor_job("w", **{"schedule": "0 0 * * *", **given, **arguments})
+
+
+def test_what_is_not_there_fails_the_look_and_says_what_there_is(
+    town: FeatureStore, watch: Watch
+) -> None:
+    for arguments, words in (
+        ('metric="auc", label="lat"', "no column 'lat'.*late"),
+        ('metric="auc", prediction="score"', "score.*prediction"),
+        ('metric="auc", label="at"', "one is a number and the other is none"),
+        ('metric="auc", label="id"', "neither 0 nor 1"),
+        ('metric="auc", metrics={"x": "avg(fare)"}', "fare"),
+    ):
+        watch(arguments)
+        with pytest.raises(JobFailed, match="(?s)" + words):
+            town.check_monitor("late_watch")

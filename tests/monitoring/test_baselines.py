@@ -1,0 +1,82 @@
+"""What windows are compared with: weekdays of their own, and baselines that nobody counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import DAY, DAYS, NOW, START, Clock, sales
+
+Define = Callable[..., str]
+WEEKEND = 1.5  # deviations above what is usual on other days
+
+
+def with_weekends(first: int, days: int, *, as_on_weekends: bool = False) -> pa.Table:
+    """Return days of which the sixth and seventh of each week differ, or all of them."""
+    parts = []
+    for day in range(first, first + days):
+        shift = WEEKEND if as_on_weekends or day % 7 in (5, 6) else 0.0
+        parts.append(sales(day, 1, shift=shift))
+    return pa.concat_tables(parts)
+
+
+@pytest.mark.parametrize("weekday", [True, False])
+def test_a_monday_like_a_sunday_is_found_where_windows_are_compared_by_weekday(
+    tmp_path: Path, clock: Clock, define: Define, shop: FeatureStore, weekday: bool
+) -> None:
+    shop.create_featuregroup(
+        with_weekends(0, DAYS), "sales", primary_key="id", event_time="at", version=2
+    )
+    define(
+        f"baseline=featurestore.baseline(last='28d', same_weekday={weekday}), "
+        "drift={'ks': 0.1, 'psi': 0.2}"
+    )
+    shop.backfill_job("watch", NOW - 14 * DAY, NOW)
+    found = shop.get_monitor_history("watch")
+    assert [report.state for report in found if not report.ok] == []
+    assert START.weekday() == NOW.weekday() == 0
+    shop.insert_into_featuregroup(with_weekends(DAYS, 2, as_on_weekends=True), "sales")
+    clock.now = NOW + 2 * DAY
+    told = {each.subject for each in shop.check_monitor("watch").alarms}
+    assert told == ({"amount"} if weekday else set())
+
+
+@pytest.mark.parametrize("of", ["version", "training dataset"])
+def test_a_baseline_whose_statistics_were_not_counted_is_counted_when_it_is_needed(
+    tmp_path: Path, clock: Clock, define: Define, shop: FeatureStore, of: str
+) -> None:
+    shop.create_featuregroup(
+        sales(0, DAYS), "sales", primary_key="id", event_time="at", version=2, statistics=False
+    )
+    argument = "version=2"
+    if of == "training dataset":
+        frame = shop.get_features(["sales.amount", "sales.late"])
+        made = shop.create_training_dataset(
+            frame, "late_sales", label="late", shards=1, progress=False, statistics=False
+        )
+        assert not made.manifest.statistics
+        argument = "training_dataset='late_sales'"
+    else:
+        folder = Path(shop.location, "featuregroups", "sales", "v2_statistics")
+        assert not folder.exists()
+    define(f"baseline=featurestore.baseline({argument})")
+    shop.insert_into_featuregroup(sales(DAYS, 2, shift=0.5), "sales")
+    clock.now = NOW + 2 * DAY
+    alarms = shop.check_monitor("watch").alarms
+    assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
+
+
+def test_a_baseline_without_rows_is_said(define: Define, shop: FeatureStore) -> None:
+    shop.create_featuregroup(
+        sales(0, 1).slice(0, 0), "sales", primary_key="id", event_time="at", version=2
+    )
+    define("baseline=featurestore.baseline(version=2)")
+    report = shop.check_monitor("watch")
+    assert (report.state, report.rows) == ("learning", 0)
+    assert "too little" in str(report)
+    assert featurestore.baseline(version=2).version == 2

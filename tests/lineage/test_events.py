@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import featurestore
 from featurestore.errors import JobFailed, ValidationFailed
 from featurestore.lineage import settings
+from featurestore.lineage.datasets import datasets_of
 from featurestore.lineage.emitter import Emitter
 from featurestore.plugins.observers import Work, observed
 from featurestore.store import FeatureStore
@@ -99,6 +101,15 @@ def test_a_validation_is_part_of_its_write_and_tells_every_expectation(
     assert alone["inputs"][0]["facets"]["version"]["datasetVersion"] == "1"
     assert "parent" not in alone["run"]["facets"]
     assert begun["inputs"][0]["name"] == checked["name"]
+
+
+def test_a_beginning_that_is_told_late_says_nothing_of_the_end(store: FeatureStore) -> None:
+    fill(store)
+    work = Work("validate", "weather", uuid.uuid4().hex, store.location, 1)
+    work.report = store.validate_featuregroup("weather")
+    for ended in (False, True):
+        ((checked,), _) = datasets_of(work, ended=ended)
+        assert bool(checked.inputFacets) is ended
 
 
 def test_an_export_tells_its_sources_and_where_every_column_comes_from(

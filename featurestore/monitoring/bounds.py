@@ -20,6 +20,7 @@ FEWEST_WINDOWS = 5
 # that are nearest: 1.28 of them in a normal distribution.
 _DEVIATIONS = 4.0
 _NINE_IN_TEN = 1.2816
+_HALF_AGAIN = 1.5
 _WORST = 0.005
 _PER_WINDOW = 1e-3
 # The greatest value of a distance: a bound there says that so few rows can tell of no drift.
@@ -146,6 +147,21 @@ def usual(distances: Sequence[float] | NDArray[np.float64]) -> float:
     found = np.asarray(distances, dtype=np.float64)
     median, most = np.quantile(found, [0.5, 0.9])
     return float(median + _DEVIATIONS * (most - median) / _NINE_IN_TEN)
+
+
+def beyond_worst(distances: Sequence[float]) -> float:
+    """Return half as much again as the greatest distance; 0 for too few windows.
+
+    Where distances have a heavy tail (storms), the next one exceeds this rarely: of a tail that
+    falls with the square less than once in a hundred windows after fifty. Of a normal distribution
+    it is about what ``usual`` is.
+
+    >>> beyond_worst([0.1, 0.1, 0.2, 0.1, 0.1])
+    0.30000000000000004
+    """
+    if len(distances) < FEWEST_WINDOWS:
+        return 0.0
+    return _HALF_AGAIN * max(distances)
 
 
 def usual_range(values: Sequence[float]) -> tuple[float, float] | None:

@@ -97,7 +97,7 @@ def together(chain: Sequence[Missing]) -> bool:
 
     All of them in one direction, each by half of what is looked at and by a quarter of the largest
     change (so that one window speaks for no other), and together by more than what is looked at,
-    than chance, and than as many neighbours of the baseline's time did.
+    than chance, and than as many neighbours of the baseline's time did, the worst of them too.
     """
     directions = {np.sign(each.change) for each in chain}
     largest = max(abs(each.change) for each in chain)
@@ -108,7 +108,9 @@ def together(chain: Sequence[Missing]) -> bool:
     expected = sum(each.before.share * each.now.rows for each in chain) / max(now.rows, 1.0)
     # Baselines of neighbours share windows: they are not counted as more rows than one has.
     rows = max(each.before.rows for each in chain)
-    width = max(*(each.least for each in chain), bounds.usual(_apart_together(chain)))
+    apart = _apart_together(chain)
+    least = max(each.least for each in chain)
+    width = max(least, bounds.usual(apart), bounds.beyond_worst(apart))
     low, high = _range(now, Counted(expected * rows, rows), width, chain[-1].alone)
     return not low <= now.share <= high
 

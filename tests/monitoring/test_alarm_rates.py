@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from featurestore.model.monitor import Watched
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
+from featurestore.monitoring.missing import Counted, Missing, together
 from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
 
 WATCHED = plain(Watched("series"))
@@ -55,3 +57,18 @@ def test_values_that_come_once_in_a_while_are_no_news() -> None:
         out += share > chance_unseen(before[before > 0].tolist(), 200)
     assert out == 0
     assert chance_unseen([500, 300, 200], 200) < 0.1
+
+
+@pytest.mark.parametrize(("storm", "alarms"), [(0.0, True), (0.03, True), (0.06, False)])
+def test_two_days_like_a_storm_of_the_baselines_time_are_no_news(
+    storm: float, alarms: bool
+) -> None:
+    excess = {}
+    for number in range(1, 57):
+        share = 0.002 * (-1) ** number
+        if number in (20, 21):
+            share = storm
+        excess[timedelta(days=number)] = Counted(share * 1000, 1000)
+    now, before = Counted(80, 1000), Counted(20 * 56, 1000 * 56)
+    day_of = Missing("x", now, before, 0.01, 0.005, 0.001, excess)
+    assert together([day_of, day_of]) is alarms

@@ -1,0 +1,59 @@
+"""Custom metrics as windows keep them: put together they are the metrics of all rows."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+
+from featurestore.monitoring.estimates import merged
+from featurestore.monitoring.profile import Profile
+from featurestore.store import FeatureStore
+from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, sales
+
+Define = Callable[..., str]
+
+
+def test_what_windows_keep_of_a_metric_is_together_that_of_all_their_rows(
+    shop: FeatureStore, define: Define
+) -> None:
+    define(
+        "volume=None, drift=None, baseline=featurestore.baseline(last='7d'), metrics={"
+        "'late_share': 'avg(late)', 'mean': 'avg(amount)', 'rows': 'count(*)', "
+        "'turnover': 'sum(amount)', 'dearest': 'max(amount)', 'cheapest': 'min(amount)', "
+        "'middle': 'median(amount)', 'few': 'avg(distinct late)'}"
+    )
+    shop.backfill_job("watch", NOW - 3 * DAY, NOW)
+    folder = Path(shop.location, "featuregroups", "sales", "v1_statistics", "windows")
+    windows = {}
+    for file in folder.iterdir():
+        profile = Profile.from_json(json.loads(zlib.decompress(file.read_bytes())))
+        assert profile.window is not None
+        windows[profile.window.start] = profile
+    last = [windows[NOW - number * DAY] for number in (1, 2, 3)]
+    rows = sales(DAYS - 3, 3)
+    expected = {
+        "late_share": np.mean(rows["late"].to_numpy()),
+        "mean": pc.mean(rows["amount"]).as_py(),
+        "rows": 3 * A_DAY,
+        "turnover": pc.sum(rows["amount"]).as_py(),
+        "dearest": pc.max(rows["amount"]).as_py(),
+        "cheapest": pc.min(rows["amount"]).as_py(),
+    }
+    for name, value in expected.items():
+        found = merged([each.estimates[name] for each in last])
+        assert found is not None
+        assert found.value == pytest.approx(value), name
+    assert last[0].estimates.keys() == expected.keys()
+    assert last[0].metrics.keys() == {*expected, "middle", "few"}
+    mean = merged([each.estimates["mean"] for each in last])
+    assert mean is not None
+    assert mean.variance == pytest.approx(pc.variance(rows["amount"]).as_py())
+    shares = merged([each.estimates["late_share"] for each in last])
+    assert shares is not None
+    assert (shares.is_share, mean.is_share) == (True, False)

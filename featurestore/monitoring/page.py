@@ -10,7 +10,9 @@ import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
+from featurestore.model.durations import format_duration
 from featurestore.model.monitor_report import Finding, MonitorReport
 from featurestore.model.printable import printable_line
 from featurestore.monitoring.page_drawing import draw_shares, draw_timeline
@@ -35,6 +37,8 @@ font:13px/1.4 system-ui,sans-serif;padding:16px}
 .fsm .point{fill:var(--bad)}.fsm .key{display:inline-block;width:10px;height:10px}
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+# More lines than fit above the pictures are told by the pictures alone, which come worst first, too.
+_MOST_LINES = 20
 _OF_FEATURES = ("drift", "nulls", "values")
 
 
@@ -102,6 +106,8 @@ def _listed(report: MonitorReport) -> str:
         lines.append(f"<li class='alarm'>{_text(str(each))}</li>")
     for each in report.suspects:
         lines.append(f"<li class='suspect'>{_text(str(each))} (not yet confirmed)</li>")
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES:] = [f"<li>and {len(lines) - _MOST_LINES} more, below</li>"]
     for note in report.notes:
         lines.append(f"<li>{_text(note)}</li>")
     if not lines:
@@ -147,15 +153,24 @@ def _card(title: str, finding: Finding, drawn: str) -> str:
     state = ""
     if finding.out:
         state = "alarm" if finding.alarm else "suspect"
-    value = "" if finding.value is None else f"{finding.value:.3g}"
+    value = _value(finding, finding.value)
     bound = ""
     if finding.high is not None:
-        bound = f" of {finding.high:.3g}"
+        bound = f" of {_value(finding, finding.high)}"
     name = _text(title)
     return (
         f"<div class='card'><b class='{state}' title='{name}'>{name}</b>"
         f"<small>{_text(finding.measure)} {value}{bound}</small>{drawn}</div>"
     )
+
+
+def _value(finding: Finding, value: float | None) -> str:
+    """Return a value as people read it: an age as a duration."""
+    if value is None:
+        return ""
+    if finding.kind == "freshness":
+        return format_duration(timedelta(seconds=round(value)))
+    return f"{value:.3g}"
 
 
 def _line_of(finding: Finding, history: Sequence[MonitorReport]) -> list[Finding | None]:

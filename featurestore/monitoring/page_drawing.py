@@ -10,6 +10,8 @@ from featurestore.model.printable import printable_line
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0
 _MOST_BARS = 20
+# Left of the first and right of the last window of a timeline, so that their points are whole.
+_SIDE = 3.0
 # Where styles are taken away (mails, some notebooks) these stay; the page's style goes above them.
 _GRAY = 'fill="#b1b8c0"'
 _LINES = {
@@ -54,7 +56,7 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
     highest = 1e-9
     for each in known:
         highest = max(highest, each.value or 0.0, _near(each))
-    step = _WIDTH / max(len(findings) - 1, 1)
+    step = (_WIDTH - 2 * _SIDE) / max(len(findings) - 1, 1)
     parts = []
     for name in ("low", "high"):
         bounds = [None if each is None else getattr(each, name) for each in findings]
@@ -65,7 +67,8 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
         if finding is not None and finding.out and finding.value is not None:
             y = _level(finding.value, highest)
             parts.append(
-                f'<circle class="point" fill="#cf222e" cx="{index * step:.1f}" cy="{y:.1f}" r="2.2"/>'
+                f'<circle class="point" fill="#cf222e" cx="{_SIDE + index * step:.1f}" '
+                f'cy="{y:.1f}" r="2.2"/>'
             )
     return _svg(_LOW, parts)
 
@@ -84,7 +87,7 @@ def _line(name: str, values: Sequence[float | None], step: float, highest: float
         if value is None:
             lines.append([])
         else:
-            lines[-1].append(f"{index * step:.1f},{_level(value, highest):.1f}")
+            lines[-1].append(f"{_SIDE + index * step:.1f},{_level(value, highest):.1f}")
     drawn = []
     for points in lines:
         if points:

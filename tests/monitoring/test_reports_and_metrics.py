@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,7 @@ import featurestore
 from featurestore.cli import app
 from featurestore.errors import InvalidArgument
 from featurestore.jobs import metrics
-from featurestore.model.monitor_report import Finding, MonitorReport, Shares
+from featurestore.model.monitor_report import Finding, MonitorReport, Shares, worst_first
 from featurestore.model.window import Window
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import alerts
@@ -69,6 +70,32 @@ def test_the_page_shows_the_worst_feature_first_beside_its_baseline(
     )
     assert result.exit_code == 0
     assert (tmp_path / "b.html").read_text() == text
+
+
+def test_a_page_of_two_hundred_features_is_read_from_its_top() -> None:
+    window = Window(START, START + DAY)
+    findings = [Finding("freshness", "event time", "age", 2820.0, None, 86400.0)]
+    for number in range(200):
+        drifts = number < 60
+        value = 1.0 - number / 250
+        bound = 0.2 if drifts else 1.0
+        name = f"x{number}"
+        findings.append(Finding("drift", name, "psi", value, None, bound, drifts, drifts))
+    report = MonitorReport(
+        "watch", "sales", 1, 1, window, 5, findings=worst_first(findings), notes=("late",)
+    )
+    text = MonitorPage(report, (report,) * 60).to_html()
+    page = Page(text)
+    assert (page.open, page.tags.count("svg"), page.tags.count("li")) == ([], 201, 22)
+    assert "and 40 more, below" in text
+    assert "age 47min of 1d" in text
+    names = re.findall(r"title='x(\d+)'", text)
+    assert names == [str(number) for number in range(200)]
+    for circle in re.findall(r'cx="([\d.]+)" cy="([\d.]+)" r="([\d.]+)"', text):
+        x, y, radius = map(float, circle)
+        assert radius <= x <= 180 - radius
+        assert radius <= y <= 36 - radius
+    assert len(text) < 2_000_000
 
 
 def test_texts_of_a_page_are_no_html() -> None:

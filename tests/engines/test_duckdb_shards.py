@@ -6,6 +6,7 @@ The writers see the same rows in one order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -73,3 +74,41 @@ def test_rows_in_memory_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch
     )
     assert len(engine.write_shards(given, shard="shard", order=["second"], write=collect)) == 3
     engine.close()
+
+
+@pytest.mark.parametrize("limit", [None, "32MiB"])
+def test_rows_of_many_bytes_are_sorted_in_little_memory(
+    limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_MEMORY_BYTES", 4 << 20)
+    monkeypatch.setattr(shards, "_SORT_BYTES", 32 << 20)
+    monkeypatch.setattr(shards, "_SORT_BYTES_PER_THREAD", 8 << 20)
+    count, size = 4500, 12_288
+    random = np.random.default_rng(3)
+    order = random.permutation(count)
+    images = random.integers(0, 256, (count, size), dtype=np.uint8)
+    rows = pa.table(
+        {
+            "shard": pa.array(order % 3, pa.int32()),
+            "order": order,
+            "raw": pa.array([each.tobytes() for each in images]),
+        }
+    )
+    engine = DuckDBEngine(threads=2, memory_limit=limit, temp_directory=str(tmp_path / "spilled"))
+    given = engine.from_arrow(rows.to_reader(max_chunksize=500))
+
+    def check(number: int, batches: Iterator[pa.RecordBatch]) -> int:
+        seen: list[int] = []
+        for batch in batches:
+            assert batch.nbytes < 80 << 20
+            seen += batch.column(1).to_pylist()
+            raw = np.frombuffer(b"".join(batch.column(2).to_pylist()), np.uint8)
+            places = np.argsort(order)[batch.column(1).to_numpy()]
+            np.testing.assert_array_equal(raw.reshape(-1, size), images[places])
+        assert seen == list(range(number, count, 3))
+        return len(seen)
+
+    results = engine.write_shards(given, shard="shard", order=["order"], write=check)
+    assert sum(results) == count
+    engine.close()
+    assert list(tmp_path.rglob("*.arrow")) == []

@@ -49,6 +49,8 @@ class Database:
                 config[setting] = value
         # Left alone, DuckDB takes as many as the machine has.
         config.setdefault("threads", usable_cores())
+        # For files of our own beside those that DuckDB makes.
+        self.scratch: str = config.get("temp_directory", tempfile.gettempdir())
         config.setdefault(
             "temp_directory",
             os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),

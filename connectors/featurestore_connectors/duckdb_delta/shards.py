@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -23,7 +23,7 @@ import pyarrow.types as pat
 from featurestore.model.arrow_rows import rows_at, values_at
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
-from featurestore_connectors.duckdb_delta.large_columns import ROW, LargeColumns
+from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow, relation
 from featurestore_connectors.duckdb_delta.session import Database, building
 from featurestore_connectors.duckdb_delta.streams import batches_of, stream
@@ -53,38 +53,52 @@ def write_shards(
     """Call ``write`` for each shard with its rows in order; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
     sortable = all(pat.is_integer(rows.schema.field(name).type) for name in order)
-    if sortable and not database.limit_is_chosen:
-        loaded = _load(database, rows, shard=shard, order=order)
-        if isinstance(loaded, InMemoryShards):
-            return _write_in_memory(loaded, write, threads)
-        rows = loaded
-    sort_keys = [f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)]
-    with building():
-        ordered = rows.native.order(", ".join(sort_keys))
-    batches = stream(database, relation(ordered, rows.schema))
-    with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
-        if threads <= 1:
-            results = []
-            for number, part in _one_after_another(batches, shard):
-                results.append(write(number, part))
-            return results
-        return _beside_each_other(batches, shard, write, threads)
+    memory = _MEMORY_BYTES if sortable and not database.limit_is_chosen else 0
+    has_large = any(map(is_large, rows.schema.types))
+    large = LargeColumns()
+    try:
+        if memory or has_large:
+            loaded = InMemoryShards(large, shard=shard, order=order)
+            too_many = _load(database, rows, loaded, memory=memory)
+            if too_many is None:
+                return _write_in_memory(loaded, write, threads)
+            rows = too_many
+        sort_keys = [f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)]
+        with building():
+            ordered = rows.native.order(", ".join(sort_keys))
+        batches = stream(database, relation(ordered, rows.schema))
+        runs = _all_runs(batches, shard, large)
+        with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
+            if threads <= 1:
+                results = []
+                for number, part in _one_after_another(runs):
+                    results.append(write(number, part))
+                return results
+            return _beside_each_other(runs, write, threads)
+    finally:
+        large.close()
 
 
 def _load(
-    database: Database, rows: Relation, *, shard: str, order: Sequence[str]
-) -> InMemoryShards | Relation:
-    """Return the rows of all shards in memory, or the relation of all where there are too many."""
-    loaded = InMemoryShards(shard=shard, order=order)
+    database: Database, rows: Relation, loaded: InMemoryShards, *, memory: int
+) -> Relation | None:
+    """Take in the rows of all shards, as far as memory reaches.
+
+    Returns:
+        None, or a relation of all rows, without their large columns, where there are too many.
+    """
     batches = batches_of(database, rows)
     for batch in batches:
         loaded.add(batch)
-        if loaded.size > _MEMORY_BYTES:
-            everything = pa.RecordBatchReader.from_batches(
-                rows.schema, chain(loaded.drain(), batches)
+        if loaded.size > memory:
+            loaded.move_to_file(database.scratch)
+        if loaded.size > memory:
+            rest = map(loaded.large.taken_from, batches)
+            everything = chain(loaded.drain(), rest)
+            return from_arrow(
+                database, pa.RecordBatchReader.from_batches(loaded.schema, everything)
             )
-            return from_arrow(database, everything)
-    return loaded
+    return None
 
 
 def _write_in_memory(
@@ -96,7 +110,7 @@ def _write_in_memory(
         if stopped.is_set():
             raise _StoppedError
         try:
-            return write(number, iter([loaded.take(number)]))
+            return write(number, loaded.take(number))
         except BaseException:
             stopped.set()
             raise
@@ -113,17 +127,20 @@ def _write_in_memory(
     return _results_of(results)
 
 
-def _all_runs(batches: pa.RecordBatchReader, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _all_runs(
+    batches: pa.RecordBatchReader, shard: str, large: LargeColumns
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     for batch in batches:
-        yield from _runs(batch, shard)
+        for whole in large.whole(batch):
+            yield from _runs(whole, shard)
 
 
 def _one_after_another(
-    batches: pa.RecordBatchReader, shard: str
+    runs: Iterator[tuple[int, pa.RecordBatch]],
 ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     """Yield each shard with its rows; what the caller leaves of a shard is passed over."""
-    for number, runs in groupby(_all_runs(batches, shard), key=itemgetter(0)):
-        yield number, map(itemgetter(1), runs)
+    for number, parts in groupby(runs, key=itemgetter(0)):
+        yield number, map(itemgetter(1), parts)
 
 
 class _StoppedError(Exception):
@@ -177,7 +194,7 @@ class _Waiting:
 
 
 def _beside_each_other(
-    batches: pa.RecordBatchReader, shard: str, write: ShardFunction[Result], threads: int
+    runs: Iterator[tuple[int, pa.RecordBatch]], write: ShardFunction[Result], threads: int
 ) -> list[Result]:
     waiting = _Waiting()
     results: list[Future[Result]] = []
@@ -197,7 +214,7 @@ def _beside_each_other(
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for number, part in _all_runs(batches, shard):
+            for number, part in runs:
                 if number != current:
                     waiting.put(queue, None)
                     queue, current = deque(), number
@@ -220,54 +237,60 @@ def _results_of(written: Sequence[Future[Result]]) -> list[Result]:
 
 
 class InMemoryShards:
-    """The rows of all shards, by shard; ``size`` are their bytes."""
+    """The rows of all shards, by shard; ``size`` are their bytes in memory.
 
-    def __init__(self, *, shard: str, order: Sequence[str]) -> None:
+    Args:
+        large: Keeps the columns of many bytes.
+        shard: The column of the number of a row's shard.
+        order: The columns by which the rows of a shard are sorted.
+    """
+
+    def __init__(self, large: LargeColumns, *, shard: str, order: Sequence[str]) -> None:
+        self.large = large
+        self.schema = pa.schema([])
         self._shard, self._order = shard, order
         self._parts: dict[int, list[pa.RecordBatch]] = {}
-        self._large = LargeColumns()
-        self._schema = pa.schema([])
-        self.size = 0
+        self._bytes = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes in memory."""
+        return self._bytes + self.large.size
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take in rows of any shards."""
-        self._schema = batch.schema
-        self.size += batch.nbytes
-        rest = self._large.taken_from(batch)
+        rest = self.large.taken_from(batch)
+        self.schema = rest.schema
+        self._bytes += rest.nbytes
         for number, part in _runs(_grouped(rest, self._shard), self._shard):
             self._parts.setdefault(number, []).append(part)
+
+    def move_to_file(self, directory: str) -> None:
+        """Let the large columns wait in a file, where there are some in memory."""
+        if not self.large.is_empty and not self.large.waits_in_file:
+            self.large.move_to_file(directory)
 
     def numbers(self) -> list[int]:
         """Return the numbers of the shards that have rows."""
         return sorted(self._parts)
 
-    def take(self, number: int) -> pa.RecordBatch:
-        """Return the rows of a shard in order, and let go of them."""
+    def take(self, number: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a shard in order, and let go of them."""
         parts = self._parts.pop(number)
         schema = parts[0].schema
         keys = [_column(parts, schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
         # Column by column, so that no more than one of them is there three times.
-        arrays = {}
-        for index, name in enumerate(schema.names):
-            arrays[name] = values_at(_column(parts, index), order)
-        for name in self._large.names:
-            arrays[name] = self._large.values(name, arrays[ROW])
-        return self._batch(arrays)
+        arrays = []
+        for index in range(len(schema)):
+            arrays.append(values_at(_column(parts, index), order))
+        yield from self.large.whole(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows, each shard's on its own, and let go of them."""
+        """Yield all rows without their large columns, and let go of them."""
         while self._parts:
             _, parts = self._parts.popitem()
-            for part in parts:
-                arrays = dict(zip(part.schema.names, part.columns, strict=True))
-                for name in self._large.names:
-                    arrays[name] = self._large.values_of_batch(name, arrays[ROW])
-                yield self._batch(arrays)
-
-    def _batch(self, arrays: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        columns = [arrays[name] for name in self._schema.names]
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            yield from parts
 
 
 def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:

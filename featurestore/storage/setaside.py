@@ -1,0 +1,52 @@
+"""Record batches set aside on disk while a process runs: written once, read by a memory map."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import ExitStack, suppress
+
+import pyarrow as pa
+
+from featurestore.storage import files
+from featurestore.storage.failures import writing
+
+
+class BatchFile:
+    """Batches of one schema in a file that has no name any more once it is read, or closed.
+
+    Args:
+        directory: Where the file is made; the directory itself is made if need be.
+        schema: Of the batches.
+    """
+
+    def __init__(self, directory: str, schema: pa.Schema) -> None:
+        files.make_directory(directory)
+        self._opened = ExitStack()
+        with writing(directory):
+            handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
+        self._opened.callback(self._unlink)
+        self._sink = self._opened.enter_context(os.fdopen(handle, "wb"))
+        self._writer = pa.ipc.new_file(self._sink, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a batch."""
+        with writing(self._path):
+            self._writer.write_batch(batch)
+
+    def read(self) -> list[pa.RecordBatch]:
+        """End writing and return the batches, whose values stay on disk until they are looked at."""
+        with writing(self._path):
+            self._writer.close()
+            self._sink.flush()
+            reader = pa.ipc.open_file(pa.memory_map(self._path))
+        self._unlink()
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+    def close(self) -> None:
+        """Let go of the file; batches that were read stay as long as they are held."""
+        self._opened.close()
+
+    def _unlink(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)

@@ -155,6 +155,35 @@ def test_a_state_goes_on_with_the_same_transformations(duckdb_store: FeatureStor
         dataset.resume(state)
 
 
+def test_several_sets_of_one_dataset_stand_side_by_side(duckdb_store: FeatureStore) -> None:
+    dataset = make(duckdb_store, rows())
+    manifest = (Path(dataset.path) / "manifest.json").read_bytes()
+    sets = [
+        fitted_of(dataset),
+        dataset.fit({"x": t.bins([1, 5]), "word": t.hash_bucket(10)}),
+        dataset.fit({"x": t.min_max(), "word": t.one_hot()}),
+        dataset.fit({"x": t.min_max(), "word": t.one_hot()}, fit_on="test"),
+    ]
+    assert dataset.fit({"x": t.min_max(), "word": t.one_hot()}).path == sets[2].path
+    assert len({each.path for each in sets}) == len(sets)
+    assert sets[3]["x"].chain != sets[2]["x"].chain
+    again = TrainingDataset.open(dataset.path)
+    assert again.transformations == sets[0]
+    assert (Path(dataset.path) / "manifest.json").read_bytes() == manifest
+    assert again.verify().ok
+    given: dict[str, Any] = {"global_batch_size": 64, "seed": 5, "nulls": "mask"}
+    raw = again.reader("train", **given, transformed=False).batches()
+    readers = [again.reader("train", **given, transformed=each).batches() for each in sets]
+    steps = 0
+    for batch, *results in zip(raw, *readers, strict=True):
+        for fitted, result in zip(sets, results, strict=True):
+            expected = fitted.apply(batch)
+            for name in ("x", "word"):
+                np.testing.assert_array_equal(result[name], expected[name])
+        steps += 1
+    assert steps > 5
+
+
 def test_verify_finds_transformations_that_changed(duckdb_store: FeatureStore) -> None:
     dataset = make(duckdb_store, rows())
     later = dataset.fit({"x": t.robust()})

@@ -15,9 +15,12 @@ from featurestore.model.names import check_name
 from featurestore.model.secrets import parse_secret
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
-_ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
+# A name of a user, whatever its words say.
+_USER_WORD = "access_key_id"
 # A path of this machine without a scheme.
 FOLDER_KIND = "file"
+_ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
+_OF_FOLDERS = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")
 _OF_PATHS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
 
 
@@ -76,10 +79,12 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def kind_of(uri: str) -> str:
-    """Return the kind of source that a URI is of: its scheme, or "file" for a path.
+    """Return the kind of source that a URI is of: its scheme, or "file" for a folder anywhere.
 
     >>> kind_of("postgresql://shop-db/orders"), kind_of("delta+/data/orders"), kind_of("raw/orders")
     ('postgresql', 'delta', 'file')
+    >>> kind_of("s3://lake/orders"), kind_of("delta+s3://lake/orders")
+    ('file', 'delta')
     """
     scheme, separator, _ = uri.partition(":")
     is_scheme = separator and scheme.replace("+", "").isalnum() and "//" in uri
@@ -90,6 +95,8 @@ def kind_of(uri: str) -> str:
         kind = before.lower()
     else:
         kind = FOLDER_KIND
+    if kind in _OF_FOLDERS:
+        return FOLDER_KIND
     return _ALIASES.get(kind, kind)
 
 
@@ -102,6 +109,8 @@ def with_absolute_path(uri: str, *, absolute: Callable[[str], str]) -> str:
     if kind_of(uri) not in _OF_PATHS:
         return uri
     before, separator, path = uri.rpartition("://")
+    if before.rpartition("+")[2].lower() in _OF_FOLDERS:
+        return uri
     if not separator:
         before, separator, path = "", "", uri
         if kind_of(uri) == "delta":
@@ -133,10 +142,10 @@ def check_uri(uri: str) -> str:
 def names_secret(word: str) -> bool:
     """Tell whether an option's name says that its value is a secret.
 
-    >>> names_secret("sslpassword"), names_secret("format")
-    (True, False)
+    >>> names_secret("sslpassword"), names_secret("format"), names_secret("aws_access_key_id")
+    (True, False, False)
     """
-    folded = word.lower()
+    folded = word.lower().replace(_USER_WORD, "")
     return any(each in folded for each in _SECRET_WORDS)
 
 

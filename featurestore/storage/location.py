@@ -121,6 +121,29 @@ def use_options(location: str, options: Mapping[str, str] | None) -> None:
         _open.pop(root, None)
 
 
+def of_owner(location: str, owner: str, options: Mapping[str, str]) -> str:
+    """Return a location as this process opens it for one owner, with options that are its own.
+
+    The owner stands before the bucket: ``plain`` leaves it out. The bucket as others open it, with
+    or without options, is not touched.
+    """
+    scheme, _, rest = plain(location).partition(_SEPARATOR)
+    owned = f"{scheme}{_SEPARATOR}{owner}@{rest}"
+    use_options(owned, options)
+    return owned
+
+
+def plain(path: str) -> str:
+    """Return a URI without the owner for whom it was opened.
+
+    >>> plain("s3://shop@models/features"), plain("s3://models/a@b")
+    ('s3://models/features', 's3://models/a@b')
+    """
+    scheme, separator, rest = path.partition(_SEPARATOR)
+    host, slash, name = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{name}"
+
+
 def is_any_open() -> bool:
     """Tell whether this process has opened a storage at a URI."""
     return bool(_open)

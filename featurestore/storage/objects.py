@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from featurestore.storage import attempts
 from featurestore.storage.attempts import repeated
 from featurestore.storage.failures import reading
 from featurestore.storage.interface import StoredObject, Writer
-from featurestore.storage.location import check_name
-from featurestore.storage.settings import s3_settings
+from featurestore.storage.location import check_name, plain
+from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage
@@ -38,13 +39,13 @@ class ObjectStorage:
     """Objects of a bucket.
 
     Args:
-        root: The URI of the bucket, such as "s3://models".
+        root: The URI of the bucket, such as "s3://models", with its owner where it has one.
         options: Settings as ``storage_options=`` gives them; else those of the environment.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self.root = root
-        self._store = _opened(root, options)
+        self._store = _opened(plain(root), options)
 
     def read(self, name: str) -> bytes:
         from obstore import get
@@ -179,10 +180,10 @@ class ObjectStorage:
             attempts.pause(attempt)
 
     def _place(self, name: str) -> str:
-        return f"{self.root}/{check_name(name)}"
+        return f"{plain(self.root)}/{check_name(name)}"
 
     def _folder(self, folder: str) -> str:
-        return self._place(folder) if folder else self.root
+        return self._place(folder) if folder else plain(self.root)
 
     def _send(self, name: str, file: IO[bytes]) -> None:
         from obstore import put
@@ -241,11 +242,18 @@ def _opened(root: str, options: Mapping[str, str]) -> Any:
     if not root.startswith("s3://"):
         return from_url(root, config=dict(options), retry_config=_RETRIES)
     settings = s3_settings(options)
+    given = dict(settings.store)
+    own: dict[str, Any] = {}
+    if USER in given and SECRET in given and TOKEN not in given and TOKEN.upper() in os.environ:
+        # The library would add the token of the environment, which belongs to other credentials.
+        pair = {"access_key_id": given.pop(USER), "secret_access_key": given.pop(SECRET)}
+        own["credential_provider"] = lambda: {**pair, "expires_at": None}
     return from_url(
         root,
-        config=dict(settings.store),
+        config=given,
         client_options=dict(settings.client),
         retry_config=_RETRIES,
+        **own,
     )
 
 

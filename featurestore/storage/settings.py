@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from featurestore.errors import ConfigurationError, did_you_mean
 
-_CREDENTIALS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+USER, SECRET, TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
+_CREDENTIALS = (USER, SECRET, TOKEN)
 # What ``storage_options=`` may say of S3, and how the environment calls it. All begin with aws_ in
 # the environment and may be written without.
 _S3 = (
@@ -49,10 +50,13 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
     Raises:
         ConfigurationError: An option is not known; its value is not shown.
     """
-    given = _checked(options)
+    given = check_options(options)
     store = {}
     for key in _S3:
-        value = given.get(key) or _from_environment(key)
+        value = given.get(key)
+        # A token of the environment belongs to the credentials there.
+        if not value and (key != TOKEN or USER not in given):
+            value = _from_environment(key)
         if value:
             store[key] = value
     if not any(key in store for key in _CREDENTIALS) and not _has_platform():
@@ -74,7 +78,14 @@ def delta_options(settings: Settings) -> dict[str, str]:
     return {**settings.store, **settings.client, "aws_conditional_put": "etag"}
 
 
-def _checked(options: Mapping[str, str]) -> dict[str, str]:
+def check_options(
+    options: Mapping[str, str], *, argument: str = "storage_options"
+) -> dict[str, str]:
+    """Return options by the names of the table.
+
+    Raises:
+        ConfigurationError: An option is not known; its value is not shown.
+    """
     found = {}
     for name, value in options.items():
         key = str(name).lower()
@@ -84,7 +95,7 @@ def _checked(options: Mapping[str, str]) -> dict[str, str]:
         if key not in _S3 and key not in _CLIENT:
             known = (*_S3, *_CLIENT)
             raise ConfigurationError(
-                f"storage_options= has {name!r}, which is not known.",
+                f"{argument}= has {name!r}, which is not known.",
                 hint=did_you_mean(key, known) or f"there are {', '.join(known)}",
             )
         found[key] = str(value).lower() if isinstance(value, bool) else str(value)

@@ -126,6 +126,8 @@ def test_what_was_read_is_in_the_commit_and_in_lineage(shop: FeatureStore) -> No
         ("sqlite:///x.db", "sqlite"),
         ("delta+/data/x", "delta"),
         ("delta+file:///data/x", "delta"),
+        ("delta+s3://lake/x", "delta"),
+        ("s3a://lake/x", "file"),
         ("file:///data", "file"),
         ("./data=2024/x+y", "file"),
         ("/data", "file"),

@@ -17,8 +17,9 @@ import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.cores import usable_cores
+from featurestore.storage.filesystem import file_systems
 from featurestore.storage.location import is_any_open
-from featurestore_connectors.duckdb_delta.failures import translated
+from featurestore_connectors.duckdb_delta.failures import kept, translated
 from featurestore_connectors.duckdb_delta.interrupts import interruptible
 
 _BUILDING = threading.RLock()
@@ -109,11 +110,10 @@ class Database:
     def _read_uris(self) -> None:
         """Let DuckDB read files below URIs as soon as the process has opened a storage there."""
         if not self._reads_uris and is_any_open():
-            from featurestore_connectors.duckdb_delta import remote_files
-
             with _BUILDING:
                 if not self._reads_uris:
-                    remote_files.register(self.connection)
+                    for system in file_systems(kept):
+                        self.connection.register_filesystem(system)
                     self._reads_uris = True
 
     def bind(

@@ -18,41 +18,46 @@ from featurestore.errors import (
     InvalidArgument,
     SourceError,
     SourceTableNotFound,
-    listing,
     missing_extra,
 )
 from featurestore.model.source import SourceTable
 from featurestore.model.types import feature_type
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore.storage import remote
+from featurestore.storage.location import HDFS, plain
 from featurestore_connectors.sources import places
 from featurestore_connectors.sources.columns import SourceColumn, chosen, fitted, schema_of
 from featurestore_connectors.sources.failures import told
 
 
 class DeltaSource:
-    """One Delta table of this machine: ``delta+/path``."""
+    """One Delta table: ``delta+/path``, ``delta+s3://bucket/path``."""
 
     def __init__(self, config: SourceConfig) -> None:
-        if config.options:
-            raise InvalidArgument(f"A Delta source has no options {listing(config.options)}.")
         self._config = config
-        self._path = places.local_path(config, prefix="delta")
+        self._place = places.place_of(config, prefix="delta", noun="Delta table")
+        if self._place.path.startswith(f"{HDFS}:"):
+            raise InvalidArgument(
+                f"{config.uri!r}: the kernel of Delta does not read HDFS.",
+                hint="inputs={'orders': '/path'} of a job on Spark, or copy the table to S3 or a disk",
+            )
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
         """Open a version: a number, that of a moment, or the latest."""
-        path = places.existing(self._config, self._path)
-        if not log.is_delta_table(path):
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}: {path} is no Delta table.",
-                hint="a folder of Parquet files is a source by its path alone, without delta+",
-            )
-        if isinstance(at, datetime):
-            version = version_at(path, at)
-        elif at is None:
-            version = log.latest_version(path)
-        else:
-            version = at
+        path = self._place.opened(self._config)
+        with places.reached(self._config):
+            if not log.is_delta_table(path):
+                raise SourceTableNotFound(
+                    f"Source {self._config.name!r}: {plain(path)} is no Delta table.",
+                    hint="a folder of Parquet files is a source by its path alone, without delta+",
+                )
+            if isinstance(at, datetime):
+                version = version_at(path, at)
+            elif at is None:
+                version = log.latest_version(path)
+            else:
+                version = at
         return DeltaSnapshot(self._config, path, version)
 
 
@@ -70,12 +75,14 @@ class DeltaSnapshot:
         self._version = version
         self._old_layout = polars.CompatLevel.oldest()
         try:
-            self._rows = scan_delta(path, version=version)
+            self._rows = scan_delta(
+                plain(path), version=version, storage_options=remote.delta_options(path)
+            )
             self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
         except Exception as error:  # the kernel's errors have no class of their own
             raise self._refusal(error) from error
         self.identity = f"version {version}"
-        self.server = f"Delta table {path}"
+        self.server = f"Delta table {plain(path)}"
 
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(".")]
@@ -136,7 +143,7 @@ class DeltaSnapshot:
 
     def _refusal(self, error: Exception) -> SourceError | SourceTableNotFound:
         said = told(str(error), None)
-        place = f"Source {self._config.name!r}, version {self._version} of {self._path}"
+        place = f"Source {self._config.name!r}, version {self._version} of {plain(self._path)}"
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(
                 f"{place}: there is no such version; the latest is "

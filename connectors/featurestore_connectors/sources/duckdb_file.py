@@ -46,7 +46,7 @@ class DuckDBSnapshot:
         self._connection = duckdb_rows.connect(config, path)
         # A query is for the tables of this file, and reaches no other file.
         self._connection.execute("SET GLOBAL enable_external_access = false")
-        self.identity = places.fingerprint([path, f"{path}.wal"])
+        self.identity = places.fingerprint(places.statuses([path, f"{path}.wal"]))
         self.server = f"DuckDB {duckdb.__version__}"
 
     def tables(self) -> Sequence[SourceTable]:

@@ -1,9 +1,13 @@
-"""Folders of Parquet, CSV or JSON-lines files, read by DuckDB; a change meanwhile is an error."""
+"""Folders of Parquet, CSV or JSON-lines files, of this machine or at a URI, read by DuckDB.
+
+A change meanwhile is an error.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -21,6 +25,9 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import files
+from featurestore.storage.files import FileStatus
+from featurestore.storage.filesystem import file_systems
+from featurestore.storage.location import is_uri, plain
 from featurestore_connectors.sources import duckdb_rows, places, sqltext
 from featurestore_connectors.sources.columns import chosen, schema_of
 
@@ -45,18 +52,18 @@ _READERS = {
 class _Files:
     """Files of one format below a folder, and their state when they were listed."""
 
+    place: str
     format: str
-    paths: tuple[str, ...]
-    fingerprint: str
+    found: Mapping[str, FileStatus]
 
 
 class FolderSource:
-    """A folder of files of this machine, or one file; ``options={"format": "csv"}`` chooses."""
+    """A folder of files, or one file; ``options={"format": "csv"}`` chooses among them.
+
+    It is one of this machine, or at a URI, whose options and secret are those of its storage.
+    """
 
     def __init__(self, config: SourceConfig) -> None:
-        unknown = sorted(set(config.options) - {"format"})
-        if unknown:
-            raise InvalidArgument(f"A folder has no options {listing(unknown)}; it has 'format'.")
         asked = config.options.get("format")
         if asked is not None and asked not in _ENDINGS:
             raise InvalidArgument(
@@ -64,7 +71,7 @@ class FolderSource:
                 hint=did_you_mean(asked, _ENDINGS, write="options={{'format': {!r}}}"),
             )
         self._config = config
-        self._path = places.local_path(config, prefix="file")
+        self._place = places.place_of(config, prefix="file", noun="folder", own=["format"])
 
     def snapshot(self, at: int | datetime | None = None) -> FolderSnapshot:
         """List the files."""
@@ -73,7 +80,7 @@ class FolderSource:
                 f"at={at!r}: a folder of files keeps no earlier versions.",
                 hint="a Delta table does: uri='delta+/path'",
             )
-        return FolderSnapshot(self._config, places.existing(self._config, self._path))
+        return FolderSnapshot(self._config, self._place.opened(self._config))
 
 
 class FolderSnapshot:
@@ -83,16 +90,19 @@ class FolderSnapshot:
         import duckdb
 
         self._config = config
-        self._root = os.path.realpath(path)
+        self._root = path if is_uri(path) else os.path.realpath(path)
         self._connection = duckdb_rows.connect(config)
-        self.identity = places.fingerprint(_below(self._root, _all_endings()))
-        self.server = f"{path}, read by DuckDB {duckdb.__version__}"
+        if is_uri(path):
+            for system in file_systems(nullcontext):
+                self._connection.register_filesystem(system)
+        self.identity = places.fingerprint(self._below(self._root, _all_endings()))
+        self.server = f"{plain(path)}, read by DuckDB {duckdb.__version__}"
 
     def tables(self) -> Sequence[SourceTable]:
         first = {}
-        for path in _below(self._root, _all_endings()):
-            name = os.path.relpath(path, self._root).split(os.sep)[0]
-            first[name] = SourceTable(name, files.is_readable(path))
+        for path in self._below(self._root, _all_endings()):
+            name = path[len(self._root) :].lstrip("/").split("/")[0] or "."
+            first[name] = SourceTable(name, is_uri(path) or files.is_readable(path))
         return [first[name] for name in sorted(first)]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
@@ -118,7 +128,7 @@ class FolderSnapshot:
         self._connection.close()
 
     def _from(self, found: _Files) -> str:
-        listed = ", ".join(map(sqltext.text, map(_literal, found.paths)))
+        listed = ", ".join(map(sqltext.text, map(_literal, found.found)))
         return _READERS[found.format].format(f"[{listed}]")
 
     def _files(self, query: SourceQuery) -> _Files:
@@ -126,27 +136,26 @@ class FolderSnapshot:
             raise InvalidArgument(
                 f"A folder has no {query}.", hint="give path='orders', or nothing for all of it"
             )
-        place = self._root
-        if query.path is not None:
-            place = os.path.realpath(os.path.join(self._root, query.path))
-            if place != self._root and not place.startswith(self._root.rstrip("/") + "/"):
-                raise InvalidArgument(
-                    f"path={query.path!r} leads out of the source {self._config.name!r}.",
-                    hint="register the other folder as a source of its own",
-                )
+        place = places.inside(self._root, query.path or ".")
+        if place is None:
+            raise InvalidArgument(
+                f"path={query.path!r} leads out of the source {self._config.name!r}.",
+                hint="register the other folder as a source of its own",
+            )
         asked = self._config.options.get("format")
+        everything = self._below(place, _all_endings())
         by_format = {}
         for name, endings in _ENDINGS.items():
-            paths = _below(place, endings)
-            if paths and asked in (None, name):
-                by_format[name] = paths
+            found = _ending(everything, endings)
+            if found and asked in (None, name):
+                by_format[name] = found
         if len(by_format) > 1:
             raise InvalidArgument(
-                f"{place} holds files of several formats: {listing(by_format)}.",
+                f"{plain(place)} holds files of several formats: {listing(by_format)}.",
                 hint="add_source(..., options={'format': 'parquet'}) reads one of them",
             )
-        for name, paths in by_format.items():
-            return _Files(name, tuple(paths), places.fingerprint(paths))
+        for name, found in by_format.items():
+            return _Files(place, name, found)
         known = [each.name for each in self.tables()]
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
@@ -155,28 +164,27 @@ class FolderSnapshot:
             or f"files end in {listing(_all_endings())}",
         )
 
-    def _check_unchanged(self, found: _Files) -> None:
-        if places.fingerprint(found.paths) != found.fingerprint:
+    def _check_unchanged(self, given: _Files) -> None:
+        with places.reached(self._config):
+            unchanged = places.are_unchanged(given.place, given.found)
+        if not unchanged:
             raise SourceChanged(
                 f"Files of source {self._config.name!r} changed while they were read.",
                 hint="read again, when nobody writes them",
             )
 
-
-def _below(place: str, endings: Sequence[str]) -> list[str]:
-    """Return the files at or below a place whose names end so, hidden ones left out."""
-    if files.is_file(place):
-        return [place] if place.endswith(tuple(endings)) else []
-    found = []
-    for path in files.walk(place, enter=_is_shown):
-        name = os.path.basename(path)
-        if name.endswith(tuple(endings)) and _is_shown(name):
-            found.append(path)
-    return found
+    def _below(self, place: str, endings: Sequence[str]) -> dict[str, FileStatus]:
+        """Return the files at or below a place whose names end so."""
+        with places.reached(self._config):
+            return _ending(places.below(place), endings)
 
 
-def _is_shown(name: str) -> bool:
-    return not name.startswith((".", "_"))
+def _ending(found: Mapping[str, FileStatus], endings: Sequence[str]) -> dict[str, FileStatus]:
+    chosen = {}
+    for path, status in found.items():
+        if path.endswith(tuple(endings)):
+            chosen[path] = status
+    return chosen
 
 
 def _all_endings() -> list[str]:

@@ -88,7 +88,7 @@ class SQLiteSnapshot:
         self._execute("BEGIN")
         self._execute("SELECT count(*) FROM sqlite_master")  # the first read begins it
         self.server = f"SQLite {self._execute('SELECT sqlite_version()')[0][0]}"
-        self.identity = places.fingerprint([path, f"{path}-wal"])
+        self.identity = places.fingerprint(places.statuses([path, f"{path}-wal"]))
 
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(name) for (name,) in self._execute(_TABLES)]

@@ -1,7 +1,8 @@
-"""How DuckDB reads files below URIs: a file system of Python over the store's own storages.
+"""Files below URIs as a file system of fsspec, by which DuckDB reads them.
 
-DuckDB shares one handle among its threads and reads by seek and read, so each thread has a position
-of its own. What it reads here never changes under its name, so size and time are asked for once.
+DuckDB shares one handle among its threads, which seek and then read; compressed files it reads on
+from where another thread stopped. So what a thread seeks is for its own next read, and reads without
+a seek go on behind the last one. Size and time of a file are asked for once.
 """
 
 from __future__ import annotations
@@ -9,24 +10,31 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import Any
 
 from featurestore.errors import StorageError, missing_extra
 from featurestore.storage.interface import StoredObject
 from featurestore.storage.location import SCHEMES, storage_of
-from featurestore_connectors.duckdb_delta.failures import kept
 
-if TYPE_CHECKING:
-    import duckdb
+Guard = Callable[[], AbstractContextManager[None]]
 
 _REMEMBERED = 10_000
-# ``sqltext.literal_path`` takes wildcards literally by brackets around them.
+# Wildcards are taken literally by brackets around them.
 _LITERAL = re.compile(r"\[(.)\]")
 
 
-def register(connection: duckdb.DuckDBPyConnection) -> None:
-    """Let a connection, and all of its database, read files below URIs."""
+def file_systems(guard: Guard) -> list[Any]:
+    """Return what ``register_filesystem`` of a connection of DuckDB takes, one for each scheme.
+
+    They read only. Each call runs in a context of ``guard``, which sees its errors before DuckDB
+    does.
+
+    Raises:
+        MissingExtra: fsspec is not installed.
+    """
     try:
         from fsspec import AbstractFileSystem
     except ModuleNotFoundError as error:
@@ -34,42 +42,45 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
 
     # The base class is only there when it is needed. One for each scheme: of several DuckDB would
     # put the first before every path.
+    systems = []
     for scheme in SCHEMES:
         system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": scheme})
-        connection.register_filesystem(system())
+        systems.append(system(guard))
+    return systems
 
 
 class _Files:
     """The calls that DuckDB makes on a file system."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
         super().__init__()
+        self._guard = guard
         self._known: OrderedDict[str, StoredObject] = OrderedDict()
         self._lock = threading.Lock()
 
     def open(self, path: str, mode: str = "rb", **_: object) -> _Handle:
-        with kept():
+        with self._guard():
             if mode != "rb":
-                raise StorageError(f"DuckDB may not write {path!r}.")
-            return _Handle(path, self._find(path).size)
+                raise StorageError(f"{path!r} can only be read here.")
+            return _Handle(path, self._find(path).size, self._guard)
 
     def glob(self, path: str, **_: object) -> list[str]:
         """Return the one file that a pattern means, as DuckDB wants it: without its scheme."""
         return [_LITERAL.sub(r"\1", path).partition("://")[2]]
 
     def exists(self, path: str, **_: object) -> bool:
-        with kept():
+        with self._guard():
             try:
                 return self._find(path) is not None
             except FileNotFoundError:
                 return False
 
     def size(self, path: str) -> int:
-        with kept():
+        with self._guard():
             return self._find(path).size
 
     def modified(self, path: str) -> datetime:
-        with kept():
+        with self._guard():
             return self._find(path).modified
 
     def isdir(self, path: str) -> bool:
@@ -92,34 +103,37 @@ class _Files:
 
 
 class _Handle:
-    """An open file: a position in each thread, bytes by ranges."""
+    """An open file: where each thread wants to read, where the last read ended, bytes by ranges."""
 
     closed = False
 
-    def __init__(self, path: str, size: int) -> None:
+    def __init__(self, path: str, size: int, guard: Guard) -> None:
         self._path = path
+        self._guard = guard
         self._size = size
-        self._at = threading.local()
+        self._end = 0
+        self._wanted = threading.local()
 
     def seek(self, offset: int, whence: int = 0) -> int:
         if whence == 1:
             offset += self.tell()
         elif whence == 2:
             offset += self._size
-        self._at.position = offset
+        self._wanted.position = self._end = offset
         return offset
 
     def tell(self) -> int:
-        return int(getattr(self._at, "position", 0))
+        return int(getattr(self._wanted, "position", self._end))
 
     def read(self, count: int = -1) -> bytes:
         start = self.tell()
         left = max(self._size - start, 0)
         length = left if count < 0 else min(count, left)
-        with kept():
+        with self._guard():
             storage, name = storage_of(self._path)
             (data,) = storage.ranges(name, [(start, length)])
-        self._at.position = start + length
+        self._wanted.__dict__.pop("position", None)
+        self._end = start + length
         return data
 
     def flush(self) -> None:

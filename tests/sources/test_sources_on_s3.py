@@ -1,0 +1,262 @@
+"""Folders and Delta tables in a bucket, and folders on HDFS, are sources as those of a disk are."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    InvalidArgument,
+    SourceChanged,
+    SourceUnavailable,
+)
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
+from featurestore.storage import files
+from featurestore.storage.location import of_owner
+from featurestore.store import FeatureStore
+from featurestore.testing.source_conformance import SourceConformance
+from tests.hdfs_server import HdfsServer
+from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer
+from tests.sources.places import PLACES
+
+Put = Callable[[str, bytes], None]
+
+ORDERS = b"id,total\n1,12.5\n2,99.0\n"
+
+
+@pytest.fixture
+def bucket(object_server: ObjectServer) -> str:
+    return object_server.new_bucket(f"lake-{uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def options(object_server: ObjectServer) -> dict[str, str]:
+    """What a source says beside its secret."""
+    found = {}
+    for name, value in object_server.options.items():
+        if "secret" not in name:
+            found[name] = value
+    return found
+
+
+@pytest.fixture
+def put(bucket: str, object_server: ObjectServer) -> Put:
+    """Write an object into the bucket as somebody else."""
+    location = of_owner(bucket, "writer", object_server.options)
+
+    def write(name: str, data: bytes) -> None:
+        files.write_atomically(f"{location}/{name}", data)
+
+    return write
+
+
+@pytest.fixture
+def lake(
+    duckdb_store: FeatureStore,
+    bucket: str,
+    options: dict[str, str],
+    put: Put,
+    monkeypatch: pytest.MonkeyPatch,
+) -> FeatureStore:
+    """A store with a source of a folder in the bucket, whose secret is its own."""
+    monkeypatch.setenv("LAKE_SECRET", SECRET_KEY)
+    put("raw/a%20b/orders.csv", ORDERS)
+    put("raw/gz/orders.csv.gz", gzip.compress(ORDERS))
+    put("raw/_temporary/orders.csv", b"half a")
+    put("raw2/orders.csv", ORDERS)
+    duckdb_store.add_source("lake", f"{bucket}/raw/", secret="env:LAKE_SECRET", options=options)
+    return duckdb_store
+
+
+class TestSourcesOnS3(SourceConformance):
+    @pytest.fixture(autouse=True, params=["parquet", "csv", "json lines", "delta"])
+    def _place(
+        self,
+        request: pytest.FixtureRequest,
+        bucket: str,
+        options: dict[str, str],
+        put: Put,
+    ) -> None:
+        self.kind, self.bucket, self.options, self.put = request.param, bucket, options, put
+
+    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+        _, query = PLACES[self.kind](rows, place)
+        for path in place.rglob("*"):
+            if path.is_file():
+                self.put(f"a lake/{path.relative_to(place)}", path.read_bytes())
+        uri, kind = f"{self.bucket}/a lake", "file"
+        if self.kind == "delta":
+            uri, kind = f"delta+{uri}/orders", "delta"
+        given = dict(self.options)
+        if self.kind == "csv":
+            given["format"] = "csv"
+        config = SourceConfig("shop", uri, given, lambda: SECRET_KEY)
+        return find_source(kind)(config), query
+
+
+def test_a_folder_in_a_bucket_is_data_everywhere_and_its_secret_is_nowhere(
+    lake: FeatureStore,
+) -> None:
+    report = lake.check_source("lake")
+    assert report.ok, report.problems
+    assert [table.name for table in report.tables] == ["a%20b", "gz"]
+    for path in ("a%20b", "a%20b/orders.csv", "gz/"):
+        assert lake.read_source("lake", path=path).to_arrow()["total"].to_pylist() == [12.5, 99.0]
+    group = lake.create_featuregroup(
+        lake.read_source("lake", path="gz"), "orders", primary_key="id"
+    )
+    (read,) = group.history()[0].inputs.values()
+    assert (read["source"], read["rows"]) == ("source:lake", 2)
+    external = lake.create_external_featuregroup(
+        "outside", source="lake", path="a%20b", primary_key="id"
+    )
+    assert lake.get_features([f"{external.name}.total"]).count() == 2
+    for path in Path(lake.location).rglob("*"):
+        assert not path.is_file() or SECRET_KEY.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("path", ["../raw2", "a%20b/../../raw2", "/..", "a//b"])
+def test_a_path_leads_out_of_no_folder_in_a_bucket(lake: FeatureStore, path: str) -> None:
+    with pytest.raises(InvalidArgument, match="leads out"):
+        lake.read_source("lake", path=path)
+
+
+def test_objects_that_change_while_they_are_read_are_an_error(
+    bucket: str, options: dict[str, str], put: Put
+) -> None:
+    put("raw/orders.csv", ORDERS)
+    config = SourceConfig("lake", f"{bucket}/raw", options, lambda: SECRET_KEY)
+    snapshot = find_source("file")(config).snapshot()
+    reader = snapshot.read(SourceQuery())
+    put("raw/orders.csv", ORDERS.replace(b"99", b"98"))
+    with pytest.raises(SourceChanged):
+        reader.read_all()
+    snapshot.close()
+
+
+def test_versions_of_a_delta_table_in_a_bucket(
+    duckdb_store: FeatureStore,
+    bucket: str,
+    object_server: ObjectServer,
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deltalake import write_deltalake
+
+    table, settings = f"{bucket}/orders", {**object_server.options, "aws_allow_http": "true"}
+    for number in range(3):
+        rows = pa.table({"id": [number]})
+        write_deltalake(table, rows, mode="append", storage_options=settings)
+    monkeypatch.setenv("LAKE_SECRET", SECRET_KEY)
+    duckdb_store.add_source("table", f"delta+{table}", secret="env:LAKE_SECRET", options=options)
+    assert duckdb_store.read_source("table", at=1).count() == 2
+    assert duckdb_store.read_source("table", at=datetime.now(UTC)).count() == 3
+    with pytest.raises(FeatureStoreError, match="latest is 2"):
+        duckdb_store.read_source("table", at=7)
+
+
+def test_what_cannot_be_reached_is_said_without_the_secret(
+    lake: FeatureStore, bucket: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAKE_SECRET", "another-secret-0815")
+    with pytest.raises(SourceUnavailable, match="refuses the user") as caught:
+        lake.read_source("lake", path="gz")
+    assert "0815" not in f"{caught.value!r} {caught.value}"
+    monkeypatch.setenv("LAKE_SECRET", SECRET_KEY)
+    for name, uri in {"nothing": f"{bucket}/absent", "no_bucket": "s3://no-such-bucket/x"}.items():
+        lake.add_source(name, uri, secret="env:LAKE_SECRET", options=options)
+        with pytest.raises(SourceUnavailable):
+            lake.read_source(name)
+
+
+def test_options_that_mean_nothing_are_refused_when_they_are_given(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    add = duckdb_store.add_source
+    with pytest.raises(ConfigurationError, match=r"options= has 'aws_regoin'"):
+        add("a", "s3://lake/raw", options={"aws_regoin": "eu-west-1"})
+    for given in ({"secret": "env:X"}, {"options": {"aws_access_key_id": ACCESS_KEY}}):
+        with pytest.raises(InvalidArgument, match="one half"):
+            add("a", "s3://lake/raw", **given)
+    with pytest.raises(InvalidArgument, match="it has 'format'"):
+        add("a", str(tmp_path), options={"aws_region": "eu-west-1"})
+    with pytest.raises(InvalidArgument, match="would be stored"):
+        add("a", "s3://lake/raw", options={"aws_session_token": "t"})
+    assert duckdb_store.get_sources() == []
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """A server that keeps the headers of all requests and refuses them."""
+    seen: list[dict[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append({name.lower(): value for name, value in self.headers.items()})
+            self.send_response(403)
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815  # the library's name
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", seen
+        server.shutdown()
+
+
+def test_credentials_of_the_environment_go_to_no_server_that_a_source_names(
+    duckdb_store: FeatureStore,
+    stranger: tuple[str, list[dict[str, str]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address, seen = stranger
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "token-4711")
+    monkeypatch.setenv("LAKE_SECRET", "of-the-source")
+    add, options = duckdb_store.add_source, {"aws_endpoint_url": address}
+    add("unsigned", "s3://lake/raw", options=options)
+    options = {**options, "aws_access_key_id": "its-own"}
+    add("signed", "s3://lake/raw", secret="env:LAKE_SECRET", options=options)
+    for name in ("unsigned", "signed"):
+        with pytest.raises(SourceUnavailable, match="403"):
+            duckdb_store.read_source(name)
+    signatures = [each.get("authorization") for each in seen]
+    assert None in signatures
+    assert any("its-own" in each for each in signatures if each)
+    assert ACCESS_KEY not in f"{seen}"
+    assert "token-4711" not in f"{seen}"
+
+
+def test_a_folder_on_hdfs_is_a_source(
+    duckdb_store: FeatureStore, hdfs_server: HdfsServer, tmp_path: Path
+) -> None:
+    place = f"{hdfs_server.root}/lake-{uuid4().hex[:8]}"
+    rows = pa.table({"id": [1, 2], "total": [12.5, 99.0]})
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    files.write_atomically(f"{place}/a b/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
+    files.write_atomically(f"{place}/csv/orders.csv.gz", gzip.compress(ORDERS))
+    files.write_atomically(f"{place}/json/orders.jsonl", b'{"id": 1, "total": 12.5}\n')
+    duckdb_store.add_source("lake", place)
+    assert duckdb_store.check_source("lake").ok
+    for path, count in {"a b": 2, "csv": 2, "json": 1}.items():
+        found = duckdb_store.read_source("lake", path=path).to_arrow()
+        assert found.equals(rows.slice(0, count))
+    with pytest.raises(InvalidArgument, match="HDFS"):
+        duckdb_store.add_source("table", f"delta+{place}/table")
+    with pytest.raises(InvalidArgument, match="has no options 'aws_region'"):
+        duckdb_store.add_source("other", place, options={"aws_region": "eu"})

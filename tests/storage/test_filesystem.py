@@ -1,0 +1,39 @@
+"""Files below URIs as DuckDB reads them: by several threads, through one handle."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+from featurestore.storage import files
+from featurestore.storage.filesystem import file_systems
+from featurestore.storage.location import of_owner
+from tests.object_server import ObjectServer
+
+DATA = bytes(range(256)) * 40
+
+
+def test_a_handle_goes_on_in_another_thread_and_serves_seeks_of_many(
+    bucket: str, object_server: ObjectServer
+) -> None:
+    place = of_owner(bucket, "reader", object_server.options)
+    files.write_atomically(f"{place}/data", DATA)
+    (system,) = (each for each in file_systems(nullcontext) if each.protocol == "s3")
+    handle = system.open(f"{place}/data")
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        found = b""
+        for turn in range(10):
+            pool = first if turn % 2 else second
+            found += pool.submit(handle.read, 7).result()
+        assert found == DATA[:70]
+    begin = threading.Barrier(4)
+
+    def read(offset: int) -> bytes:
+        handle.seek(offset)
+        begin.wait()
+        return bytes(handle.read(100))
+
+    with ThreadPoolExecutor(4) as pool:
+        starts = [10, 500, 3000, 9000]
+        assert list(pool.map(read, starts)) == [DATA[at : at + 100] for at in starts]

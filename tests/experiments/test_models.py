@@ -269,6 +269,63 @@ def test_keras_models_need_no_trust(kept: FeatureStore, flights: TrainingDataset
     np.testing.assert_array_equal(answer, made.predict(batch, verbose=0)[:, 0])
 
 
+SCORING_JOB = """
+import featurestore
+
+@featurestore.job(featuregroup="predicted", primary_key=["origin", "plane"], event_time="asked_at",
+                  schedule="0 * * * *", window="1h", start="2013-01-01T02:00Z",
+                  closed="left", inputs={"labels": "asked"})
+def predict(window, labels):
+    return featurestore.score("line", labels=labels, trust=True)
+"""
+
+
+def test_a_job_writes_the_predictions_of_its_window(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table, tmp_path: Path
+) -> None:
+    experiments.register_model(a_run(kept, flights), "line", trust=True)
+    kept.create_featuregroup(asked, "asked", primary_key=["origin", "plane"], event_time="asked_at")
+    (tmp_path / "scoring_job.py").write_text(SCORING_JOB)
+    kept.register_jobs(tmp_path / "scoring_job.py")
+    runs = kept.backfill_job("predict", hour(2), hour(4))
+    assert [(run.state, run.rows) for run in runs] == [("done", 4)]
+    wanted = expected(flights)
+    found = predicted(kept.featuregroup("predicted").read())
+    assert len(found) == 4
+    assert found == {key: wanted[key] for key in found}
+
+
+@pytest.mark.tensorflow
+def test_a_saved_model_answers_by_its_signature_where_it_is_trusted(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
+) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    class Doubled(tf.Module):  # type: ignore[misc]
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec((None,), tf.float32, name=name) for name in ("temp", "size")
+            ]
+        )
+        def __call__(self, temp: Any, size: Any) -> Any:
+            return {"answer": 2.0 * temp + size}
+
+    run = a_run(kept, flights)
+    place = os.path.join(run.path, "artifacts", "saved")
+    made = Doubled()
+    tf.saved_model.save(made, place, signatures={"serving_default": made.__call__})
+    with pytest.raises(UntrustedModel):
+        experiments.register_model(run, "saved", artifact="artifacts/saved")
+    model = experiments.register_model(run, "saved", artifact="artifacts/saved", trust=True)
+    assert (model.flavor, model.outputs) == ("tensorflow", ("prediction",))
+    wanted = expected(flights)
+    found = predicted(kept.score(model, labels=asked, trust=True))
+    assert found == pytest.approx(wanted, rel=1e-6)
+    (Path(model.artifact) / "saved_model.pb").write_bytes(b"")
+    with pytest.raises(ModelDamaged, match=r"saved_model\.pb"):
+        model.load(trust=True)
+
+
 @pytest.mark.spark
 def test_spark_gives_the_same_predictions(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table

@@ -165,8 +165,14 @@ def _in_parts(model: Any, given: Any) -> Mapping[str, npt.NDArray[Any]]:
 def _signature(model: Any) -> Predict:
     library, called = _library("tensorflow"), model.signatures["serving_default"]
 
+    _, taken = called.structured_input_signature
+
     def predict(given: Any) -> Mapping[str, npt.NDArray[Any]]:
-        tensors = {name: library.constant(values) for name, values in given.items()}
+        tensors = {}
+        for name, values in given.items():
+            tensors[name] = library.constant(values)
+            if name in taken:  # a signature converts nothing by itself, as Keras does
+                tensors[name] = library.cast(tensors[name], taken[name].dtype)
         found = {name: values.numpy() for name, values in called(**tensors).items()}
         return found if len(found) > 1 else _named(next(iter(found.values())))
 

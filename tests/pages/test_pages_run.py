@@ -7,7 +7,9 @@ whose first line is ``# name.py`` is written as that file; lines of a shell that
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,7 +39,9 @@ ELSEWHERE = {
     "docs/how-to/jax.md": ("jax", "grain"),
     "docs/how-to/pytorch.md": ("torch",),
 }
-ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *HDFS, *BROKER, *ELSEWHERE}
+# Pages that say how their libraries are loaded: each runs in a process of its own.
+APART = {"docs/how-to/model-parallel.md": ("jax", "keras")}
+ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *HDFS, *BROKER, *ELSEWHERE, *APART}
 
 
 def light_pages() -> list[str]:
@@ -96,6 +100,25 @@ def test_the_code_of_a_page_that_wants_more_libraries_runs(name: str, empty_fold
     for library in ELSEWHERE[name]:
         pytest.importorskip(library)
     run_page(ROOT / name)
+
+
+@pytest.mark.parametrize("name", sorted(APART))
+def test_the_code_of_a_page_that_loads_libraries_its_own_way_runs(
+    name: str, empty_folder: Path
+) -> None:
+    for library in APART[name]:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "pages" / "pages.py"), str(ROOT / name)],
+        cwd=empty_folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
 
 
 @pytest.mark.spark

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from featurestore.delta.history import added_files, version_at
 from featurestore.delta.log import commit_path, latest_version
@@ -20,7 +20,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import VersionNotFound
 from featurestore.model.times import utc_now
 from featurestore.storage import files
-from featurestore.storage.location import absolute
+from featurestore.storage.location import absolute, is_uri, storage_of
 
 # A file that no commit names may belong to a write that is under way.
 _LONGEST_WRITE = timedelta(days=1)
@@ -44,6 +44,10 @@ def remove_unneeded_files(
     for file in sorted(candidates):
         if files.remove(file, below=absolute(path)):  # else another vacuum took it
             removed.append(file)
+    if is_uri(path):
+        storage, folder = storage_of(path)
+        abandoned = datetime.fromtimestamp(abandoned_before(retain), UTC)
+        storage.remove_unfinished(folder, before=abandoned)
     return removed
 
 

@@ -181,6 +181,14 @@ class HdfsStorage:
                 self._repeated("remove", folder, delete)
         return found
 
+    def remove_unfinished(self, folder: str, *, before: datetime) -> int:
+        removed = 0
+        for entry in self._listed(folder, recursive=True):
+            if _is_temporary(entry) and _stored(entry).modified < before:
+                delete = partial(self._client.delete, entry.path)
+                removed += self._repeated("remove", entry.path[1:], delete)
+        return removed
+
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
         for entry in self._entries(folder):
             name = entry.path[1:]
@@ -214,21 +222,24 @@ class HdfsStorage:
                 hint="choose another name",
             ) from None
 
-    def _entries(self, folder: str) -> Sequence[Any]:
-        """Return the status of what is in a folder, in the order of the names of all below it."""
+    def _listed(self, folder: str, *, recursive: bool = False) -> Sequence[Any]:
+        """Return the status of what is in a folder, or of all below it; nothing where it is not."""
         path = self._path(folder) if folder else "/"
 
         def call() -> Sequence[Any]:
-            return list(self._client.list_status(path))
+            return list(self._client.list_status(path, recursive))
 
         try:
-            listed = self._repeated("list", folder, call)
+            return self._repeated("list", folder, call)
         except FileNotFoundError:
             return []
+
+    def _entries(self, folder: str) -> Sequence[Any]:
+        """Return the status of what is in a folder, in the order of the names of all below it."""
         found = []
-        for entry in listed:
+        for entry in self._listed(folder):
             # The list of a file is the file itself.
-            if entry.path != path and not _TEMPORARY.fullmatch(_last(entry.path)):
+            if entry.path != f"/{folder}" and not _is_temporary(entry):
                 found.append(entry)
         return sorted(found, key=lambda entry: entry.path + "/" * entry.isdir)
 
@@ -363,6 +374,10 @@ def _stored(found: Any) -> StoredObject:
     modified = datetime.fromtimestamp(found.modification_time / 1000, UTC)
     etag = f"{found.modification_time}-{found.length}"
     return StoredObject(found.path[1:], found.length, modified, etag)
+
+
+def _is_temporary(found: Any) -> bool:
+    return _TEMPORARY.fullmatch(_last(found.path)) is not None
 
 
 def _last(path: str) -> str:

@@ -110,6 +110,13 @@ class Storage(Protocol):
         The folder is not the root.
         """
 
+    def remove_unfinished(self, folder: str, *, before: datetime) -> int:
+        """Remove what writers that were killed left below a folder, last written before a time.
+
+        Return the number of files. Objects stay. What a server itself hides and clears away (parts
+        of uploads to a bucket) is left to it.
+        """
+
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
         """Yield all objects below a folder ("" is the root), at any depth, ascending by name.
 

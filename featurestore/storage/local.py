@@ -124,6 +124,15 @@ class LocalStorage:
         files.remove(self._path(folder), below=self.root)
         return found
 
+    def remove_unfinished(self, folder: str, *, before: datetime) -> int:
+        removed = 0
+        for path in files.walk(self._path(folder)):
+            if _is_temporary(path):
+                with suppress(FileNotFoundError):
+                    if os.stat(path).st_mtime < before.timestamp():
+                        removed += files.remove(path, below=self.root)
+        return removed
+
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
         top = self.root if folder == "" else self._path(folder)
         names = []

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
@@ -164,6 +164,10 @@ class ObjectStorage:
         if names:
             self._delete(names)
         return removed + len(names)
+
+    def remove_unfinished(self, folder: str, *, before: datetime) -> int:
+        check_name(folder)
+        return 0
 
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
         place = self._folder(folder)

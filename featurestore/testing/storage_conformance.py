@@ -167,6 +167,18 @@ class StorageConformance:
         assert storage.read("kept") == b"old"
         assert _names(storage, "") == ["kept"]
 
+    def test_what_is_being_written_and_objects_are_not_taken_for_leftovers(
+        self, storage: Storage
+    ) -> None:
+        storage.put("left/object", b"1")
+        now = datetime.now(UTC)
+        with storage.writer("left/new") as writer:
+            writer.write(b"2")
+            assert storage.remove_unfinished("left", before=now - timedelta(days=1)) == 0
+        assert storage.remove_unfinished("left", before=now + timedelta(days=1)) == 0
+        assert storage.remove_unfinished("none", before=now + timedelta(days=1)) == 0
+        assert _names(storage, "left") == ["left/new", "left/object"]
+
     def test_files_are_uploaded_and_copied(self, storage: Storage, tmp_path: Path) -> None:
         data = bytes(range(256)) * (_MULTIPART_BYTES // 256)
         (tmp_path / "file").write_bytes(data)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,11 @@ def test_a_killed_writer_leaves_nothing_that_is_listed(
     assert left.rpartition("/")[2].startswith(".")
     assert storage.children(folder) == ["inner"]
     assert [each.name for each in storage.list(folder)] == [f"{folder}/inner/kept"]
+    now = datetime.now(UTC)
+    assert storage.remove_unfinished(folder, before=now - timedelta(hours=1)) == 0
+    assert left in names_below(storage, folder)
+    assert storage.remove_unfinished(folder, before=now + timedelta(hours=1)) == 1
+    assert names_below(storage, folder) == [f"{folder}/inner/kept"]
     assert storage.remove_below(folder) == 1
     with pytest.raises(FileNotFoundError):
         names_below(storage, folder)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,24 @@ def test_times_partition_a_group_though_hdfs_allows_no_colon(connect_hdfs: Conne
     store.create_featuregroup(rows(0, 30), "weather", primary_key="id", partition_by="at")
     found = store.get_featuregroup("weather").to_pandas()
     assert sorted(found["at"]) == sorted(rows(0, 30)["at"])
+
+
+def test_vacuum_removes_what_killed_writers_left_a_day_ago(connect_hdfs: Connect) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(rows(0, 5), "weather")
+    table = f"{store.location}/featuregroups/weather/v1"
+    storage, name = storage_of(table)
+    client = storage._client  # type: ignore[attr-defined]
+    two_days_ago = int((time.time() - 2 * 86_400) * 1000)
+    for digit in ("a", "b"):
+        path = f"/{name}/city=x/.{digit * 32}.tmp"
+        client.create(path).close()
+        if digit == "a":
+            client.set_times(path, two_days_ago, two_days_ago)
+    store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))
+    left = [each for each in files_below(table) if each.endswith(".tmp")]
+    assert left == [f"city=x/.{'b' * 32}.tmp"]
+    assert store.get_featuregroup("weather").count() == 5
 
 
 def test_what_an_option_holds_is_written_down_nowhere(

@@ -1,0 +1,25 @@
+"""The suite of tables passes on HDFS as it does on a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from featurestore.plugins.engine import Engine
+from featurestore.testing.table_conformance import TableConformance
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+from tests.storage.uri_path import UriPath
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = DuckDBEngine()
+    yield engine
+    engine.close()
+
+
+class TestTablesOnHdfs(TableConformance):
+    @pytest.fixture
+    def tmp_path(self, hdfs_folder: str) -> UriPath:
+        return UriPath(hdfs_folder) / "some folder"

@@ -7,6 +7,7 @@ label, so the peers are the window functions of DuckDB and Spark.
 python benchmarks/aggregates.py                          all shapes, beside DuckDB's windows
 python benchmarks/aggregates.py --only dense --no-peers  one shape, ours alone
 python benchmarks/aggregates.py --memory --cores         also peak memory, and one core against two
+python benchmarks/aggregates.py --no-speed --memory --trials 1      peak memory alone, one trial
 python benchmarks/aggregates.py --spark --only zipf      the spark engine beside rangeBetween
 python benchmarks/aggregates.py --large-key              one key with 50 M rows, and its peak memory
 python benchmarks/aggregates.py --quick                  a tenth of the rows
@@ -167,11 +168,11 @@ def verdict(ratio: float, work: float, limit: float) -> str:
     return f"{ratio:5.2f} (<= {limit}), of processor time {work:5.2f}{missed}"
 
 
-def speed(shape: Shape, place: Path, *, peers: bool) -> None:
+def speed(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
     """Print what aggregates cost, in units of the as-of retrieval of one column."""
     calls = {str(count): ours(place, shape.labels, "w", count) for count in (0, *LIMITS)}
     calls["known later"] = ours(place, shape.labels, "c", 12)
-    taken = in_turns(calls, trials=TRIALS)
+    taken = in_turns(calls, trials=trials)
     unit, unit_cpu = taken["0"], taken["0 cpu"]
     print(f"{shape.name:6} as-of, one column {unit:6.2f} s, {unit_cpu:6.2f} s of processor time")
     for count, limit in LIMITS.items():
@@ -194,7 +195,7 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
     )
 
 
-def cores(shape: Shape, place: Path) -> None:
+def cores(shape: Shape, place: Path, *, trials: int) -> None:
     """Print how much faster two cores are than one."""
     calls = {}
     for threads in ("1", "2"):
@@ -202,7 +203,7 @@ def cores(shape: Shape, place: Path) -> None:
         calls[threads] = ours(place, shape.labels, "w", 12)
         calls[threads]()
     del os.environ["FEATURESTORE_DUCKDB_THREADS"]
-    taken = in_turns(calls, trials=TRIALS)
+    taken = in_turns(calls, trials=trials)
     gain = taken["1"] / taken["2"]
     print(f"{shape.name:6} two cores are {gain:.2f} times as fast as one (>= {CORES_LIMIT})")
 
@@ -299,7 +300,7 @@ def large_child(place: Path) -> None:
     print(_status("VmHWM") // 1024, round(seconds), round(work))
 
 
-def spark(shape: Shape, place: Path, *, peers: bool) -> None:
+def spark(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
     """Print 12 aggregates on Spark beside the as-of plan and a hand-written rangeBetween."""
     import featurestore
 
@@ -317,7 +318,8 @@ def spark(shape: Shape, place: Path, *, peers: bool) -> None:
     found = store.get_features(asked("w", 12), labels=labels, label_time="at").to_arrow()
     mine = ours(place, shape.labels, "w", 12)()
     assert found.sort_by("id").equals(mine.cast(found.schema)), "the engines differ"
-    taken = in_turns({"0": plan(0), "12": plan(12)}, trials=TRIALS, processor=_processor_of_all)
+    plans = {"0": plan(0), "12": plan(12)}
+    taken = in_turns(plans, trials=trials, processor=_processor_of_all)
     ratio, work = taken["12"] / taken["0"], taken["12 cpu"] / taken["0 cpu"]
     print(f"{shape.name:6} spark: 12 aggregates {verdict(ratio, work, SPARK_LIMIT)}", flush=True)
     if not peers:
@@ -357,7 +359,9 @@ def main() -> None:
     parser.add_argument("--only", "--shape", nargs="*", choices=[*SHAPES], default=[*SHAPES])
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--trials", type=int, default=TRIALS)
     parser.add_argument("--no-peers", action="store_true", help="ours alone")
+    parser.add_argument("--no-speed", action="store_true", help="only what the next flags name")
     for flag in ("--memory", "--cores", "--spark", "--large-key"):
         parser.add_argument(flag, action="store_true")
     parser.add_argument("--place", help="keep the stores here")
@@ -375,17 +379,23 @@ def main() -> None:
             large_key(place / f"large-{scale}", scale=scale)
             return
         for name in arguments.only:
-            shape, own = shape_of(name, scale), place / f"{name}-{scale}"
-            if not own.exists():
-                write(shape, own)
-            if arguments.spark:
-                spark(shape, own, peers=not arguments.no_peers)
-                continue
-            speed(shape, own, peers=not arguments.no_peers)
-            if arguments.cores:
-                cores(shape, own)
-            if arguments.memory:
-                memory(shape, own)
+            measure(shape_of(name, scale), place / f"{name}-{scale}", arguments)
+
+
+def measure(shape: Shape, place: Path, arguments: argparse.Namespace) -> None:
+    """Print what was asked for of one shape."""
+    peers, trials = not arguments.no_peers, arguments.trials
+    if not place.exists():
+        write(shape, place)
+    if arguments.spark:
+        spark(shape, place, peers=peers, trials=trials)
+        return
+    if not arguments.no_speed:
+        speed(shape, place, peers=peers, trials=trials)
+    if arguments.cores:
+        cores(shape, place, trials=trials)
+    if arguments.memory:
+        memory(shape, place)
 
 
 if __name__ == "__main__":

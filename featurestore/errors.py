@@ -389,6 +389,30 @@ class UsedByModel(FeatureStoreError, RuntimeError):
     """Registered models were trained on what is to be deleted."""
 
 
+class UserNotFound(FeatureStoreError, LookupError):
+    """No user of this name is known to the server."""
+
+
+class UserExists(FeatureStoreError, ValueError):
+    """There is a user of this name."""
+
+
+class TokenNotFound(FeatureStoreError, LookupError):
+    """No token of this id is known to the server."""
+
+
+class NotSignedIn(FeatureStoreError, PermissionError):
+    """The server wants to know who asks: nobody, or somebody it does not know, did."""
+
+
+class NotAllowed(FeatureStoreError, PermissionError):
+    """Who asks may not do that."""
+
+
+class TooManyAttempts(NotSignedIn):
+    """Sign-in failed too often of late."""
+
+
 class LauncherNotFound(FeatureStoreError, LookupError):
     """No launcher has this name."""
 

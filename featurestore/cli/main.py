@@ -54,6 +54,9 @@ _NOUNS = {
     "source": "sources",
     "run": "runs",
     "model": "models",
+    "user": "users",
+    "token": "tokens",
+    "access": "access",
 }
 
 

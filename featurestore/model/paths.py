@@ -62,6 +62,11 @@ class StorePaths:
         return os.path.join(self.sources, f"{check_name(name, noun='source')}.json")
 
     @property
+    def access(self) -> str:
+        """The file that says who may do what, kept for a registry that is lost."""
+        return os.path.join(self.location, "access.json")
+
+    @property
     def experiments(self) -> str:
         """The directory of all experiments."""
         return os.path.join(self.location, EXPERIMENTS)

@@ -17,7 +17,16 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.model.times import utc_now
-from featurestore.recovery import datasets, experiments, groups, models, owners, sources, views
+from featurestore.recovery import (
+    access,
+    datasets,
+    experiments,
+    groups,
+    models,
+    owners,
+    sources,
+    views,
+)
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
 from featurestore.registry import Registry, open_registry
@@ -30,9 +39,10 @@ NOT_RESTORED = (
     "pauses and leases of jobs",
     "job definitions: register the jobs again",
     "validation reports of refused writes",
+    "the audit log",
 )
 # Tables that the Delta tables and manifests can restore; what else jobs and writes in flight know
-# is left as it is.
+# is left as it is, and so is who may read what, which comes from access.json where it is gone.
 _RESTORED = (
     "featuregroups",
     "features",
@@ -52,8 +62,8 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class Rebuilt:
     """What a rebuild found.
 
-    References of groups, datasets, views and models, names of sources, ids of runs, and (path,
-    reason) of what it could not read.
+    References of groups, datasets, views and models, names of sources, ids of runs, how many users
+    came back, and (path, reason) of what it could not read.
     """
 
     featuregroups: list[str] = field(default_factory=list)
@@ -62,6 +72,7 @@ class Rebuilt:
     sources: list[str] = field(default_factory=list)
     experiment_runs: list[str] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
+    users: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
@@ -100,6 +111,8 @@ def rebuild(location: str, *, url: str | None = None, restore: Restore | None = 
             for table in reversed(metadata.sorted_tables):
                 if table.name in _RESTORED:
                     connection.execute(table.delete())
+            # First, and with no leave to fail: a private group must not become one of everybody.
+            result.users = access.restore(connection, location)
             _restore_groups(connection, location, result, restore)
             _restore_datasets(connection, location, result)
             _restore_views(connection, location, result)

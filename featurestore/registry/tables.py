@@ -370,6 +370,87 @@ stream_progress = Table(
     Column("looked", BigInteger, nullable=False),
 )
 
+# -- access: who may come in, and what they may do. Rebuilt from access.json, not from tables. ----
+
+# ``role`` is that on the whole store; a user of a provider has its issuer and subject.
+users = Table(
+    "users",
+    metadata,
+    Column("name", String(127), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("password", Text),
+    Column("issuer", String(255)),
+    Column("subject", String(255)),
+    Column("created", BigInteger, nullable=False),
+    UniqueConstraint("issuer", "subject", name="uq_users_identity"),
+)
+
+# Of a token there is its SHA-256 alone.
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("username", ForeignKey("users.name", ondelete="CASCADE"), nullable=False),
+    Column("label", Text, nullable=False),
+    Column("hash", String(64), nullable=False),
+    Column("scope", String(16), nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger),
+    UniqueConstraint("hash", name="uq_tokens_hash"),
+    Index("ix_tokens_username", "username"),
+)
+
+group_roles = Table(
+    "group_roles",
+    metadata,
+    Column("featuregroup", String(63), primary_key=True),
+    Column("username", ForeignKey("users.name", ondelete="CASCADE"), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Index("ix_group_roles_username", "username"),
+)
+
+# Groups, all versions of each, that only those read who have a role on them.
+private_groups = Table(
+    "private_groups",
+    metadata,
+    Column("featuregroup", String(63), primary_key=True),
+    Column("created", BigInteger, nullable=False),
+)
+
+# Browsers that are signed in, by the SHA-256 of their cookie.
+sign_ins = Table(
+    "sign_ins",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("username", ForeignKey("users.name", ondelete="CASCADE"), nullable=False),
+    Column("expires", BigInteger, nullable=False),
+    Index("ix_sign_ins_username", "username"),
+)
+
+# What limits guessing: failures by user and by address.
+failed_sign_ins = Table(
+    "failed_sign_ins",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("who", String(191), nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Index("ix_failed_sign_ins_who", "who", "at"),
+)
+
+# Who changed what; ``how`` is a token, the browser or the command line.
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("who", String(127), nullable=False),
+    Column("how", String(191), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Index("ix_audit_log_at", "at"),
+)
+
 
 def is_latest(groups: Table) -> ColumnElement[bool]:
     """Return the condition that a row of ``featuregroups`` is the latest version of its group."""

@@ -1,0 +1,45 @@
+"""``featurestore token``: what programs show the server; ``featurestore user token`` makes them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from featurestore.cli.output import show_rows, show_text
+from featurestore.cli.state import store
+from featurestore.cli.users import command_line, make_token
+
+app = typer.Typer(help="Tokens of programs.", no_args_is_help=True)
+
+app.command("add", epilog="Example: featurestore token add ann --scope read --expires 30d")(
+    make_token
+)
+
+
+@app.command("list", epilog="Example: featurestore token list --user ann")
+def list_tokens(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Of one user alone.", show_default=False)] = None,
+) -> None:
+    """List tokens; what they are was shown once."""
+    from featurestore.registry import access
+
+    with store(context).session.registry.reading() as connection:
+        rows = []
+        for token in access.every_token(connection, user):
+            rows.append({**vars(token), "expired": token.expired})
+    columns = ["id", "user", "label", "scope", "expires"]
+    show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens")
+
+
+@app.command(epilog="Example: featurestore token revoke 4f2a9c01b7de")
+def revoke(
+    context: typer.Context,
+    identifier: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
+) -> None:
+    """Make a token worthless."""
+    from featurestore.server.access import changes
+
+    changes.revoke_token(store(context).session, command_line(), identifier)
+    show_text(context, f"token {identifier} is revoked", data={"id": identifier})

@@ -1,0 +1,141 @@
+"""``featurestore user``: who signs in to ``featurestore serve --auth``."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from featurestore.cli.output import show_record, show_rows, show_text
+from featurestore.cli.state import store
+from featurestore.registry.audit_log import Actor
+
+app = typer.Typer(help="Users of the server.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
+Role = Annotated[str, typer.Argument(help="none, reader, writer or admin.", show_default=False)]
+FromInput = Annotated[
+    bool, typer.Option("--password-stdin", help="Read the password from standard input.")
+]
+
+
+def command_line() -> Actor:
+    """Return who types, by the name of this machine's account."""
+    from featurestore.server.access.changes import COMMAND_LINE
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return Actor(name, COMMAND_LINE)
+
+
+@app.command(epilog="Example: featurestore user add ann --role admin")
+def add(
+    context: typer.Context,
+    name: Name,
+    role: Annotated[str, typer.Option(help="none, reader, writer or admin.")] = "reader",
+    password_stdin: FromInput = False,
+    no_password: Annotated[
+        bool, typer.Option("--no-password", help="For who comes by a token or a provider.")
+    ] = False,
+    issuer: Annotated[
+        str | None, typer.Option(help="The provider that says who it is.", show_default=False)
+    ] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="What the provider calls the user.", show_default=False)
+    ] = None,
+) -> None:
+    """Add a user; asks for a password."""
+    from featurestore.server.access import changes
+
+    if (issuer is None) != (subject is None):
+        raise typer.BadParameter("--issuer and --subject go together")
+    connected = store(context)
+    password = None
+    if not no_password and issuer is None:
+        password = _password(password_stdin)
+    changes.add_user(
+        connected.session,
+        command_line(),
+        name,
+        role=role,
+        password=password,
+        issuer=issuer,
+        subject=subject,
+    )
+    show_text(context, f"user {name} is added: {role}", data={"name": name, "role": role})
+
+
+@app.command("list", epilog="Example: featurestore user list")
+def list_users(context: typer.Context) -> None:
+    """List users with their roles on the store and on groups."""
+    from featurestore.registry import access
+
+    with store(context).session.registry.reading() as connection:
+        rows = []
+        for user in access.every_user(connection):
+            told = {"name": user.name, "role": user.role, "created": user.created}
+            told["groups"] = access.roles_of(connection, user.name)
+            told["password"] = user.password is not None
+            rows.append({**told, "issuer": user.issuer, "subject": user.subject})
+    columns, wide = ["name", "role", "groups"], ["password", "issuer", "subject", "created"]
+    show_rows(context, rows, columns=columns, wide=wide, empty="no users yet")
+
+
+@app.command(epilog="Example: featurestore user remove ann")
+def remove(context: typer.Context, name: Name) -> None:
+    """Remove a user, with tokens and roles; browsers are signed out."""
+    from featurestore.server.access import changes
+
+    changes.remove_user(store(context).session, command_line(), name)
+    show_text(context, f"user {name} is removed", data={"name": name})
+
+
+@app.command("role", epilog="Example: featurestore user role ann writer")
+def set_role(context: typer.Context, name: Name, role: Role) -> None:
+    """Give a user another role on the store."""
+    from featurestore.server.access import changes
+
+    changes.set_role(store(context).session, command_line(), name, role)
+    show_text(context, f"user {name}: {role}", data={"name": name, "role": role})
+
+
+@app.command("password", epilog="Example: featurestore user password ann")
+def set_password(context: typer.Context, name: Name, password_stdin: FromInput = False) -> None:
+    """Give a user another password; every browser is signed out."""
+    from featurestore.server.access import changes
+
+    connected = store(context)
+    changes.set_password(connected.session, command_line(), name, _password(password_stdin))
+    show_text(context, f"user {name} has a new password", data={"name": name})
+
+
+@app.command("token", epilog="Example: featurestore user token ann --scope read --expires 30d")
+def make_token(
+    context: typer.Context,
+    name: Name,
+    scope: Annotated[str, typer.Option(help="read, write or admin: what it may at most.")] = "read",
+    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+    expires: Annotated[str, typer.Option(help="How long it is good for, or never.")] = "90d",
+) -> None:
+    """Make a token for programs and show it, this once."""
+    from featurestore.server.access import changes
+
+    connected = store(context)
+    until = None if expires == "never" else expires
+    text, token = changes.make_token(
+        connected.session, command_line(), name, scope=scope, label=label, expires=until
+    )
+    told = {"token": text, "id": token.id, "user": name, "scope": scope, "expires": token.expires}
+    show_record(context, told)
+
+
+def _password(from_input: bool) -> str:
+    if from_input:
+        return sys.stdin.readline().rstrip("\r\n")
+    asked: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    return asked

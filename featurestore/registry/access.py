@@ -1,0 +1,244 @@
+"""Users, tokens, sign-ins and roles in the registry: hashes only, never a password or a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.registry.rows import to_column, to_time
+from featurestore.registry.tables import (
+    failed_sign_ins,
+    group_roles,
+    private_groups,
+    sign_ins,
+    tokens,
+    users,
+)
+
+
+@dataclass(frozen=True)
+class User:
+    """Somebody who may come in; ``role`` is that on the whole store."""
+
+    name: str
+    role: str
+    password: str | None = field(repr=False)
+    issuer: str | None
+    subject: str | None
+    created: datetime
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a program shows instead of a password; the text of it was shown once."""
+
+    id: str
+    user: str
+    label: str
+    scope: str
+    created: datetime
+    expires: datetime | None
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time is over."""
+        return self.expires is not None and self.expires <= utc_now()
+
+
+# -- users ----------------------------------------------------------------------------------------
+
+
+def put_user(
+    connection: Connection,
+    name: str,
+    *,
+    role: str,
+    password: str | None = None,
+    issuer: str | None = None,
+    subject: str | None = None,
+) -> None:
+    """Add a user; ``password`` is the hash of one."""
+    identity = {"password": password, "issuer": issuer, "subject": subject}
+    created = to_micros(utc_now())
+    connection.execute(users.insert().values(name=name, role=role, created=created, **identity))
+
+
+def change_user(connection: Connection, name: str, **changed: str | None) -> bool:
+    """Set columns of a user; return whether there is one."""
+    done = connection.execute(users.update().where(users.c.name == name).values(**changed))
+    return bool(done.rowcount)
+
+
+def remove_user(connection: Connection, name: str) -> bool:
+    """Remove a user with all tokens, sign-ins and roles; return whether there was one."""
+    return bool(connection.execute(users.delete().where(users.c.name == name)).rowcount)
+
+
+def find_user(connection: Connection, name: str) -> User | None:
+    """Return a user, None where there is none of the name."""
+    return _user(connection.execute(sa.select(users).where(users.c.name == name)).first())
+
+
+def find_identity(connection: Connection, issuer: str, subject: str) -> User | None:
+    """Return the user whom a provider calls so."""
+    same = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
+    return _user(connection.execute(sa.select(users).where(same)).first())
+
+
+def every_user(connection: Connection) -> list[User]:
+    """Return every user, by name."""
+    found = []
+    for row in connection.execute(sa.select(users).order_by(users.c.name)):
+        user = _user(row)
+        if user is not None:
+            found.append(user)
+    return found
+
+
+def _user(row: Any) -> User | None:
+    if row is None:
+        return None
+    created = from_micros(row.created)
+    return User(row.name, row.role, row.password, row.issuer, row.subject, created)
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+def put_token(connection: Connection, token: Token, hashed: str) -> None:
+    """Add a token by its hash."""
+    connection.execute(
+        tokens.insert().values(
+            id=token.id,
+            username=token.user,
+            label=token.label,
+            hash=hashed,
+            scope=token.scope,
+            created=to_micros(token.created),
+            expires=to_column(token.expires),
+        )
+    )
+
+
+def find_token(connection: Connection, hashed: str) -> Token | None:
+    """Return the token of a hash; whether it is expired is for the caller to look."""
+    row = connection.execute(sa.select(tokens).where(tokens.c.hash == hashed)).first()
+    return None if row is None else _token(row)
+
+
+def every_token(connection: Connection, user: str | None = None) -> list[Token]:
+    """Return the tokens of everybody or of one user, by user and age."""
+    query = sa.select(tokens).order_by(tokens.c.username, tokens.c.created, tokens.c.id)
+    if user is not None:
+        query = query.where(tokens.c.username == user)
+    return [_token(row) for row in connection.execute(query)]
+
+
+def remove_token(connection: Connection, identifier: str, *, user: str | None = None) -> bool:
+    """Remove a token, of one user alone where one is named; return whether there was one."""
+    removal = tokens.delete().where(tokens.c.id == identifier)
+    if user is not None:
+        removal = removal.where(tokens.c.username == user)
+    return bool(connection.execute(removal).rowcount)
+
+
+def _token(row: Any) -> Token:
+    created, expires = from_micros(row.created), to_time(row.expires)
+    return Token(row.id, row.username, row.label, row.scope, created, expires)
+
+
+# -- sign-ins -------------------------------------------------------------------------------------
+
+
+def put_sign_in(connection: Connection, hashed: str, user: str, expires: datetime) -> None:
+    """Record that a browser is signed in, and forget those whose time is over."""
+    connection.execute(sign_ins.delete().where(sign_ins.c.expires <= to_micros(utc_now())))
+    values = {"hash": hashed, "username": user, "expires": to_micros(expires)}
+    connection.execute(sign_ins.insert().values(**values))
+
+
+def find_sign_in(connection: Connection, hashed: str) -> User | None:
+    """Return who is signed in by a cookie, None where its time is over."""
+    query = (
+        sa.select(users)
+        .join(sign_ins, sign_ins.c.username == users.c.name)
+        .where(sign_ins.c.hash == hashed, sign_ins.c.expires > to_micros(utc_now()))
+    )
+    return _user(connection.execute(query).first())
+
+
+def remove_sign_in(connection: Connection, hashed: str) -> None:
+    """Sign a browser out."""
+    connection.execute(sign_ins.delete().where(sign_ins.c.hash == hashed))
+
+
+def remove_sign_ins(connection: Connection, user: str) -> None:
+    """Sign a user out of every browser."""
+    connection.execute(sign_ins.delete().where(sign_ins.c.username == user))
+
+
+def put_failure(connection: Connection, who: str) -> None:
+    """Record that a sign-in failed."""
+    connection.execute(failed_sign_ins.insert().values(who=who, at=to_micros(utc_now())))
+
+
+def count_failures(connection: Connection, who: str, *, since: datetime) -> int:
+    """Return how often a sign-in failed since a time, and forget older failures of everybody."""
+    moment = to_micros(since)
+    connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.at < moment))
+    query = sa.select(sa.func.count()).where(failed_sign_ins.c.who == who)
+    return int(connection.execute(query).scalar_one())
+
+
+def remove_failures(connection: Connection, who: str) -> None:
+    """Forget the failures of somebody who has signed in."""
+    connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.who == who))
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def put_role(connection: Connection, group: str, user: str, role: str | None) -> None:
+    """Give a user a role on a group, in place of another one; None takes it away."""
+    same = sa.and_(group_roles.c.featuregroup == group, group_roles.c.username == user)
+    connection.execute(group_roles.delete().where(same))
+    if role is not None:
+        values = {"featuregroup": group, "username": user, "role": role}
+        connection.execute(group_roles.insert().values(**values))
+
+
+def roles_of(connection: Connection, user: str) -> dict[str, str]:
+    """Return the roles of a user on groups."""
+    query = sa.select(group_roles).where(group_roles.c.username == user)
+    found = {}
+    for row in connection.execute(query.order_by(group_roles.c.featuregroup)):
+        found[str(row.featuregroup)] = str(row.role)
+    return found
+
+
+def roles_on(connection: Connection, group: str) -> dict[str, str]:
+    """Return the roles on a group, by user."""
+    query = sa.select(group_roles).where(group_roles.c.featuregroup == group)
+    found = {}
+    for row in connection.execute(query.order_by(group_roles.c.username)):
+        found[str(row.username)] = str(row.role)
+    return found
+
+
+def set_private(connection: Connection, group: str, private: bool) -> None:
+    """Make a group one that only those read who have a role on it, or one of everybody."""
+    connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))
+    if private:
+        values = {"featuregroup": group, "created": to_micros(utc_now())}
+        connection.execute(private_groups.insert().values(**values))
+
+
+def private(connection: Connection) -> list[str]:
+    """Return the names of private groups, sorted."""
+    query = sa.select(private_groups.c.featuregroup).order_by(private_groups.c.featuregroup)
+    return [str(name) for name in connection.execute(query).scalars()]

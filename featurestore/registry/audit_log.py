@@ -1,0 +1,76 @@
+"""The audit log: who changed what, when and how. Entries are added and never changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.registry.rows import readable
+from featurestore.registry.tables import audit_log
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who changes something, and how: "command line", "browser", "token <id>"."""
+
+    name: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the audit log."""
+
+    at: datetime
+    who: str
+    how: str
+    action: str
+    subject: str
+    detail: dict[str, Any]
+
+
+def add(
+    connection: Connection,
+    actor: Actor,
+    action: str,
+    subject: str,
+    detail: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a line in the transaction of what it tells of."""
+    text = json.dumps(dict(detail or {}), ensure_ascii=False, default=str)
+    connection.execute(
+        audit_log.insert().values(
+            at=to_micros(utc_now()),
+            who=actor.name,
+            how=actor.how,
+            action=action,
+            subject=subject,
+            detail=text,
+        )
+    )
+
+
+def entries(
+    connection: Connection, *, who: str = "", text: str = "", limit: int, offset: int = 0
+) -> list[Entry]:
+    """Return lines, the newest first: of one user, or whose action or subject holds a text."""
+    query = sa.select(audit_log).order_by(audit_log.c.id.desc())
+    if who:
+        query = query.where(audit_log.c.who == who)
+    if text:
+        action = audit_log.c.action.icontains(text, autoescape=True)
+        query = query.where(action | audit_log.c.subject.icontains(text, autoescape=True))
+    found = []
+    for row in connection.execute(query.limit(limit).offset(offset)):
+        with readable("the audit log"):
+            detail = dict(json.loads(row.detail))
+        moment = from_micros(row.at)
+        found.append(Entry(moment, row.who, row.how, row.action, row.subject, detail))
+    return found

@@ -1,0 +1,1 @@
+"""Who comes in and what they may do: users, tokens, roles, private groups, the audit log."""

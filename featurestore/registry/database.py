@@ -57,6 +57,7 @@ class Registry:
         self._engine = _engine(url, schema=schema, durable=durable)
         self._url = url
         self._location = location
+        self._schema = schema
         self._is_copy = is_copy
         # A store that nobody closed must not leave its server connections to the garbage collector.
         weakref.finalize(self, self._engine.dispose)
@@ -105,6 +106,10 @@ class Registry:
     def dialect(self) -> str:
         """The SQL dialect: "sqlite" or "postgresql"."""
         return self._engine.dialect.name
+
+    def engine_beside(self) -> Engine:
+        """Return connections of their own to the same database, for reading."""
+        return _engine(self._url, schema=self._schema, durable=False)
 
     def close(self) -> None:
         """Close every connection."""

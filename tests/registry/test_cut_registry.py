@@ -1,0 +1,173 @@
+"""A user's registry: temporary views leave out what is hidden, whatever query asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import featurestore
+from featurestore.errors import (
+    FeatureGroupNotFound,
+    FeatureNotFound,
+    FeatureStoreError,
+    NotAllowed,
+    TrainingDatasetNotFound,
+)
+from featurestore.registry import access, overview, tables
+from featurestore.registry.cut import CUTS, EVERYTHING, Views
+from featurestore.registry.hidden import Hidden, hidden_from
+from featurestore.store import FeatureStore
+
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+JOB = """
+import featurestore
+
+raise_pay = featurestore.sql_job(
+    "raise_pay",
+    sql="select who, seen, 2 * pay as more from salaries",
+    inputs={"salaries": "salaries"},
+    featuregroup="raises",
+    primary_key=["who"],
+    event_time="seen",
+    schedule="0 * * * *",
+    window="1h",
+    start="2024-03-01T12:00Z",
+)
+"""
+
+
+def fill(store: FeatureStore, folder: Path) -> None:
+    """Make a private group, a public one, and everything that is made with them."""
+    rows = []
+    for number, who in enumerate("ab"):
+        rows.append({"who": who, "seen": NOON + timedelta(minutes=30), "pay": 10.0 * number})
+    for group in ("salaries", "visits"):
+        store.create_featuregroup(
+            rows, group, primary_key="who", event_time="seen", tags={"of": group},
+            descriptions={"pay": f"pay in {group}"},
+        )  # fmt: skip
+        labels = [{"who": who, "at": NOON + timedelta(hours=2), "good": who == "a"} for who in "ab"]
+        frame = store.get_features([f"{group}.pay"], labels=labels)
+        store.create_training_dataset(frame, f"of_{group}", label="good", progress=False)
+        store.create_feature_view(f"view_{group}", features=[f"{group}.pay"])
+        view = store.get_feature_view(f"view_{group}")
+        view.create_training_dataset(f"by_view_{group}", labels=labels)
+    (folder / "pay_jobs.py").write_text(JOB)
+    store.register_jobs(folder / "pay_jobs.py")
+    store.backfill_job("raise_pay", NOON, NOON + timedelta(hours=1))
+    with store.session.registry.transaction() as connection:
+        access.put_user(connection, "ann", role="reader")
+        access.put_user(connection, "bob", role="none")
+        access.set_private(connection, "salaries", True)
+        access.put_role(connection, "visits", "bob", "reader")
+
+
+@pytest.fixture
+def filled(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
+    with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
+        fill(store, tmp_path)
+        yield store
+
+
+def seen_by(
+    store: FeatureStore, *, granted: tuple[str, ...] = (), reads_store: bool = True
+) -> FeatureStore:
+    with store.session.registry.reading() as connection:
+        hidden = hidden_from(connection, granted=granted, reads_store=reads_store)
+    views = Views(store.session.registry)
+    return FeatureStore(replace(store.session, registry=views.registry(hidden)))
+
+
+def test_every_table_is_cut_or_said_to_be_open() -> None:
+    assert set(CUTS) == set(tables.metadata.tables)
+    opened = {name for name, condition in CUTS.items() if condition == EVERYTHING}
+    assert opened == {"sources", "owners"}
+
+
+def test_no_row_of_what_a_user_sees_names_a_private_group(filled: FeatureStore) -> None:
+    whole, cut = filled, seen_by(filled)
+    mentioned = 0
+    for table in tables.metadata.sorted_tables:
+        with whole.session.registry.reading() as connection:
+            every = [tuple(row) for row in connection.execute(sa.select(table))]
+        with cut.session.registry.reading() as connection:
+            left = [tuple(row) for row in connection.execute(sa.select(table))]
+        assert set(left) <= set(every) or table.name == "lineage", table.name
+        mentioned += any("salaries" in str(row) for row in every)
+        assert not any("salaries" in str(row) for row in left), table.name
+        assert not any("raise_pay" in str(row) for row in left) or table.name == "featuregroups"
+    assert mentioned >= 9
+    with cut.session.registry.reading() as connection:
+        assert connection.execute(sa.select(tables.users)).all() == []
+
+
+def test_the_library_finds_joins_and_counts_nothing_private(filled: FeatureStore) -> None:
+    cut = seen_by(filled)
+    assert [group.name for group in cut.get_featuregroups()] == ["raises", "visits"]
+    assert not any("salaries" in str(each) for each in cut.search("pay"))
+    assert len(filled.search("pay")) > len(cut.search("pay")) > 0
+    assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
+    assert [view.name for view in cut.get_feature_views()] == ["view_visits"]
+    assert list(cut.get_jobs()) == []
+    asked = [
+        lambda: cut.featuregroup("salaries"),
+        lambda: cut.get_featuregroup("salaries"),
+        lambda: cut.get_features(["salaries.pay"]),
+        lambda: cut.get_features(["visits.pay"], labels="salaries"),
+        lambda: cut.sql("select * from salaries").to_arrow(),
+        lambda: cut.get_training_dataset("of_salaries"),
+        lambda: cut.get_training_dataset("by_view_salaries"),
+        lambda: cut.get_feature_view("view_salaries"),
+        lambda: cut.get_featuregroup_statistics("salaries"),
+        lambda: cut.get_validation_history("salaries"),
+        lambda: cut.get_runs("raise_pay"),
+    ]
+    for ask in asked:
+        with pytest.raises(FeatureStoreError) as refused:
+            ask()
+        told = str(refused.value).replace("'salaries'", "").replace("'salaries.pay'", "")
+        assert "pay in" not in told
+    with pytest.raises((FeatureGroupNotFound, FeatureNotFound)):
+        cut.get_features(["salaries.pay"])
+    with pytest.raises(TrainingDatasetNotFound, match="by_view_visits"):
+        cut.get_training_dataset("of_salaries")
+    assert cut.get_feature("pay", dataframe_type="python") == [{"pay": 0.0}, {"pay": 10.0}]
+    with cut.session.registry.reading() as connection:
+        counted = overview.counts(connection)
+    assert counted["feature groups"] == 2
+    assert counted["jobs"] == 0
+
+
+def test_who_reads_no_store_sees_only_groups_of_a_role(filled: FeatureStore) -> None:
+    cut = seen_by(filled, granted=("visits",), reads_store=False)
+    assert [group.name for group in cut.get_featuregroups()] == ["visits"]
+    assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
+    nothing = seen_by(filled, reads_store=False)
+    assert list(nothing.get_featuregroups()) == list(nothing.get_training_datasets()) == []
+    owner = seen_by(filled, granted=("salaries",))
+    assert len(owner.get_featuregroups()) == 3
+    assert len(owner.get_training_datasets()) == 4
+    assert len(owner.get_jobs()) == 1
+
+
+def test_a_reading_hides_what_is_its_own_and_nobody_writes(filled: FeatureStore) -> None:
+    views = Views(filled.session.registry)
+    first = views.registry(Hidden(groups=frozenset(["salaries"])))
+    second = views.registry(Hidden(groups=frozenset(["visits", "raises"])))
+    for _ in range(3):
+        for registry, expected in ((first, ["raises", "visits"]), (second, ["salaries"])):
+            with registry.reading() as connection:
+                names = connection.execute(sa.select(tables.featuregroups.c.name)).scalars()
+                assert sorted(names) == expected
+    for writing in (first.transaction, first.upgrading):
+        with pytest.raises(NotAllowed), writing():
+            pass
+    cut = FeatureStore(replace(filled.session, registry=first))
+    with pytest.raises(NotAllowed):
+        cut.insert_into_featuregroup([{"who": "c", "seen": NOON, "pay": 1.0}], "visits")
+    assert filled.get_featuregroup("visits").count() == 2

@@ -16,12 +16,56 @@ def serve(
     context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at.", min=0, max=65535)] = 8787,
+    auth: Annotated[
+        bool, typer.Option("--auth", help="People sign in, programs show tokens.")
+    ] = False,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name that others reach it by, any number.", show_default=False),
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="File of a TLS certificate.", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="File of its key.", show_default=False)
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None, typer.Option(help="OpenID Connect provider.", show_default=False)
+    ] = None,
+    oidc_client: Annotated[str, typer.Option(help="What it calls this server.")] = "featurestore",
+    oidc_secret: Annotated[
+        str, typer.Option(help="Where its secret is: env:NAME or file:path.")
+    ] = "env:FEATURESTORE_OIDC_SECRET",
+    oidc_role: Annotated[
+        str | None,
+        typer.Option(
+            help="Role of who comes by it first; else an admin adds each.", show_default=False
+        ),
+    ] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy of this machine ends TLS.")
+    ] = False,
 ) -> None:
     """Serve pages for people and a REST interface for programs until Ctrl-C."""
     from featurestore.errors import missing_extra
 
     try:
-        from featurestore.server import ServerSettings, serve
+        from featurestore.server import Provider, ServerSettings, serve
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
-    serve(store(context), ServerSettings(host=host, port=port))
+    if (tls_certificate is None) != (tls_key is None):
+        raise typer.BadParameter("--tls-certificate and --tls-key go together")
+    provider = None
+    if oidc_issuer is not None:
+        provider = Provider(oidc_issuer, oidc_client, oidc_secret, role=oidc_role)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        auth=auth,
+        names=tuple(name or ()),
+        certificate=tls_certificate,
+        key=tls_key,
+        behind_proxy=behind_proxy,
+        provider=provider,
+    )
+    serve(store(context), settings)

@@ -6,6 +6,6 @@ without JavaScript; every record that a page shows can be had under ``/api/v1`` 
 
 from featurestore.server.app import create_app
 from featurestore.server.run import serve
-from featurestore.server.settings import ServerSettings
+from featurestore.server.settings import Provider, ServerSettings
 
-__all__ = ["ServerSettings", "create_app", "serve"]
+__all__ = ["Provider", "ServerSettings", "create_app", "serve"]

@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from featurestore import __version__
-from featurestore.errors import FeatureStoreError, missing_extra
-from featurestore.server.problems import MEDIA_TYPE, problem, status_of
-from featurestore.server.settings import ServerSettings
+from featurestore.errors import missing_extra
+from featurestore.registry.cut import Views
+from featurestore.server.access.provider import ProviderClient
+from featurestore.server.headers import API, HEADERS
+from featurestore.server.origins import known_hosts
+from featurestore.server.settings import ServerSettings, is_loopback
 from featurestore.store import FeatureStore
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
-
-_log = logging.getLogger("featurestore.server")
-API = "/api/v1"
-# Everything comes from this server; nothing is written into a page as script or style.
-POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data:",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    ]
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
 
 
 def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> FastAPI:
@@ -46,14 +26,17 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         MissingExtra: The server's libraries are not installed.
     """
     try:
-        from fastapi import FastAPI
+        from fastapi import Depends, FastAPI
         from fastapi.middleware.trustedhost import TrustedHostMiddleware
         from fastapi.staticfiles import StaticFiles
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
     from featurestore.server.api import router as api
-    from featurestore.server.origins import known_hosts
+    from featurestore.server.failures import answer_errors
+    from featurestore.server.guard import check_form, find_visitor
+    from featurestore.server.limits import BodyLimit
     from featurestore.server.pages import router as pages
+    from featurestore.server.pages.sign_in import router as sign_in
 
     app = FastAPI(
         title="Feature store",
@@ -64,76 +47,32 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     )
     app.state.store = store
     app.state.settings = settings or ServerSettings()
-    app.include_router(api, prefix=API)
-    app.include_router(pages, include_in_schema=False)
+    app.state.views = Views(store.session.registry)
+    app.state.provider = None
+    if app.state.settings.provider is not None:
+        app.state.provider = ProviderClient(store.session, app.state.settings.provider)
+    guards = [Depends(find_visitor), Depends(check_form)]
+    app.include_router(api, prefix=API, dependencies=guards)
+    app.include_router(sign_in, include_in_schema=False)
+    app.include_router(pages, include_in_schema=False, dependencies=guards)
     static = str(files("featurestore.server").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static), name="static")
-    _answer_errors(app)
+    answer_errors(app)
+    app.add_middleware(BodyLimit, most=app.state.settings.body)
     _add_headers(app)
     # Who can make a browser resolve a name of theirs to this machine still cannot read from it.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=known_hosts(app.state.settings.host))
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=_hosts(app.state.settings))
     return app
 
 
-def _answer_errors(app: FastAPI) -> None:
-    """Answer errors as a problem object under the REST interface and as a page elsewhere."""
-    from fastapi import HTTPException
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException as RoutingError
+def _hosts(settings: ServerSettings) -> list[str]:
+    """Return the names under which the server answers.
 
-    from featurestore.server.pages.rendering import error_page
-
-    def answer(request: Request, status: int, told: dict[str, object]) -> Response:
-        if request.url.path.startswith(API):
-            answered: Response = JSONResponse(told, status_code=status, media_type=MEDIA_TYPE)
-        else:
-            answered = error_page(request, status, told)
-        # What nobody foresaw is answered outside of what adds them to all other answers.
-        answered.headers.update(HEADERS)
-        return answered
-
-    def of_the_library(request: Request, error: Exception) -> Response:
-        assert isinstance(error, FeatureStoreError)
-        return answer(request, status_of(error), problem(error))
-
-    def of_routing(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException | RoutingError)
-        told: dict[str, object] = {
-            "type": "about:blank",
-            "title": str(error.detail),
-            "status": error.status_code,
-            "detail": f"{request.method} {request.url.path}: {error.detail}",
-        }
-        return answer(request, error.status_code, told)
-
-    def of_arguments(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        wrong = []
-        for each in error.errors():
-            wrong.append(f"{'.'.join(map(str, each['loc']))}: {each['msg']}")
-        told: dict[str, object] = {
-            "type": "about:blank",
-            "title": "Wrong argument",
-            "status": 422,
-            "detail": "; ".join(wrong),
-        }
-        return answer(request, 422, told)
-
-    def unexpected(request: Request, error: Exception) -> Response:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        told: dict[str, object] = {
-            "type": "about:blank",
-            "title": "Internal error",
-            "status": 500,
-            "detail": "The server failed at this; its log says where.",
-        }
-        return answer(request, 500, told)
-
-    app.add_exception_handler(FeatureStoreError, of_the_library)
-    app.add_exception_handler(RoutingError, of_routing)
-    app.add_exception_handler(RequestValidationError, of_arguments)
-    app.add_exception_handler(Exception, unexpected)
+    Beyond this machine people sign in, and a page of theirs is read by nobody without their cookie.
+    """
+    if settings.names or is_loopback(settings.host):
+        return known_hosts(settings.host, settings.names)
+    return ["*"]
 
 
 def _add_headers(app: FastAPI) -> None:

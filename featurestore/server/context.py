@@ -6,14 +6,18 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from featurestore.server.access.visitors import visible_to
+from featurestore.server.guard import Asking
 from featurestore.server.settings import ServerSettings
 from featurestore.store import FeatureStore
 
 
-def store_of(request: Request) -> FeatureStore:
-    """Return the store that a request is about."""
-    found: FeatureStore = request.app.state.store
-    return found
+def store_of(request: Request, visitor: Asking) -> FeatureStore:
+    """Return the store that a request is about, as whoever asks may see it."""
+    whole: FeatureStore = request.app.state.store
+    if visitor is None or visitor.sees_all:
+        return whole
+    return visible_to(visitor, whole, request.app.state.views)
 
 
 def settings_of(request: Request) -> ServerSettings:
@@ -22,7 +26,14 @@ def settings_of(request: Request) -> ServerSettings:
     return found
 
 
+def whole_store_of(request: Request) -> FeatureStore:
+    """Return the store with nothing hidden, for what a role was checked for."""
+    found: FeatureStore = request.app.state.store
+    return found
+
+
 Store = Annotated[FeatureStore, Depends(store_of)]
+Whole = Annotated[FeatureStore, Depends(whole_store_of)]
 Settings = Annotated[ServerSettings, Depends(settings_of)]
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _OF_THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 
 
-def known_hosts(host: str) -> list[str]:
+def known_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
     """Return the names under which the server answers.
 
     >>> known_hosts("127.0.0.2")
     ['localhost', '127.0.0.1', '[::1]', '127.0.0.2']
     """
     named = f"[{host}]" if ":" in host else host
-    return list(dict.fromkeys([*_OF_THIS_MACHINE, named]))
+    return list(dict.fromkeys([*_OF_THIS_MACHINE, named, *names]))
 
 
 def comes_from_elsewhere(method: str, headers: Mapping[str, str]) -> bool:

@@ -15,6 +15,7 @@ _CONFLICTS = (
     errors.PinnedByTrainingDataset,
     errors.UsedByFeatureView,
     errors.JobLeased,
+    errors.UserExists,
     errors.WriteConflict,
 )
 # What was asked is fine and the store cannot answer: whoever runs it has to look.
@@ -29,12 +30,23 @@ _OF_THE_STORE = (
 )
 
 
+def _status_of_access(error: FeatureStoreError) -> int | None:
+    if isinstance(error, errors.TooManyAttempts):
+        return 429
+    if isinstance(error, errors.NotSignedIn):
+        return 401
+    return 403 if isinstance(error, errors.NotAllowed) else None
+
+
 def status_of(error: FeatureStoreError) -> int:
     """Return the HTTP status of an error.
 
     >>> status_of(errors.FeatureGroupNotFound("no such group")), status_of(errors.InvalidSql("?"))
     (404, 400)
     """
+    refused = _status_of_access(error)
+    if refused is not None:
+        return refused
     if isinstance(error, _CONFLICTS):
         return 409
     if isinstance(error, _OF_THE_STORE):

@@ -12,18 +12,51 @@ DEFAULT_PORT = 8787
 
 
 @dataclass(frozen=True)
+class Provider:
+    """An OpenID Connect provider that people may sign in with.
+
+    Args:
+        issuer: Its address, as its tokens name it.
+        client: What it calls this server.
+        secret: Where what it told this server is: "env:NAME" or "file:path".
+        label: What people call it.
+        role: The role of those who come by it for the first time; None: an admin adds them.
+    """
+
+    issuer: str
+    client: str
+    secret: str
+    label: str = "the provider"
+    role: str | None = None
+
+
+@dataclass(frozen=True)
 class ServerSettings:
     """Where a server listens, and how much one answer may hold.
 
     Args:
-        host: The address; only of this machine, as there is no sign-in.
+        host: The address; only of this machine where nobody signs in.
         port: The port.
+        auth: People sign in and programs show tokens; without, everybody may do everything.
+        names: The names under which others reach the server; empty: any, where people sign in.
+        certificate: File of the TLS certificate with its chain; None: plain HTTP.
+        key: File of the certificate's key.
+        behind_proxy: A proxy on this machine ends TLS and says who asks.
+        body: The most bytes of a request.
+        provider: Who else says who somebody is.
         rows: The most rows that a page or an answer of the REST interface shows of a group.
         page: How many lines of a list are on a page.
     """
 
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
+    auth: bool = False
+    names: tuple[str, ...] = ()
+    certificate: str | None = None
+    key: str | None = None
+    behind_proxy: bool = False
+    body: int = 1 << 20
+    provider: Provider | None = None
     rows: int = 100
     page: int = 50
 
@@ -31,7 +64,22 @@ class ServerSettings:
     def address(self) -> str:
         """The address to open in a browser."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        scheme = "http" if self.certificate is None else "https"
+        return f"{scheme}://{host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches an address.
+
+    >>> is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_host(host: str) -> None:
@@ -46,20 +94,15 @@ def check_host(host: str) -> None:
         ...
     featurestore.errors.ConfigurationError: The server listens on this machine alone, and \
 '0.0.0.0' lets others in, who could read everything without signing in.
-    Hint: --host 127.0.0.1, and reach it from elsewhere through ssh -L 8787:127.0.0.1:8787
+    Hint: --auth lets people sign in; or --host 127.0.0.1, and reach it from elsewhere through \
+ssh -L 8787:127.0.0.1:8787
     """
-    if host == "localhost":
-        return
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
+    if not is_loopback(host):
         raise ConfigurationError(
             f"The server listens on this machine alone, and {host!r} lets others in, who could "
             "read everything without signing in.",
             hint=(
-                f"--host {DEFAULT_HOST}, and reach it from elsewhere through "
+                f"--auth lets people sign in; or --host {DEFAULT_HOST}, and reach it from elsewhere through "
                 f"ssh -L {DEFAULT_PORT}:{DEFAULT_HOST}:{DEFAULT_PORT}"
             ),
         )

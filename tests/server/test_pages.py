@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import featurestore
 from featurestore.server import ServerSettings, create_app
-from featurestore.server.app import POLICY
+from featurestore.server.headers import POLICY
 from featurestore.store import FeatureStore
 from tests.server.conftest import HARM
 

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -15,9 +16,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import featurestore
-from featurestore.errors import ConfigurationError
+from featurestore.errors import ConfigurationError, NotAllowed
+from featurestore.registry.audit_log import Actor
 from featurestore.server import ServerSettings, serve
+from featurestore.server.access import changes
 from featurestore.store import FeatureStore
+from tests.server.guarded import token_of
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
@@ -67,11 +71,40 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def _read(address: str) -> str:
+def test_beyond_this_machine_it_listens_only_where_people_sign_in(tmp_path: Path) -> None:
+    settings = ServerSettings(host="0.0.0.0", auth=True)
+    with featurestore.connect(tmp_path / "store") as store:
+        with pytest.raises(NotAllowed, match="no user yet"):
+            serve(store, settings)
+        changes.add_user(store.session, Actor("root", "test"), "ann", role="admin")
+        headers = token_of(store, "ann")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = str(Path(sys.executable).with_name("featurestore"))
+    words = [command, "--location", str(tmp_path / "store"), "serve", "--port", str(port)]
+    process = subprocess.Popen(
+        [*words, "--host", "0.0.0.0", "--auth"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert f"http://0.0.0.0:{port}" in process.stdout.readline()
+        assert "in the clear" in process.stdout.readline()
+        address = f"http://127.0.0.1:{port}/api/v1/store"
+        assert "counts" in _read(address, headers)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(address, timeout=10)
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def _read(address: str, headers: dict[str, str] | None = None) -> str:
+    request = urllib.request.Request(address, headers=headers or {})
     until = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(address, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 return str(answer.read().decode())
         except OSError:
             if time.monotonic() > until:

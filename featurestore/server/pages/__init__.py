@@ -3,6 +3,8 @@
 from fastapi import APIRouter
 
 from featurestore.server.pages import (
+    account,
+    audit,
     basket,
     feature_views,
     featuregroups,
@@ -27,5 +29,7 @@ for _module in (
     lineage,
     basket,
     metrics,
+    account,
+    audit,
 ):
     router.include_router(_module.router)

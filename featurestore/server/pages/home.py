@@ -1,9 +1,9 @@
-"""The first page, and whether the server is well."""
+"""The first page."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse
 
 from featurestore.server.context import Store
 from featurestore.server.pages.rendering import page
@@ -16,11 +16,3 @@ router = APIRouter()
 def first_page(request: Request, store: Store) -> HTMLResponse:
     """Show what is new and what fails."""
     return page(request, "home.html", title="Feature store", home=home(store))
-
-
-@router.get("/healthz")
-def health(store: Store) -> PlainTextResponse:
-    """Answer where the registry can be read."""
-    with store.session.registry.reading() as connection:
-        connection.exec_driver_sql("SELECT 1")
-    return PlainTextResponse("ok\n")

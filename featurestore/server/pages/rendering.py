@@ -13,10 +13,13 @@ from urllib.parse import urlencode
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from featurestore import __version__
 from featurestore.model.printable import printable_line, value_text
 from featurestore.model.statistics import ColumnStatistics
+from featurestore.server.access.secrets import form_token
+from featurestore.server.access.visitors import Visitor
 
 _LONGEST = 24
 
@@ -64,6 +67,9 @@ def _cell(value: object) -> str:
 def _render(
     request: Request, template: str, status: int, values: Mapping[str, Any]
 ) -> HTMLResponse:
+    state = request.app.state
+    visitor: Visitor | None = getattr(request.state, "visitor", None)
+    known = visitor is not None or not state.settings.auth
     text = (
         _environment()
         .get_template(template)
@@ -71,12 +77,23 @@ def _render(
             request=request,
             path=request.url.path,
             partial=is_partial(request),
-            location=request.app.state.store.location,
+            location=state.store.location if known else None,
             release=__version__,
+            visitor=visitor,
+            form_field=_form_field(visitor),
             **values,
         )
     )
     return HTMLResponse(text, status_code=status)
+
+
+def _form_field(visitor: Visitor | None) -> Markup:
+    """Return what each form holds, so that no page of another site can send it."""
+    if visitor is None or visitor.cookie is None:
+        return Markup("")
+    return Markup('<input type="hidden" name="form_token" value="{}">').format(
+        form_token(visitor.cookie)
+    )
 
 
 @cache

@@ -1,0 +1,105 @@
+"""A small OpenID Connect provider: it asks nobody anything, and can be told to lie."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+CLIENT, SECRET = "featurestore", "what the provider told us"
+
+
+@dataclass
+class OpenIdProvider:
+    """Who it says has signed in, and what it gets wrong (claims, or the key that signs)."""
+
+    issuer: str = ""
+    subject: str = "subject-7"
+    name: str = "Rea@example.org"
+    claims: dict[str, Any] = field(default_factory=dict)
+    signer: Any = None
+    key: Any = None
+    asked: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def code(self, query: dict[str, str]) -> str:
+        code = f"code-{len(self.asked)}"
+        self.asked[code] = query
+        return code
+
+    def token(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
+        """Return the answer to a code: only once, to its client, with the text behind its hash."""
+        from joserfc import jwt
+
+        pair = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+        query = self.asked.pop(form["code"], None)
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        if query is None or authorization != f"Basic {pair}":
+            return 400, {"error": "invalid_client"}
+        if challenge != query["code_challenge"] or form["redirect_uri"] != query["redirect_uri"]:
+            return 400, {"error": "invalid_grant"}
+        now = int(time.time())
+        told = {"iss": self.issuer, "sub": self.subject, "aud": CLIENT, "iat": now}
+        told |= {"exp": now + 60, "nonce": query["nonce"], "preferred_username": self.name}
+        signed = jwt.encode({"alg": "RS256", "kid": "1"}, told | self.claims, self.signer)
+        return 200, {"access_token": "a", "token_type": "Bearer", "id_token": signed}
+
+
+@contextmanager
+def running() -> Iterator[OpenIdProvider]:
+    """Yield a provider that listens on this machine."""
+    from joserfc.jwk import RSAKey
+
+    key = RSAKey.generate_key(2048, {"kid": "1", "use": "sig", "alg": "RS256"})
+    provider = OpenIdProvider(signer=key, key=key)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            if parts.path == "/authorize":
+                query = dict(parse_qsl(parts.query))
+                back = {"code": provider.code(query), "state": query["state"]}
+                self.send_response(303)
+                self.send_header("Location", f"{query['redirect_uri']}?{urlencode(back)}")
+                self.end_headers()
+            elif parts.path == "/keys":
+                self.tell(200, {"keys": [provider.key.as_dict(private=False)]})
+            else:
+                told = {"issuer": provider.issuer, "jwks_uri": f"{provider.issuer}/keys"}
+                for name in ("authorization", "token"):
+                    path = name.removesuffix("ation").replace("authoriz", "authorize")
+                    told[f"{name}_endpoint"] = f"{provider.issuer}/{path}"
+                self.tell(200, told)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            form = dict(parse_qsl(body))
+            self.tell(*provider.token(form, self.headers.get("Authorization", "")))
+
+        def tell(self, status: int, told: dict[str, Any]) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(told).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    provider.issuer = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,308 @@
+"""Who may do what: each route for each role, by cookie and by token, and what is hidden."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.registry import audit_log
+from featurestore.server.access import changes
+from featurestore.store import FeatureStore
+from tests.server.guarded import PASSWORD, ROOT, USERS, client_of, field_of, fill, sign_in, token_of
+
+# Routes that answer whoever asks, and those that change something, with the role it takes.
+OPEN = {
+    "/healthz",
+    "/sign-in",
+    "/static",
+    "/api/v1/openapi.json",
+    "/sign-in/provider",
+    "/sign-in/back",
+}
+CHANGES = {
+    ("POST", "/sign-out"): "browser",
+    ("POST", "/account/tokens"): "browser",
+    ("POST", "/account/tokens/{identifier}/revoke"): "browser",
+    ("POST", "/account/password"): "browser",
+    ("GET", "/account"): "browser",
+}  # fmt: skip
+READERS = {"ann", "wil", "rea", "mia"}
+ADMINS = {("GET", "/audit")}
+VALUES = {
+    "name": {"groups": "visits", "featuregroups": "visits", "datasets": "of_visits",
+             "training-datasets": "of_visits", "views": "view_visits", "jobs": "raise_pay",
+             "monitors": "watch_pay"},
+    "version": "1", "split": "train", "run_id": "none", "identifier": "none",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def guarded_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+    folder = tmp_path_factory.mktemp("guarded")
+    with featurestore.connect(folder / "store") as store:
+        fill(store, folder)
+        yield store
+
+
+@pytest.fixture
+def client(guarded_store: FeatureStore) -> Iterator[TestClient]:
+    with client_of(guarded_store) as client:
+        yield client
+
+
+def routes_of(client: TestClient) -> list[tuple[str, str]]:
+    """Return method and path of every route that the application has."""
+    found = []
+    for route in iter_route_contexts(client.app.routes):  # type: ignore[attr-defined]
+        for method in sorted(set(route.methods or ["GET"]) - {"HEAD"}):
+            found.append((method, str(route.path)))
+    return found
+
+
+def address_of(path: str, group: str = "visits") -> str:
+    """Return the address of a route, with values of things that exist."""
+    noun = path.removeprefix("/api/v1").split("/")[1]
+    for name, value in VALUES.items():
+        if isinstance(value, dict):
+            value = value.get(noun, "none")
+        path = path.replace(f"{{{name}}}", value.replace("visits", group))
+    if path == "/api/v1/search":
+        path += "?q=pay"
+    if path.endswith("/diff"):
+        path += "?against=2"
+    return path
+
+
+def test_each_route_lets_in_whom_it_may(client: TestClient, guarded_store: FeatureStore) -> None:
+    """The table of routes and roles: nobody, a token of no use, every user, each scope."""
+    routes = routes_of(client)
+    assert len(routes) >= 40
+    shown = {}
+    for name in USERS:
+        shown[name] = token_of(guarded_store, name)
+    for scope in ("read", "write"):
+        shown[f"ann {scope}"] = token_of(guarded_store, "ann", scope=scope)
+    for method, path in routes:
+        if path in OPEN:
+            continue
+        address = address_of(path)
+        nobody = client.request(method, address)
+        unknown = client.request(method, address, headers={"Authorization": "Bearer fs_x"})
+        wrong = client.request(method, address, headers={"Authorization": "Basic YTpi"})
+        is_page = method == "GET" and not path.startswith("/api")
+        assert nobody.status_code == (303 if is_page else 401), (method, path)
+        assert unknown.status_code == wrong.status_code == 401, (method, path)
+        if is_page:
+            assert nobody.headers["location"].startswith("/sign-in?next=")
+        for who, headers in shown.items():
+            answer = client.request(method, address, headers=headers)
+            told = f"{method} {path} for {who}: {answer.status_code} {answer.text[:300]}"
+            expected = expected_of(method, path, who)
+            assert answer.status_code in expected, told
+
+
+def expected_of(method: str, path: str, who: str) -> set[int]:
+    """Return what a user's token may be answered on a route."""
+    if path == "/sign-out":
+        return {303}
+    if (method, path) in CHANGES:
+        return {403}  # of a browser alone
+    user, _, scope = who.partition(" ")
+    if (method, path) in ADMINS:
+        return {200} if user == "ann" and not scope else {403}
+    if "{run_id}" in path:
+        return {404}
+    if "{name}" in path:
+        noun = path.removeprefix("/api/v1").split("/")[1]
+        # The job reads a private group and writes a public one; the monitor watches the private one.
+        sees = {"jobs": {"ann", "mia"}, "monitors": {"ann", "mia", "own"}}
+        return {200, 307} if user in sees.get(noun, READERS) else {404}
+    return {200}
+
+
+@pytest.mark.parametrize("name", ["rea", "wil", "non"])
+def test_what_is_private_is_nowhere(
+    client: TestClient, guarded_store: FeatureStore, name: str
+) -> None:
+    """Every page that links lead to, and every address of the REST interface, by itself too."""
+    headers = token_of(guarded_store, name)
+    for method, path in routes_of(client):
+        if "{name}" in path:
+            answer = client.request(method, address_of(path, "salaries"), headers=headers)
+            assert answer.status_code == 404, path
+    assert "boss_of_salaries" not in crawl(client, headers)
+    basket = client.get("/basket?feature=salaries.pay&q=pay", headers=headers)
+    assert "boss_of_salaries" not in basket.text
+    for text in ("salaries", "boss_of", "pay"):
+        found = client.get("/api/v1/search", params={"q": text}, headers=headers)
+        assert "salaries" not in found.text
+    lineage = client.get("/api/v1/lineage?node=featuregroup:raises@1", headers=headers).text
+    assert "salaries" not in lineage
+    told = client.get("/api/v1/featuregroups/salaries", headers=headers).json()
+    absent = client.get("/api/v1/featuregroups/nothing_here", headers=headers).json()
+    assert told["detail"].endswith("(not found or not allowed)")
+    assert told["detail"].replace("salaries", "nothing_here") == absent["detail"]
+
+
+def crawl(client: TestClient, headers: dict[str, str]) -> str:
+    """Return all pages that a user reaches by links; none of them may name what is private."""
+    waiting = deque(["/", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"])
+    waiting += ["/search?q=pay", "/metrics", "/api/v1/store", "/api/v1/features"]
+    seen: dict[str, str] = {}
+    while waiting:
+        address = waiting.popleft()
+        if address in seen or len(seen) > 150:
+            continue
+        answer = client.get(address, headers=headers, follow_redirects=True)
+        if answer.status_code == 404:
+            continue
+        assert answer.status_code in (200, 403), f"{address}: {answer.text[:300]}"
+        seen[address] = answer.text
+        assert "salaries" not in answer.text, f"{address}: {around(answer.text)}"
+        for link in re.findall(r'href="(/[^"]*|\?[^"]*)"', answer.text):
+            link = html.unescape(link).split("#")[0]
+            waiting.append(address.split("?")[0] + link if link.startswith("?") else link)
+    assert len(seen) > 8
+    return "\n".join(seen.values())
+
+
+def around(text: str) -> str:
+    start = text.index("salaries")
+    return text[max(0, start - 200) : start + 200]
+
+
+def test_who_has_a_role_on_the_group_sees_it(
+    client: TestClient, guarded_store: FeatureStore
+) -> None:
+    for name in ("mia", "own", "ann"):
+        headers = token_of(guarded_store, name, scope="read")
+        for address in ("/groups/salaries/1", "/datasets/of_salaries/1", "/views/view_salaries/1"):
+            assert client.get(address, headers=headers).status_code == 200, (name, address)
+        assert "salaries" in client.get("/api/v1/lineage", headers=headers).text
+    own = token_of(guarded_store, "own")
+    assert client.get("/groups/visits/1", headers=own).status_code == 404
+    counts = client.get("/api/v1/store", headers=own).json()["counts"]
+    assert (counts["feature groups"], counts["training datasets"]) == (1, 1)
+
+
+def test_a_browser_signs_in_and_out(client: TestClient) -> None:
+    assert client.get("/groups?q=v").headers["location"] == "/sign-in?next=%2Fgroups%3Fq%3Dv"
+    assert sign_in(client, "rea", "something else") == 401
+    token = field_of(client.get("/sign-in").text)
+    form = {"name": "Rea", "password": PASSWORD, "next": "/groups", "form_token": token}
+    answer = client.post("/sign-in", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/groups")
+    cookie = next(each for each in answer.headers.get_list("set-cookie") if "featurestore=" in each)
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert "visits" in client.get("/groups").text
+    page = client.get("/account").text
+    signed_in = dict(client.cookies)
+    assert client.post("/sign-out", data={"form_token": field_of(page)}).status_code == 303
+    client.cookies.update(signed_in)  # a copy of the cookie is worth nothing after that
+    assert client.get("/groups").status_code == 303
+
+
+def test_forms_need_the_token_of_the_browser(client: TestClient) -> None:
+    assert sign_in(client, "rea") == 303
+    address = "/datasets/of_visits/1/verify"
+    assert client.post(address).status_code == 403
+    assert client.post(address, data={"form_token": "0" * 64}).status_code == 403
+    token = field_of(client.get(address).text)
+    assert client.post(address, data={"form_token": token}).status_code == 200
+    assert client.post("/api/v1/training-datasets/of_visits/1/verify").status_code == 403
+    headers = {"X-Form-Token": token}
+    assert client.post(address.replace("/datasets", "/api/v1/training-datasets"), headers=headers)
+    form = {"name": "rea", "password": PASSWORD, "form_token": token}
+    client.cookies.clear()
+    assert client.post("/sign-in", data=form).status_code == 403
+
+
+def test_guessing_passwords_is_slowed_down(client: TestClient, guarded_store: FeatureStore) -> None:
+    for _ in range(5):
+        assert sign_in(client, "wil", "a wrong password") == 401
+    assert sign_in(client, "wil", "a wrong password") == 429
+    assert sign_in(client, "wil", PASSWORD) == 429
+    assert sign_in(client, "nobody", "a wrong password") == 401
+    with guarded_store.session.registry.transaction() as connection:
+        connection.exec_driver_sql("delete from failed_sign_ins")
+    assert sign_in(client, "wil", PASSWORD) == 303
+
+
+def test_a_user_makes_and_revokes_tokens(client: TestClient, guarded_store: FeatureStore) -> None:
+    assert sign_in(client, "rea") == 303
+    form = {"form_token": field_of(client.get("/account").text), "label": "<b>nightly</b>"}
+    made = client.post("/account/tokens", data={**form, "scope": "read", "expires": "1d"})
+    token = re.search(r"fs_[\w-]{40,}", made.text)
+    assert token is not None
+    assert made.headers["cache-control"] == "no-store"
+    page = client.get("/account").text
+    assert token[0] not in page
+    assert "&lt;b&gt;nightly" in page
+    headers = {"Authorization": f"Bearer {token[0]}"}
+    with client_of(guarded_store) as program:
+        assert program.get("/api/v1/store", headers=headers).status_code == 200
+        identifier = re.findall(r"/account/tokens/(\w+)/revoke", page)[-1]
+        other = sign_in(program, "wil")
+        assert other == 303
+        theirs = {"form_token": field_of(program.get("/account").text)}
+        address = f"/account/tokens/{identifier}/revoke"
+        assert program.post(address, data=theirs).status_code == 404
+        assert client.post(address, data=form).status_code == 303
+        assert program.get("/api/v1/store", headers=headers).status_code == 401
+
+
+def test_a_removed_user_is_out_at_once(client: TestClient, guarded_store: FeatureStore) -> None:
+    changes.add_user(guarded_store.session, ROOT, "gone", password=PASSWORD)
+    headers = token_of(guarded_store, "gone")
+    assert sign_in(client, "gone") == 303
+    assert client.get("/groups").status_code == 200
+    changes.remove_user(guarded_store.session, ROOT, "gone")
+    assert client.get("/groups").status_code == 303
+    client.cookies.clear()
+    assert client.get("/api/v1/store", headers=headers).status_code == 401
+
+
+def test_long_requests_are_not_read(client: TestClient, guarded_store: FeatureStore) -> None:
+    body = b"a=" + b"x" * 200_000
+    assert client.post("/sign-in", content=body).status_code == 400
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b"x" * 100_000
+
+    assert client.post("/sign-in", content=parts()).status_code == 413
+    assert client.post("/sign-in", content=b"x" * 2_000_000).status_code == 413
+
+
+def test_secrets_are_in_no_log(
+    client: TestClient, guarded_store: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("DEBUG"):
+        headers = token_of(guarded_store, "ann")
+        client.get("/groups", headers=headers)
+        sign_in(client, "ann")
+    secret = headers["Authorization"].split()[1]
+    assert secret not in caplog.text
+    assert PASSWORD not in caplog.text
+    with guarded_store.session.registry.reading() as connection:
+        for entry in audit_log.entries(connection, limit=1000):
+            assert secret not in str(entry)
+            assert PASSWORD not in str(entry)
+
+
+def test_admins_read_who_changed_what(client: TestClient, guarded_store: FeatureStore) -> None:
+    assert sign_in(client, "ann") == 303
+    page = client.get("/audit?q=private").text
+    assert "make private" in page
+    assert "salaries" in page
+    assert "sign in" in client.get("/audit?who=ann&format=csv").text
+    assert sign_in(client, "wil") == 303
+    assert client.get("/audit").status_code == 403

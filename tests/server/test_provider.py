@@ -1,0 +1,151 @@
+"""Signing in by an OpenID Connect provider, which may lie or be another one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler as Redirects
+from urllib.request import Request, build_opener
+
+import pytest
+from starlette.testclient import TestClient
+
+from featurestore.errors import ConfigurationError
+from featurestore.server import Provider, ServerSettings, create_app
+from featurestore.server.access import changes
+from featurestore.store import FeatureStore
+from tests.server.guarded import PASSWORD, ROOT, client_of, field_of
+from tests.server.openid_provider import CLIENT, SECRET, OpenIdProvider, running
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[OpenIdProvider]:
+    with running() as provider:
+        yield provider
+
+
+@pytest.fixture
+def provider(started: OpenIdProvider, monkeypatch: pytest.MonkeyPatch) -> OpenIdProvider:
+    monkeypatch.setenv("OIDC_SECRET", SECRET)
+    started.claims, started.signer = {}, started.key
+    started.subject, started.name = "subject-7", "Rea@example.org"
+    return started
+
+
+def settings_of(provider: OpenIdProvider, *, role: str | None = "reader") -> Provider:
+    return Provider(provider.issuer, CLIENT, "env:OIDC_SECRET", label="the office", role=role)
+
+
+class _Stay(Redirects):
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def came_back(client: TestClient, following: str = "/groups") -> str:
+    """Leave for the provider, and return the address with which it leads back."""
+    left = client.get("/sign-in/provider", params={"next": following})
+    assert left.status_code == 303
+    try:
+        build_opener(_Stay).open(Request(left.headers["location"]), timeout=10)
+    except HTTPError as answer:
+        return str(answer.headers["Location"])
+    raise AssertionError("the provider did not lead back")
+
+
+def test_who_signed_in_there_is_in_here(
+    duckdb_store: FeatureStore, provider: OpenIdProvider
+) -> None:
+    duckdb_store.create_featuregroup([{"x": 1}], "visits")
+    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+        assert "Sign in with the office" in client.get("/sign-in").text
+        for _ in range(2):
+            answer = client.get(came_back(client))
+            assert (answer.status_code, answer.headers["location"]) == (303, "/groups")
+            assert "visits" in client.get("/groups").text
+            assert "rea@example.org" in client.get("/account").text
+            token = field_of(client.get("/account").text)
+            client.post("/sign-out", data={"form_token": token})
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"aud": "somebody-else"},
+        {"iss": "https://evil.example"},
+        {"nonce": "of another attempt"},
+        {"exp": int(time.time()) - 3600},
+        {"azp": "somebody-else"},
+    ],
+)
+def test_a_token_that_is_not_about_this_attempt_is_refused(
+    duckdb_store: FeatureStore, provider: OpenIdProvider, claims: dict[str, object]
+) -> None:
+    provider.claims = claims
+    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+        answer = client.get(came_back(client))
+        assert answer.status_code == 401
+        assert client.get("/groups").status_code == 303
+
+
+def test_a_token_of_another_key_or_none_is_refused(
+    duckdb_store: FeatureStore, provider: OpenIdProvider
+) -> None:
+    from joserfc.jwk import RSAKey
+
+    provider.signer = RSAKey.generate_key(2048, {"kid": "1"})
+    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+        assert client.get(came_back(client)).status_code == 401
+
+
+def test_an_answer_of_another_browser_signs_nobody_in(
+    duckdb_store: FeatureStore, provider: OpenIdProvider
+) -> None:
+    with (
+        client_of(duckdb_store, provider=settings_of(provider)) as client,
+        client_of(duckdb_store, provider=settings_of(provider)) as other,
+    ):
+        address = came_back(client)
+        assert other.get(address).status_code == 401
+        came_back(other)
+        assert other.get(address).status_code == 401
+        assert client.get(address).status_code == 303
+        assert client.get(address).status_code == 401
+
+
+def test_who_is_not_known_comes_in_only_where_that_is_set(
+    duckdb_store: FeatureStore, provider: OpenIdProvider
+) -> None:
+    with client_of(duckdb_store, provider=settings_of(provider, role=None)) as client:
+        told = client.get(came_back(client))
+        assert told.status_code == 401
+        assert "subject-7" in told.text
+        changes.add_user(
+            duckdb_store.session, ROOT, "rea", issuer=provider.issuer, subject="subject-7"
+        )
+        assert client.get(came_back(client)).status_code == 303
+        assert ">rea<" in client.get("/account").text
+
+
+def test_a_name_that_is_taken_is_not_taken_over(
+    duckdb_store: FeatureStore, provider: OpenIdProvider
+) -> None:
+    changes.add_user(duckdb_store.session, ROOT, "ann", role="admin", password=PASSWORD)
+    provider.subject, provider.name = "subject-8", "ann"
+    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+        assert client.get(came_back(client)).status_code == 401
+        assert client.get("/groups").status_code == 303
+
+
+def test_a_provider_that_is_none_is_said(
+    duckdb_store: FeatureStore, provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(issuer: str) -> None:
+        found = Provider(issuer, CLIENT, "env:OIDC_SECRET")
+        create_app(duckdb_store, ServerSettings(auth=True, provider=found))
+
+    with pytest.raises(ConfigurationError, match="no address of https"):
+        made("http://login.example.org")
+    monkeypatch.delenv("OIDC_SECRET")
+    with pytest.raises(ConfigurationError, match="OIDC_SECRET"):
+        made(provider.issuer)

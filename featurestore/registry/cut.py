@@ -1,7 +1,7 @@
 """A registry as a user may see it: temporary views over its tables leave out what is hidden.
 
 Both databases look for temporary names before all others, so that every query reads the views
-without knowing of them; see docs/adr/0018.
+without knowing of them; see docs/adr/0019.
 """
 
 from __future__ import annotations

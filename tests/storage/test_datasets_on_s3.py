@@ -320,26 +320,39 @@ def test_an_export_that_was_taken_for_dead_publishes_nothing(
     assert export(first).verify().ok
 
 
+@pytest.mark.parametrize(
+    ("faults", "rate"), [(20, 0.15), pytest.param(1000, 0.25, marks=pytest.mark.soak)]
+)
 def test_an_export_works_over_a_faulty_network(
-    connect: Connect, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    connect: Connect,
+    object_server: ObjectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: int,
+    rate: float,
 ) -> None:
+    """Every dataset that was acknowledged is there, and every one that is there is whole."""
     monkeypatch.setattr(attempts, "_FIRST_PAUSE", 0.002)
     backoff = {"init_backoff": timedelta(milliseconds=2)}
     monkeypatch.setattr(objects, "_RETRIES", {**objects._RETRIES, "backoff": backoff})
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     expected = export(store)
-    with faulty(object_server.port, rate=0.15, seed=5) as (proxy, endpoint):
+    acknowledged = {1}
+    with faulty(object_server.port, rate=rate, seed=5) as (proxy, endpoint):
         shaky = connect(storage_options=options_for(endpoint))
-        for _ in range(4):
+        while proxy.faults.total() < faults:
             try:
                 made = export(shaky)
+                acknowledged.add(made.version)
+                assert made.manifest.content_hash == expected.manifest.content_hash
+                assert batches_of(made) == batches_of(expected)
             except StorageError:
                 continue
-            assert made.manifest.content_hash == expected.manifest.content_hash
-            assert batches_of(made) == batches_of(expected)
-        assert proxy.faults.total() >= 20
-    for dataset in connect().get_training_datasets():
+    again = connect()
+    clean_all(again.session)
+    found = again.get_training_datasets()
+    assert acknowledged <= {each.version for each in found}
+    for dataset in found:
         assert dataset.verify().ok
 
 

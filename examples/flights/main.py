@@ -1,4 +1,4 @@
-"""Runs the whole example.
+"""Runs the whole example; --search, --ablate and --score go on where the main job ends.
 
 Raw tables, feature groups, point-in-time features, training datasets, two workers, proof.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from late_flights import datasets, features, pictures, training
+from late_flights import datasets, features, pictures, training, trials
 from rich.console import Console
 
 import featurestore
@@ -90,6 +90,27 @@ def main() -> int:
         reports = [each.verify() for each in made.values()]
         for report in reports:
             say(str(report))
+    if arguments.search:
+        with step(f"8. {arguments.search} trials, two at a time") as say:
+            study = trials.search(dataset, trials=arguments.search)
+            states = [each.state for each in study.runs]
+            given_up = states.count("stopped")
+            say(f"{len(states)} trials, {given_up} given up early; the best: {study.best.params}")
+            say(f"validation AUC {study.best.metrics['val_auc']:.3f}")
+
+    if arguments.ablate:
+        with step("9. What each feature group is worth") as say:
+            worth = trials.ablate(dataset)
+            say(str(worth))
+            worth.plot().savefig(run / "ablation.png", dpi=120)
+
+    if arguments.score:
+        with step("10. Predictions as a feature group") as say:
+            asked = store.get_featuregroup("questions").sample(fraction=0.1, seed=1)
+            model, auc = trials.score(store, dataset, asked)
+            rows = store.get_featuregroup("late_predictions").count()
+            say(f"{rows:,} rows of model {model.name} version {model.version}, AUC {auc:.3f}")
+
     console.print(f"\nverify: {'ok' if all(report.ok for report in reports) else 'FAILED'}")
     console.print(f"test AUC: {result['auc']:.3f}")
     console.print(f"store: {store.location}\ndataset: {dataset.path}\nrun: {run}", soft_wrap=True)
@@ -122,6 +143,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--until", default=None, help="only flights before this day (ISO), for a quick try"
     )
+    parser.add_argument("--search", type=int, default=0, metavar="N", help="search with N trials")
+    parser.add_argument("--ablate", action="store_true", help="leave out each feature group")
+    parser.add_argument("--score", action="store_true", help="register a model and score with it")
     return parser.parse_args()
 
 

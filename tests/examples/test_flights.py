@@ -110,6 +110,29 @@ def test_the_whole_example_runs_on_a_slice(tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.usefixtures("late_flights")
+def test_the_network_is_searched_taken_apart_and_scored_with(duckdb_store: FeatureStore) -> None:
+    for library in ("optuna", "tensorboard", "tf_keras"):
+        pytest.importorskip(library)
+    from late_flights import datasets, features, trials
+
+    features.write_groups(duckdb_store, until=SLICE)
+    frame = duckdb_store.get_features(features.FEATURES, labels="questions")
+    dataset = datasets.make(duckdb_store, frame, "tfrecord", until=SLICE)
+    study = trials.search(dataset, trials=2, parallel=1, epochs=1)
+    assert 0.4 < study.best.metrics["val_auc"] < 1
+    worth = trials.ablate(dataset, repeats=1, parallel=1)
+    groups = {"weather", "origin_traffic", "planes", "airports", "landings"}
+    assert {row.name for row in worth.rows} >= groups
+    asked = duckdb_store.get_featuregroup("questions").filter("origin = 'JFK'")
+    model, auc = trials.score(duckdb_store, dataset, asked)
+    assert 0.4 < auc < 1
+    assert duckdb_store.featuregroup("late_predictions").read().count() == asked.count()
+    assert model.label == ("late",)
+
+
+@pytest.mark.tensorflow
 def test_keras_3_trains_in_one_process(tmp_path: Path) -> None:
     command = [sys.executable, "one_process.py", "--until", SLICE, "--epochs", "1"]
     command += ["--framework", "keras", "--out", str(tmp_path)]

@@ -26,14 +26,21 @@ TRANSFORMATIONS = {name: t.standardize() for name in NUMBERS}
 TRANSFORMATIONS |= {name: t.hash_bucket(size) for name, size in WORDS.items()}
 
 
-def build(dataset: TrainingDataset, framework: str = "tf_keras") -> Any:
+def build(
+    dataset: TrainingDataset,
+    framework: str = "tf_keras",
+    *,
+    columns: Sequence[str] = COLUMNS,
+    lr: float = 2e-3,
+    units: int = 64,
+) -> Any:
     """Return the compiled network over transformed inputs; build it inside a strategy's scope.
 
     A number that has nulls comes with a mask, which the network sees, too; without its value it
     counts as the mean, which is 0.
     """
     keras = importlib.import_module(framework)
-    inputs = dataset.keras_inputs(columns=COLUMNS, nulls="mask", framework=framework)
+    inputs = dataset.keras_inputs(columns=columns, nulls="mask", framework=framework)
     parts = []
     for name, given in inputs.items():
         if name in WORDS:
@@ -45,10 +52,10 @@ def build(dataset: TrainingDataset, framework: str = "tf_keras") -> Any:
             as_number = keras.layers.Rescaling(1.0)(given)
             parts.append(keras.layers.Reshape((1,))(as_number))
     hidden = keras.layers.Concatenate()(parts)
-    for width in (64, 32):
+    for width in (units, 32):
         hidden = keras.layers.Dense(width, activation="relu")(hidden)
     model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
-    model.compile(keras.optimizers.Adam(2e-3), "binary_crossentropy", weighted_metrics=[])
+    model.compile(keras.optimizers.Adam(lr), "binary_crossentropy", weighted_metrics=[])
     return model
 
 

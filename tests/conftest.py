@@ -240,6 +240,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         if item.get_closest_marker("spark") is not None:
             item.add_marker(pytest.mark.xdist_group("spark"))
+        elif "hdfs_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("hdfs"))  # one server a run, not one a worker
     items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
 
 

@@ -18,6 +18,7 @@ import time_machine
 
 from featurestore import _current
 from tests.forking import ForkServer
+from tests.hdfs_server import HdfsServer
 from tests.pages.pages import ROOT, Block, blocks, pages, run_page, run_shell
 
 # Pages that want TensorFlow or petastorm: each runs in a process of its own, a fork.
@@ -145,11 +146,10 @@ def test_the_code_of_a_page_about_s3_runs(
 
 @pytest.mark.parametrize("name", sorted(HDFS))
 def test_the_code_of_a_page_about_hdfs_runs(
-    name: str, empty_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    name: str, empty_folder: Path, hdfs_server: HdfsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = request.getfixturevalue("hdfs_server")
     (empty_folder / "hadoop").mkdir()
-    (empty_folder / "hadoop" / "hdfs-site.xml").write_text(server.site("cluster"))
+    (empty_folder / "hadoop" / "hdfs-site.xml").write_text(hdfs_server.site("cluster"))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(empty_folder / "hadoop"))
     run_page(ROOT / name)
 

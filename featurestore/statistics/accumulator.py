@@ -16,9 +16,11 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import ColumnCounts, CountedBatch, count_batch
+from featurestore.statistics.dictionaries import with_dictionaries
 from featurestore.statistics.draw import upper_halves, with_lower_halves, within
 from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
-from featurestore.statistics.moments import CoMoments, co_moments
+from featurestore.statistics.moments import CoMoments, moments_of
+from featurestore.statistics.pairwise import co_moments
 from featurestore.statistics.sample import (
     Sample,
     drawing_rows,
@@ -76,10 +78,15 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         if not batch.num_rows:
             return state
         state.rows += batch.num_rows
+        few = [each.name for each in self.columns if self._is_text_of_few(state, each)]
+        batch = with_dictionaries(batch, few)
         with _beside(batch.num_rows, lambda: _drawn(batch, state.sample, self.seed)) as drawn:
             self._count(state, batch)
         state.sample.add(*drawn.result())
         return state
+
+    def _is_text_of_few(self, state: StatisticsState, column: CountedColumn) -> bool:
+        return column.kind == "text" and state.counts[column.name].values is not None
 
     def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> None:
         # Squares of values near the end of float64 leave it; what comes of them is reported as
@@ -87,26 +94,31 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         with np.errstate(over="ignore", invalid="ignore"):
             counted = {}
             for column in self.columns:
-                before = state.counts[column.name]
-                few_values = before.values is not None
-                found = count_batch(column, batch.column(column.name), few_values=few_values)
-                state.counts[column.name] = before.merge(found.counts)
-                counted[column.name] = found
+                few_values = state.counts[column.name].values is not None
+                data = batch.column(column.name)
+                counted[column.name] = count_batch(column, data, few_values=few_values)
             self._correlate(state, batch.num_rows, counted)
+            for name, found in counted.items():
+                state.counts[name] = state.counts[name].merge(found.counts)
 
     def _correlate(
         self, state: StatisticsState, rows: int, counted: dict[str, CountedBatch]
     ) -> None:
-        names = [column.name for column in correlated_columns(self.columns)]
-        if len(names) < 2:
+        """Count the moments of columns, alone and pairwise."""
+        names = {column.name for column in correlated_columns(self.columns)}
+        pairwise = []
+        for name, found in counted.items():
+            if found.values is not None and name in names and len(names) > 1:
+                pairwise.append(found)
+            elif found.values is not None:
+                found.counts.moments = moments_of(found.values, found.pivot)
+        if not pairwise:
             return
-        values, deviations = [], []
-        for name in names:
-            found = counted[name]
-            if found.values is not None and found.deviations is not None:
-                values.append(found.values)
-                deviations.append(found.deviations)
-        state.co_moments = state.co_moments.merge(co_moments(rows, values, deviations))
+        values = [found.values for found in pairwise if found.values is not None]
+        together = co_moments(rows, values, [found.pivot for found in pairwise])
+        for index, found in enumerate(pairwise):
+            found.counts.moments = together.of_column(index)
+        state.co_moments = state.co_moments.merge(together)
 
     def merge(self, left: StatisticsState, right: StatisticsState) -> StatisticsState:
         """Add the right state to the left one in place."""

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from featurestore.statistics.dictionaries import occurrences_of
 from featurestore.statistics.exactsum import Twofold, add_twofold, sum_integers, sum_twofold
 from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.moments import Deviations, Moments, deviations_of
+from featurestore.statistics.moments import Moments, pivot_of
 from featurestore.statistics.value_counts import (
+    LONGEST_TEXT,
+    MOST_VALUES,
     ValueCounts,
     counts_of_numbers,
     counts_of_texts,
@@ -84,17 +88,22 @@ class ColumnCounts:
 
 @dataclass(frozen=True)
 class CountedBatch:
-    """The counts of one column in one batch, with its values where co-moments need them."""
+    """The counts of one column in one batch; of numbers their values and a number near the mean.
+
+    The moments are left to who knows whether co-moments give them.
+    """
 
     counts: ColumnCounts
     values: Values | None = None
-    deviations: Deviations | None = None
+    pivot: float | int = 0.0
 
 
 def count_batch(column: CountedColumn, data: pa.Array, *, few_values: bool = True) -> CountedBatch:
     """Return the counts of one column of one batch; each value's while they are few."""
     if column.measured:
         return _count_measured(data, few_values=few_values)
+    if pat.is_dictionary(data.type):
+        return CountedBatch(_count_dictionary(data, few_values=few_values))
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     if column.has_length:
         _count_lengths(counts, lengths_of(data))
@@ -109,20 +118,39 @@ def count_batch(column: CountedColumn, data: pa.Array, *, few_values: bool = Tru
 
 def _count_measured(data: pa.Array, *, few_values: bool) -> CountedBatch:
     values = measured_values(data)
-    finite = values.finite
     counts = ColumnCounts(len(data), values.nulls, values.nan, values.infinite)
-    if finite.dtype.kind == "f":
-        counts.total = sum_twofold(finite)
-    else:
-        counts.total = sum_integers(finite)
-    if len(finite):
-        counts.minimum, counts.maximum = finite.min().item(), finite.max().item()
-    deviations = deviations_of(values)
-    counts.moments = deviations.moments
     counts.values = None
+    if values.extremes is None:
+        counts.values = {}
+        return CountedBatch(counts, values)
+    low, high = values.extremes
+    counts.minimum, counts.maximum = low.item(), high.item()
     if few_values:
-        counts.values = counts_of_numbers(finite)
-    return CountedBatch(counts, values, deviations)
+        counts.values = counts_of_numbers(values.finite)
+    # Where there is no value the number is 0.
+    if values.numbers.dtype.kind == "f":
+        counts.total = sum_twofold(values.numbers)
+        average = (counts.total[0] + counts.total[1]) / values.count
+    else:
+        counts.total = sum_integers(values.numbers)
+        average = counts.total / values.count
+    return CountedBatch(counts, values, pivot_of(values, average=average))
+
+
+def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCounts:
+    """Return the counts of texts that were looked up in a dictionary."""
+    counts = ColumnCounts(rows=len(data), nulls=data.null_count)
+    values, occurrences = occurrences_of(data)
+    if len(values):
+        extremes = pc.min_max(values)
+        counts.widen(extremes["min"].as_py(), extremes["max"].as_py())
+        lengths = lengths_of(values)
+        _count_lengths(counts, lengths)
+        counts.length = int(lengths @ occurrences)
+    counts.values = None
+    if few_values and len(values) <= MOST_VALUES and (counts.longest or 0) <= LONGEST_TEXT:
+        counts.values = dict(zip(values.to_pylist(), occurrences.tolist(), strict=True))
+    return counts
 
 
 def _count_lengths(counts: ColumnCounts, lengths: NDArray[np.int64]) -> None:

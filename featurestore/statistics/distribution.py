@@ -20,13 +20,8 @@ from featurestore.statistics.bins import counts_between, edges_of
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.moments import (
-    CoMoments,
-    Moments,
-    deviations_of,
-    weighted_co_moments,
-    weighted_moments,
-)
+from featurestore.statistics.moments import CoMoments, Moments, deviations_of, weighted_moments
+from featurestore.statistics.pairwise import weighted_co_moments
 from featurestore.statistics.sorting import ascending
 from featurestore.statistics.values import Bools, Values, measured_values
 

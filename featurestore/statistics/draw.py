@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.hashing import row_hash
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag
-from featurestore.hashing.values import FLOAT, ByteValues, WordValues, values_of
+from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
+from featurestore.statistics.dictionaries import codes_of
 
 Hashes = NDArray[np.uint64]
 _HALF = np.uint64(32)
@@ -23,6 +25,9 @@ _UPPER = np.uint64(0xFFFFFFFF << 32)
 # What of a text decides whether its row is drawn.
 _BEGINNING = 32
 _NAN = np.float64(np.nan)
+_NULL = np.uint64(tag(255))
+# Stays in the caches with what is made of it.
+_BLOCK = 32_768
 
 
 def upper_halves(rows: pa.RecordBatch, *, seed: int) -> Hashes:
@@ -52,30 +57,56 @@ def within(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
 
 def _add(state: Hashes, column: Any, factor: int) -> None:
     """Add what a column says of each row, times an odd factor."""
+    if pat.is_dictionary(column.type):
+        _add_dictionary(state, column, factor)
+        return
     values = values_of(column)
-    words: list[Hashes] = []
     if isinstance(values, ByteValues):
         lengths = values.lengths
-        words.append(byte_sums(values.data, values.starts, np.minimum(lengths, _BEGINNING)))
-        words.append(lengths.view(np.uint64))
+        sums = byte_sums(values.data, values.starts, np.minimum(lengths, _BEGINNING))
+        words, is_float = [sums, lengths.view(np.uint64)], False
     elif isinstance(values, WordValues):
-        words += values.words
-        if isinstance(values.kinds, int) and values.kinds == FLOAT:
-            words = [_of_floats(words[0])]
+        words = list(values.words)
+        is_float = isinstance(values.kinds, int) and values.kinds == FLOAT
+    else:
+        return
+    missing = None
+    if values.valid is not None:
+        missing = ~values.valid
+    scratch = np.empty((2, min(len(state), _BLOCK)), dtype=np.uint64)
     for number, each in enumerate(words):
-        product = each * np.uint64(mix(factor + number) | 1)
-        if values.valid is not None:
-            product = np.where(values.valid, product, np.uint64(tag(255)))
-        state += product
+        multiplier = np.uint64(mix(factor + number) | 1)
+        for start in range(0, len(state), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            block = each[rows]
+            product, other = scratch[:, : len(block)]
+            if is_float:
+                block = _of_floats(block, product, other)
+            np.multiply(block, multiplier, out=product)
+            if missing is not None:
+                np.copyto(product, _NULL, where=missing[rows])
+            state[rows] += product
 
 
-def _of_floats(words: Hashes) -> Hashes:
+def _add_dictionary(state: Hashes, column: pa.DictionaryArray, factor: int) -> None:
+    """Add what a column of texts says: each text is looked at once."""
+    of_values = np.zeros(len(column.dictionary) + 1, dtype=np.uint64)
+    _add(of_values[:-1], column.dictionary, factor)
+    of_values[-1] = _NULL + _NULL  # of a text count its bytes and its length
+    codes = codes_of(column.indices)
+    valid = valid_rows(column.indices)
+    if valid is not None:
+        codes = np.where(valid, codes, len(column.dictionary))
+    state += of_values[codes]
+
+
+def _of_floats(words: Hashes, bits: Hashes, other: Hashes) -> Hashes:
     """Return the bits of floats: 0.0 and -0.0 alike, all NaN alike, with some in the lower half."""
+    floats = bits.view(np.float64)
     with np.errstate(invalid="ignore"):  # under a null any bits may stand, also a signalling NaN's
-        floats = words.view(np.float64) + 0.0
-    missing = np.isnan(floats)
-    if missing.any():
-        floats[missing] = _NAN
-    bits = floats.view(np.uint64)
-    bits ^= bits >> _HALF
+        np.add(words.view(np.float64), 0.0, out=floats)
+        if np.isnan(floats.max(initial=0.0)):
+            floats[np.isnan(floats)] = _NAN
+    np.right_shift(bits, _HALF, out=other)
+    bits ^= other
     return bits

@@ -20,6 +20,8 @@ Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
 Twofold = tuple[float, float]
 _TOO_LARGE = 2.0**900
+# Fits the caches, with two arrays of intermediate results; smaller ones pay for numpy's calls.
+_BLOCK = 32_768
 
 
 def two_sum(a: Number, b: Number) -> tuple[Number, Number]:
@@ -50,14 +52,25 @@ def sum_twofold(values: Floats) -> Twofold:
     largest = max(float(values.max()), -float(values.min()))
     if largest > _TOO_LARGE:
         return _sum_huge(values)
+    total = (0.0, 0.0)
+    scratch = np.empty((2, min(len(values), _BLOCK)))
+    for start in range(0, len(values), _BLOCK):
+        block = values[start : start + _BLOCK]
+        total = add_twofold(total, _sum_block(block, largest, scratch[:, : len(block)]))
+    return total
+
+
+def _sum_block(values: Floats, largest: float, scratch: Floats) -> Twofold:
+    """Return the sum of numbers up to ``largest``, computed in two arrays of their length."""
+    leading, rest = scratch
     growth = math.ceil(math.log2(len(values) + 2))
     total = (0.0, 0.0)
-    rest = values
     while largest > 0.0:
         sigma = math.ldexp(1.0, growth + math.frexp(largest)[1])
-        leading = (rest + sigma) - sigma
+        np.add(values, sigma, out=leading)
+        leading -= sigma
         total = add_twofold(total, (float(leading.sum()), 0.0))
-        rest = rest - leading
+        values = np.subtract(values, leading, out=rest)
         largest = max(float(rest.max()), -float(rest.min()))
     return total
 
@@ -70,6 +83,11 @@ def sum_integers(values: NDArray[Any]) -> int:
     """
     if values.dtype.itemsize < 8:
         return int(values.sum(dtype=np.int64))
+    if not len(values):
+        return 0
+    largest = max(abs(int(values.min())), abs(int(values.max())))
+    if largest * len(values) < 2**63:
+        return int(values.sum())
     upper = (values >> 32).astype(np.int64)
     lower = (values & 0xFFFFFFFF).astype(np.int64)
     return (int(upper.sum()) << 32) + int(lower.sum())

@@ -7,7 +7,6 @@ symmetric.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +92,15 @@ class CoMoments:
             add_twofold(add_twofold(self.product, other.product), (delta * delta.T * weight, zero)),
         )
 
+    def of_column(self, index: int) -> Moments:
+        """Return the moments of one column over the rows where it has a value."""
+        n = int(self.n[index, index])
+        if not n:
+            return Moments()
+        mean = (float(self.mean[0][index, index]), float(self.mean[1][index, index]))
+        square = (float(self.square[0][index, index]), float(self.square[1][index, index]))
+        return Moments(n, mean, square)
+
     def correlations(self) -> Floats:
         """Return Pearson's r, NaN where a column is constant over the rows of a pair."""
         square = np.maximum(self.square[0], 0.0)
@@ -119,20 +127,12 @@ class Deviations:
     total: float
 
     @property
-    def pivot_twofold(self) -> Twofold:
-        """The pivot as a twofold: 64-bit integers do not fit one float64."""
-        high = float(self.pivot)
-        if not isinstance(self.pivot, int):
-            return high, 0.0
-        return high, float(self.pivot - int(high))
-
-    @property
     def mean(self) -> Twofold:
         """The mean as a twofold."""
         n = len(self.values)
         if not n:
             return 0.0, 0.0
-        return add_twofold(self.pivot_twofold, (self.total / n, 0.0))
+        return add_twofold(as_twofold(self.pivot), (self.total / n, 0.0))
 
     @property
     def moments(self) -> Moments:
@@ -150,16 +150,40 @@ def deviations_of(values: Values) -> Deviations:
     finite = values.finite
     if not len(finite):
         return Deviations(0.0, np.empty(0), 0.0)
-    low, high = finite.min(), finite.max()
-    average = float(finite.mean(dtype=np.float64))
-    pivot: float | int = average
-    if finite.dtype.kind == "f":
-        if low == high:
-            pivot = float(low)
-    elif int(high) - int(low) <= _WIDEST_EXACT:
-        pivot = min(max(round(average), int(low)), int(high))
+    return _around(values, pivot_of(values, average=float(finite.mean(dtype=np.float64))))
+
+
+def moments_of(values: Values, pivot: float | int) -> Moments:
+    """Return the moments of a batch, computed around a pivot near its mean."""
+    return _around(values, pivot).moments
+
+
+def _around(values: Values, pivot: float | int) -> Deviations:
     deviations = values.minus(pivot)
     return Deviations(pivot, deviations, float(deviations.sum()))
+
+
+def pivot_of(values: Values, *, average: float) -> float | int:
+    """Return a number near the average: one of the values where all are equal.
+
+    A whole number where differences of the values are exact.
+    """
+    if values.extremes is None:
+        return 0.0
+    low, high = values.extremes
+    if values.numbers.dtype.kind == "f":
+        return float(low) if low == high else average
+    if int(high) - int(low) <= _WIDEST_EXACT:
+        return min(max(round(average), int(low)), int(high))
+    return average
+
+
+def as_twofold(pivot: float | int) -> Twofold:
+    """Return a pivot as a twofold: 64-bit integers do not fit one float64."""
+    high = float(pivot)
+    if not isinstance(pivot, int):
+        return high, 0.0
+    return high, float(pivot - int(high))
 
 
 def weighted_moments(around: Deviations, weights: NDArray[np.int64]) -> Moments:
@@ -170,80 +194,5 @@ def weighted_moments(around: Deviations, weights: NDArray[np.int64]) -> Moments:
     weighted = around.values * weights
     total = float(weighted.sum())
     squares = float((weighted * around.values).sum())
-    mean = add_twofold(around.pivot_twofold, (total / n, 0.0))
+    mean = add_twofold(as_twofold(around.pivot), (total / n, 0.0))
     return Moments(n, mean, (max(squares - total * total / n, 0.0), 0.0))
-
-
-def co_moments(rows: int, values: Sequence[Values], around: Sequence[Deviations]) -> CoMoments:
-    """Return the co-moments of one batch of so many rows: its columns and their deviations."""
-    deviations = np.zeros((len(values), rows))
-    masks = {}
-    for index, (column, known) in enumerate(zip(values, around, strict=True)):
-        if column.present is None:
-            deviations[index] = known.values
-        else:
-            deviations[index, column.present] = known.values
-            masks[index] = column.present.astype(np.float64)
-    pivots = np.array([each.pivot_twofold for each in around]).reshape(len(around), 2)
-    return _pairwise(deviations, masks, pivots)
-
-
-def weighted_co_moments(values: Floats, weights: NDArray[np.int64]) -> CoMoments:
-    """Return the co-moments of rows that count several times.
-
-    ``values`` is (p, n), NaN where missing.
-    """
-    present = ~np.isnan(values)
-    pivots = np.zeros((len(values), 2))
-    masks = {}
-    for index, (column, known) in enumerate(zip(values, present, strict=True)):
-        if known.any():
-            pivots[index, 0] = column[known].mean()
-        if not known.all():
-            masks[index] = known.astype(np.float64)
-    deviations = values - pivots[:, :1]
-    if masks:
-        deviations = np.where(present, deviations, 0.0)
-    if (weights == 1).all():
-        return _pairwise(deviations, masks, pivots)
-    return _pairwise(deviations, masks, pivots, weights=weights.astype(np.float64))
-
-
-def _pairwise(
-    deviations: Floats, masks: dict[int, Floats], pivots: Floats, *, weights: Floats | None = None
-) -> CoMoments:
-    """Return co-moments from deviations (p, n), 0 where missing.
-
-    ``masks`` are the columns with missing values: only their pairs need sums of their own.
-    ``pivots`` (p, 2) are twofolds; ``weights`` count rows several times.
-    """
-    columns, rows = deviations.shape
-    weighted = deviations
-    total = float(rows)
-    if weights is not None:
-        weighted = deviations * weights
-        total = float(weights.sum())
-    products = weighted @ deviations.T
-    n = np.full((columns, columns), total)
-    sums = np.repeat(weighted.sum(axis=1)[:, None], columns, axis=1)
-    squares = np.repeat(np.diag(products)[:, None], columns, axis=1)
-    if masks:
-        holed = list(masks)
-        mask = np.stack(list(masks.values()))
-        weighted_mask = mask
-        if weights is not None:
-            weighted_mask = mask * weights
-        n[holed, :] = weighted_mask.sum(axis=1)[:, None]
-        n[:, holed] = weighted_mask.sum(axis=1)[None, :]
-        n[np.ix_(holed, holed)] = weighted_mask @ mask.T
-        sums[:, holed] = weighted @ mask.T
-        squares[:, holed] = (deviations * weighted) @ mask.T
-    divisor = np.maximum(n, 1.0)
-    zero = np.zeros_like(n)
-    known = n > 0
-    return CoMoments(
-        np.rint(n).astype(np.int64),
-        add_twofold((pivots[:, :1] * known, pivots[:, 1:] * known), (sums / divisor, zero)),
-        (np.maximum(squares - sums * sums / divisor, 0.0), zero),
-        (products - sums * sums.T / divisor, zero.copy()),
-    )

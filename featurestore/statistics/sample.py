@@ -148,20 +148,25 @@ def drawing_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         column = batch.column(name)
-        if column.type != kind:
+        if column.type != kind and not pa.types.is_dictionary(column.type):
             column = _lengths(column)
         columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
 def sampled_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of ``drawing_rows`` as the sample keeps them: without the ends of long texts."""
+    """Return rows of ``drawing_rows`` as the sample keeps them.
+
+    Without dictionaries and the ends of long texts.
+    """
     columns = []
     for column in rows.columns:
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
         if pa.types.is_string(column.type) and column.nbytes > LONGEST_TEXT * len(column) // 8:
             column = _shorten(column)
         columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+    return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
 def _lengths(column: pa.Array) -> pa.Array:

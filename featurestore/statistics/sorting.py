@@ -1,7 +1,8 @@
 """The order of a column's values.
 
-Short values are sorted together with their positions, which is some times faster than to sort
-positions by value.
+Values are sorted together with their positions, as words of which the last bits are the position:
+that is some times faster than to sort positions by value. Where a value needs more bits than are
+left, its first ones are sorted, and what they leave undecided is sorted by itself.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Words = NDArray[np.uint64]
 _WORD = 64
-_FLOAT32_BITS = 32
-_SIGN = np.int32(0x7FFFFFFF)
+_SIGN = np.uint64(1 << 63)
 
 
 def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
@@ -22,45 +23,56 @@ def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     >>> ascending(np.array([30, 10, 20]))
     (array([1, 2, 0]), array([10, 20, 30]))
     """
+    if not len(values):
+        return np.empty(0, dtype=np.int64), values
     bits = len(values).bit_length()
-    words = _short_words(values, _WORD - bits)
-    if words is None:
-        order = np.argsort(values)
-        return order, values[order]
+    words = _words_from_zero(values)
+    lost = int(words.max()).bit_length() + bits - _WORD
+    if lost > 0:
+        words >>= np.uint64(lost)
     words <<= np.uint64(bits)
     words |= np.arange(len(values), dtype=np.uint64)
     words.sort()
-    words &= np.uint64((1 << bits) - 1)
-    order = words.view(np.int64)
-    return order, values[order]
+    order = (words & np.uint64((1 << bits) - 1)).view(np.int64)
+    ordered = values[order]
+    if lost > 0 and (ordered[1:] < ordered[:-1]).any():
+        _sort_undecided(order, words >> np.uint64(bits), values)
+        ordered = values[order]
+    return order, ordered
 
 
-def _short_words(values: NDArray[Any], room: int) -> NDArray[np.uint64] | None:
-    """Return words of at most ``room`` bits in the order of the values, None without such words."""
-    if not len(values):
-        return None
+def _words_from_zero(values: NDArray[Any]) -> Words:
+    """Return words in the order of the values, 0 for the least."""
     if values.dtype.kind == "f":
-        if room < _FLOAT32_BITS:
-            return None
-        return _words_of_floats(values)
-    low, high = values.min(), values.max()
-    if (int(high) - int(low)).bit_length() > room:
-        return None
-    if values.dtype.kind == "u":
-        return values.astype(np.uint64) - np.uint64(low)
-    return (values.astype(np.int64) - np.int64(low)).view(np.uint64)
+        words = _words_of_floats(values)
+    elif values.dtype.kind == "u":
+        words = values.astype(np.uint64)
+    else:
+        words = values.astype(np.int64).view(np.uint64) ^ _SIGN
+    words -= words.min()
+    return words
 
 
-def _words_of_floats(values: NDArray[Any]) -> NDArray[np.uint64] | None:
-    """Return the bits of the values as float32, those of negative ones turned round.
+def _words_of_floats(values: NDArray[Any]) -> Words:
+    """Return words in the order of the values: their bits, of negative ones turned round.
 
-    None where bits are lost.
+    Of a float32 where that holds all values: fewer bits.
     """
     with np.errstate(over="ignore"):
         short = values.astype(np.float32)
-    if not np.array_equal(short, values):
-        return None
-    short += np.float32(0.0)  # -0.0 and 0.0 are one value
-    bits = short.view(np.int32)
-    bits ^= (bits >> np.int32(31)) & _SIGN
-    return (bits.astype(np.int64) + np.int64(1 << 31)).view(np.uint64)
+    if np.array_equal(short, values):
+        short += np.float32(0.0)  # -0.0 and 0.0 are one value
+        bits = short.view(np.int32).astype(np.int64)
+        bits ^= (bits >> np.int64(31)) & np.int64(0x7FFFFFFF)
+    else:
+        bits = (values.astype(np.float64) + 0.0).view(np.int64)
+        bits ^= (bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF)
+    return bits.view(np.uint64) ^ _SIGN
+
+
+def _sort_undecided(order: NDArray[np.int64], words: Words, values: NDArray[Any]) -> None:
+    """Sort, in place, the positions of values whose words are equal."""
+    same = words[1:] == words[:-1]
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    positions = order[tied]
+    order[tied] = positions[np.lexsort((values[positions], words[tied]))]

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 # Beyond so many different values only the sample tells of them.
 MOST_VALUES = 1_000
-_LOOKED_AT = 4 * MOST_VALUES
-_LONGEST_TEXT = 256
+# The first values of a batch tell that there are many.
+LOOKED_AT = 4 * MOST_VALUES
+LONGEST_TEXT = 256
 
 ValueCounts = dict[Any, int]
 
@@ -25,12 +26,12 @@ def counts_of_numbers(values: NDArray[Any]) -> ValueCounts | None:
     {1: 1, 3: 2}
     """
     if values.dtype.itemsize == 1:
-        counts = np.bincount(values.view(np.uint8), minlength=256)
+        counts = _counts_of_bytes(values.view(np.uint8))
         found = np.flatnonzero(counts).astype(np.uint8)
         named = zip(found.view(values.dtype).tolist(), counts[found].tolist(), strict=True)
         return dict(sorted(named))
     if values.dtype.kind == "f":
-        if len(np.unique(values[:_LOOKED_AT])) > MOST_VALUES:
+        if len(np.unique(values[:LOOKED_AT])) > MOST_VALUES:
             return None
         values = values + 0.0  # -0.0 and 0.0 are one value
     return _counts(pa.array(values))
@@ -42,7 +43,7 @@ def counts_of_texts(texts: pa.Array, *, longest: int | None) -> ValueCounts | No
     >>> counts_of_texts(pa.array(["b", None, "b"]), longest=1)
     {'b': 2}
     """
-    if longest is not None and longest > _LONGEST_TEXT:
+    if longest is not None and longest > LONGEST_TEXT:
         return None
     return _counts(texts)
 
@@ -77,8 +78,15 @@ def from_lists(data: list[list[Any]] | None) -> ValueCounts | None:
     return dict(zip(values, counts, strict=True))
 
 
+def _counts_of_bytes(values: NDArray[np.uint8]) -> NDArray[np.int64]:
+    if values.max(initial=0) > 1:
+        return np.bincount(values, minlength=256)
+    ones = np.count_nonzero(values)
+    return np.array([len(values) - ones, ones])
+
+
 def _counts(array: pa.Array) -> ValueCounts | None:
-    if pc.count_distinct(array.slice(0, _LOOKED_AT)).as_py() > MOST_VALUES:
+    if pc.count_distinct(array.slice(0, LOOKED_AT)).as_py() > MOST_VALUES:
         return None
     pairs = pc.value_counts(array)
     if len(pairs) > MOST_VALUES + 1:

@@ -1,0 +1,49 @@
+"""Texts that repeat are looked up in a dictionary; what is counted is what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore.statistics import finish
+from tests.statistics.tables import accumulator_of, count
+
+LONG = "ü" * 300
+
+
+def texts(values: list[str | None], *, rows: int = 9_000) -> pa.Table:
+    places = np.random.default_rng(4).integers(0, len(values), rows)
+    column = pa.array([values[place] for place in places.tolist()], pa.string())
+    return pa.table({"text": column, "id": np.arange(rows)})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["ash", "birch", "", "cedar-é", None],
+        [None],
+        [f"text {index}" for index in range(900)],
+        ["short", LONG],
+    ],
+)
+@pytest.mark.parametrize("limit", [100, 50_000])
+def test_a_dictionary_changes_nothing(
+    values: list[str | None], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = texts(values)
+
+    def state() -> Any:
+        batches = table.slice(11).to_batches(max_chunksize=4_000)
+        return count(accumulator_of(table, limit=limit), batches)
+
+    looked_up = state()
+    monkeypatch.setattr("featurestore.statistics.dictionaries._is_worth_it", lambda column: False)
+    plain = state()
+    assert finish(looked_up) == finish(plain)
+    assert looked_up.counts["text"].values == plain.counts["text"].values
+    assert looked_up.counts["text"].nulls == plain.counts["text"].nulls
+    assert looked_up.sample.hashes[0].tolist() == plain.sample.hashes[0].tolist()
+    assert looked_up.sample.rows().equals(plain.sample.rows())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 import featurestore
 from featurestore import FeatureStore
@@ -23,7 +24,10 @@ from featurestore.statistics import (
 )
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.hashed_rows import GROUP, HASH
-from featurestore.training.export.split_statistics import SplitStatisticsAccumulator
+from featurestore.training.export.split_statistics import (
+    ShardStatistics,
+    SplitStatisticsAccumulator,
+)
 
 Example = Callable[..., pa.Table]
 LIMIT = 500
@@ -122,3 +126,27 @@ def test_exports_of_the_same_rows_in_another_order_differ_in_times_and_ids_alone
     one, other = (json.loads((folder / "manifest.json").read_text()) for folder in written)
     different = [key for key in one if one[key] != other[key]]
     assert different == ["created", "run_id", "checksum"]
+
+
+def test_writers_count_what_a_pass_of_its_own_counts(
+    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where copies make a sample too small, so that all is counted again."""
+    rows = pa.concat_tables([example(900)] * 3)
+    asked = {"splits": {"train": 0.6, "test": 0.4}, "key": "at", "shards": 3, "label": "label"}
+
+    def exported(name: str) -> list[dict[str, object]]:
+        made = duckdb_store.create_training_dataset(rows, name, **asked)  # type: ignore[arg-type]
+        found = []
+        for split in made.splits:
+            found.append({**made.statistics(split).to_json(), "source": None})
+        return found
+
+    by_writers = exported("a")
+    monkeypatch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 700)
+    short = exported("b")
+    monkeypatch.setattr(ShardStatistics, "states", lambda self: None)
+    assert exported("c") == short
+    monkeypatch.undo()
+    monkeypatch.setattr(ShardStatistics, "states", lambda self: None)
+    assert exported("d") == by_writers

@@ -14,8 +14,9 @@ import pyarrow as pa
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins.engine import Engine
+from featurestore.plugins.engine import Engine, Relation
 from featurestore.readers.shardfiles import check_shards
+from featurestore.statistics import StatisticsState
 from featurestore.storage import files
 from featurestore.storage.location import is_uri
 from featurestore.storage.manifests import write_manifest
@@ -40,7 +41,11 @@ from featurestore.training.export.progress import ExportProgress
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan, plan_shards
 from featurestore.training.export.shard_writer import PlannedShard, ShardSummary, ShardWriter
-from featurestore.training.export.split_statistics import count_splits, write_statistics
+from featurestore.training.export.split_statistics import (
+    ShardStatistics,
+    count_splits,
+    write_statistics,
+)
 from featurestore.training.export.split_values import fit_transformations
 
 _CHANGED = "the source changed while it was read; run the export again"
@@ -92,8 +97,13 @@ def export(
     progress.phase("plan shards")
     plan = plan_shards(engine, rows, request)
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
+    counted = None
+    if request.statistics and not engine.is_distributed:
+        counted = ShardStatistics(request, plan)
     with progress.writing(target.directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
-        summaries = write_shards(engine, rows, request, plan, directory=target.directory)
+        summaries = write_shards(
+            engine, rows, request, plan, directory=target.directory, statistics=counted
+        )
     manifest = build_manifest(
         request,
         plan,
@@ -111,14 +121,7 @@ def export(
         reason = f"failing rows were put aside in {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
-        states = count_splits(
-            engine,
-            audited.relation,
-            plan.assignment,
-            schema=request.schema,
-            roles=request.roles,
-            split_rows=plan.rows,
-        )
+        states = _split_states(engine, audited.relation, request, plan, counted)
         noted = write_statistics(target.directory, manifest, states)
         manifest = replace(manifest, statistics=noted)
     if request.transformations:
@@ -128,6 +131,22 @@ def export(
         )
         manifest = replace(manifest, transformations=file)
     return publish(manifest, request, target), audited.report
+
+
+def _split_states(
+    engine: Engine,
+    rows: Relation,
+    request: ExportRequest,
+    plan: ShardPlan,
+    counted: ShardStatistics | None,
+) -> list[StatisticsState]:
+    """Return the counted state of each split; counted anew where the writers did not do it."""
+    if counted is None:
+        return count_splits(engine, rows, request, plan)
+    states = counted.states()
+    if states is None:
+        states = count_splits(engine, rows, request, plan, with_copies=True)
+    return states
 
 
 def _nulls(manifest: Manifest) -> dict[str, int]:
@@ -157,12 +176,21 @@ def publish(manifest: Manifest, request: ExportRequest, target: ExportTarget) ->
 
 
 def write_shards(
-    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, *, directory: str
+    engine: Engine,
+    rows: HashedRows,
+    request: ExportRequest,
+    plan: ShardPlan,
+    *,
+    directory: str,
+    statistics: ShardStatistics | None = None,
 ) -> list[ShardSummary]:
-    """Write every shard and return their summaries in order; empty shards are written here."""
+    """Write every shard and return their summaries in order; empty shards are written here.
+
+    ``statistics`` counts the rows as they are written.
+    """
     shards = planned_shards(request, plan)
     writer = ShardWriter(
-        directory, request.format, plan.layout, shards, request.columns, request.labels
+        directory, request.format, plan.layout, shards, request.columns, request.labels, statistics
     )
     schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
     assigned = rows.mapped(engine, plan.assignment, schema=schema)

@@ -15,6 +15,7 @@ from featurestore.model.arrow_rows import rows_at
 from featurestore.model.types import is_nested
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
 from featurestore.training.export.hashed_rows import hashes_of
+from featurestore.training.export.split_statistics import ShardStatistics
 
 MAX_LABEL_VALUES = 1000
 # Labels of many values show it in their first rows already.
@@ -47,7 +48,10 @@ class ShardSummary:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards with a format; picklable, runs where the rows are."""
+    """Writes shards with a format; picklable, runs where the rows are.
+
+    ``statistics`` counts the rows as well, where they are in the calling process.
+    """
 
     directory: str
     format: DatasetFormat
@@ -55,6 +59,7 @@ class ShardWriter:
     shards: tuple[PlannedShard, ...]
     columns: tuple[str, ...]
     labels: tuple[str, ...]
+    statistics: ShardStatistics | None = None
 
     def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardSummary]:
         """Write a shard from batches sorted by hash; return its number and summary."""
@@ -62,6 +67,8 @@ class ShardWriter:
         counts = ShardCounts(self.columns, self.labels)
         ordered = in_total_order(batches, columns=self.columns)
         rows = counts.counted(take_rows(ordered, skip=shard.skip, rows=shard.rows))
+        if self.statistics is not None:
+            rows = self.statistics.counted(number, rows)
         written = self.format.write_shard(self.directory, shard.path, rows, layout=self.layout)
         return number, counts.summary(written)
 

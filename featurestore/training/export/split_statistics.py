@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from featurestore.errors import listing
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest
-from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.statistics import (
     ColumnStatistics,
@@ -29,8 +29,12 @@ from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
 from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.hashed_rows import groups_and_hashes
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shard_plan import ShardPlan
 
 STATISTICS = "_statistics"
+# As many rows are counted at once as engines hand out.
+_BATCH_ROWS = 65_536
 # Among fewer rows any column may have no value twice.
 _FEWEST_ROWS = 20
 SplitStates = dict[int, StatisticsState]
@@ -79,27 +83,91 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
         return finished
 
 
+class ShardStatistics:
+    """Counts each split from the batches that its shards are written of, in this process.
+
+    The rows are then not read once more. States are merged in the order of the shards, whichever
+    is written first, so that sums of floats come out the same every time.
+    """
+
+    def __init__(self, request: ExportRequest, plan: ShardPlan) -> None:
+        self._accumulators = _bounded(request, plan)
+        self._splits: list[int] = []
+        for split, sizes in enumerate(plan.shard_rows):
+            self._splits += [split] * len(sizes)
+        self._next = list(plan.assignment.first_shard)
+        self._states: SplitStates = {}
+        self._waiting: SplitStates = {}
+        self._lock = threading.Lock()
+
+    def counted(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a shard and count them."""
+        split = self._splits[number]
+        accumulator = self._accumulators[split]
+        state = accumulator.start()
+        for batch in batches:
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                state = accumulator.update(state, batch.slice(start, _BATCH_ROWS))
+            yield batch
+        with self._lock:
+            self._waiting[number] = state
+            self._merge(split)
+
+    def states(self) -> list[StatisticsState] | None:
+        """Return the state of each split; None where copies make a sample too small."""
+        result = []
+        for split, accumulator in enumerate(self._accumulators):
+            state = accumulator.finish(self._states.get(split) or accumulator.start())
+            if is_sample_short(accumulator, state):
+                return None
+            result.append(state)
+        return result
+
+    def _merge(self, split: int) -> None:
+        while self._next[split] in self._waiting:
+            state = self._waiting.pop(self._next[split])
+            if split in self._states:
+                state = self._accumulators[split].merge(self._states[split], state)
+            self._states[split] = state
+            self._next[split] += 1
+
+
 def count_splits(
     engine: Engine,
     rows: Relation,
-    assignment: Assignment,
+    request: ExportRequest,
+    plan: ShardPlan,
     *,
-    schema: pa.Schema,
-    roles: Mapping[str, Role],
-    split_rows: tuple[int, ...],
+    with_copies: bool = False,
 ) -> list[StatisticsState]:
     """Return the counted state of each split, whose rows are known.
 
-    Each partition samples its share of a split's rows. Where copies make a sample too small, all is
-    counted again without that bound.
+    Each partition samples its share of a split's rows. Where copies make a sample too small
+    (``with_copies``: that is known), all is counted again without that bound.
     """
-    bounded = tuple(statistics_accumulator(schema, rows=count, roles=roles) for count in split_rows)
-    states = engine.aggregate(rows, SplitStatisticsAccumulator(assignment, bounded))
-    if any(is_sample_short(bounded[split], state) for split, state in states.items()):
-        unbounded = (statistics_accumulator(schema, roles=roles),) * len(bounded)
-        states = engine.aggregate(rows, SplitStatisticsAccumulator(assignment, unbounded))
+    if not with_copies:
+        bounded = _bounded(request, plan)
+        states = engine.aggregate(rows, SplitStatisticsAccumulator(plan.assignment, bounded))
+        if not any(is_sample_short(bounded[split], state) for split, state in states.items()):
+            return _of_every_split(states, bounded)
+    unbounded = statistics_accumulator(request.schema, roles=request.roles)
+    accumulators = (unbounded,) * len(plan.rows)
+    states = engine.aggregate(rows, SplitStatisticsAccumulator(plan.assignment, accumulators))
+    return _of_every_split(states, accumulators)
+
+
+def _bounded(request: ExportRequest, plan: ShardPlan) -> tuple[StatisticsAccumulator, ...]:
+    accumulators = []
+    for rows in plan.rows:
+        accumulators.append(statistics_accumulator(request.schema, rows=rows, roles=request.roles))
+    return tuple(accumulators)
+
+
+def _of_every_split(
+    states: SplitStates, accumulators: Sequence[StatisticsAccumulator]
+) -> list[StatisticsState]:
     result = []
-    for split, accumulator in enumerate(bounded):
+    for split, accumulator in enumerate(accumulators):
         result.append(states.get(split) or accumulator.start())
     return result
 

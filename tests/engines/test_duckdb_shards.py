@@ -27,6 +27,7 @@ def table() -> pa.Table:
             "second": pa.array(random.permutation(ROWS)),
             "word": word,
             "raw": word.cast(pa.binary()),
+            "code": pa.array([f"{each:05d}".encode() for each in range(ROWS)], pa.binary()),
             "list": pa.FixedSizeListArray.from_arrays(pa.array(random.random(3 * ROWS)), 3),
             "struct": pa.StructArray.from_arrays([word, pa.array(np.arange(ROWS))], ["w", "n"]),
         }

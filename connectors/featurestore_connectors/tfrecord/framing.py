@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import chain, starmap
 from typing import Any
 
 import numpy as np
@@ -54,19 +55,18 @@ def record(payload: bytes) -> bytes:
 def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     """Return the masked CRCs of the payloads of records of shape (n, record_bytes).
 
-    One call a record: for these lengths it took 0.18 microseconds, where tables over the bits that
-    vary (CRC is linear, so numpy can gather and XOR them for all records at once) took as long and
-    several modules.
+    One call a record, without a line of Python for each: for these lengths it took 0.18
+    microseconds, where tables over the bits that vary (CRC is linear, so numpy can gather and XOR
+    them for all records at once) took as long and several modules.
     """
     count, width = records.shape
     data = memoryview(records.reshape(-1))  # type: ignore[arg-type]
     payloads = struct.Struct(f"{HEADER}x{width - FRAMING}s{FOOTER}x").iter_unpack(data)
-    return masks(np.fromiter((crc32c(payload) for (payload,) in payloads), np.uint32, count))
+    return masks(np.fromiter(map(crc32c, chain.from_iterable(payloads)), np.uint32, count))
 
 
 def checksums(data: Any, bounds: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint32]:
     """Return the masked CRCs of the pieces ``[start, end)`` of a buffer."""
     view = memoryview(data).cast("B")
-    return masks(
-        np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds))
-    )
+    pieces = map(view.__getitem__, starmap(slice, bounds))
+    return masks(np.fromiter(map(crc32c, pieces), np.uint32, len(bounds)))

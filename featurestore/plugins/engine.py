@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from featurestore.errors import (
     InvalidArgument,
@@ -387,6 +387,19 @@ class Engine(Protocol):
         """Release what this engine opened itself.
 
         Connections, a session that it started. Closing twice is no error.
+        """
+        ...
+
+
+@runtime_checkable
+class HoldsRows(Protocol):
+    """What an engine has, too, whose rows are in this process."""
+
+    def hold(self, relation: Relation) -> Relation:
+        """Return the rows in memory, to be read again, where the engine has room for them.
+
+        Otherwise a relation of the same rows instead of the given one: where that was read already,
+        it can be read once.
         """
         ...
 

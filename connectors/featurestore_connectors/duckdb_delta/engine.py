@@ -16,6 +16,7 @@ from featurestore.plugins.engine import (
     Accumulator,
     BatchFunction,
     Engine,
+    HoldsRows,
     Relation,
     ShardFunction,
     TableWrite,
@@ -25,6 +26,7 @@ from featurestore.storage import files as storage
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
     files,
+    held,
     maintenance,
     relations,
     rewrite,
@@ -111,7 +113,15 @@ class DuckDBEngine:
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         return relations.read_files(self.database, paths, schema=schema)
 
+    def hold(self, relation: Relation) -> Relation:
+        if self.database.limit_is_chosen:
+            return relation
+        return held.hold(self.database, relation)
+
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
+        chosen = held.selected(self.database, relation, columns)
+        if chosen is not None:
+            return chosen
         return relations.select(relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
@@ -132,6 +142,9 @@ class DuckDBEngine:
         return self._user_sql.relation(query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
+        batches = held.held_batches(relation)
+        if batches is not None:
+            return sum(batch.num_rows for batch in batches)
         with building():
             counted = relation.native.aggregate("count(*)")
         return int(self.database.rows(query_of(counted))[0][0])
@@ -163,12 +176,9 @@ class DuckDBEngine:
         with building():
             rows = relation.native.project(sqltext.casts(stored, sqltext.types_of(relation.schema)))
         storage.make_directory(directory)
-        written = files.stage(
-            self.database,
-            query_of(rows),
-            os.path.join(directory, f"rows-{uuid.uuid4().hex}"),
-            schema=stored,
-        )
+        folder = os.path.join(directory, f"rows-{uuid.uuid4().hex}")
+        held.keep(self.database, relation)
+        written = files.stage(self.database, query_of(rows), folder, schema=stored)
         source = (
             scan.parquet(stored, [file.path for file in written])
             if written
@@ -177,7 +187,11 @@ class DuckDBEngine:
         columns = sqltext.casts(relation.schema, sqltext.types_of(stored))
         native = self.database.bind(f"SELECT {columns} FROM {source}")
         return relations.StagedRelation(
-            relations.ENGINE, native, relation.schema, files=tuple(written)
+            relations.ENGINE,
+            native,
+            relation.schema,
+            source=held.kept(self.database, relation),
+            files=tuple(written),
         )
 
     # -- tables -------------------------------------------------------------------------
@@ -251,3 +265,4 @@ class DuckDBEngine:
 
 if TYPE_CHECKING:
     _contract: type[Engine] = DuckDBEngine
+    _holds_rows: type[HoldsRows] = DuckDBEngine

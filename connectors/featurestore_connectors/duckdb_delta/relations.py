@@ -28,10 +28,11 @@ _NUMBER = "__fs_row"
 
 
 @dataclass(frozen=True)
-class StagedRelation(Relation):
+class StagedRelation(streams.MappedRelation):
     """The rows of Parquet files that this engine wrote.
 
-    Storage types, in order, with statistics.
+    Storage types, in order, with statistics. ``source`` gives the same rows from memory, where they
+    came as a stream and are few.
     """
 
     files: tuple[Any, ...] = ()
@@ -128,9 +129,11 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
     batches = iter(reader)
     if reader.schema != schema:
         batches = (cast_batch(batch, schema) for batch in reader)
-    source = streams.source(schema, batches)
+    once = streams.StreamOnce(database, schema, batches)
+    source = streams.source(schema, once.handed_on())
     with building():
-        return relation(database.connection.from_arrow(source), schema, single_use=True)
+        native = database.connection.from_arrow(source)
+    return streams.MappedRelation(ENGINE, native, schema, single_use=True, source=once)
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:

@@ -5,7 +5,7 @@ Arrow streams with bounded batches, functions over them, mergeable aggregates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
@@ -32,6 +32,8 @@ BATCH_ROWS = 65_536
 # DuckDB hands out rows in vectors of this many.
 _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
+# What may be held of a relation to be read again. An export needs as much once more while it sorts.
+MOST_HELD_BYTES = 256 << 20
 # Batches of so many bytes are not worth putting together: that copies them.
 _WORTH_A_BATCH = 4 << 20
 
@@ -98,6 +100,47 @@ class SortedStream(MappedStream):
         """Yield the function's results."""
         for batch in self._of_all(batches_of(self._database, self._relation)):
             yield cast_batch(batch, self.schema)
+
+
+class StreamOnce(MappedStream):
+    """The batches that a caller brought, which can be read once, here or by DuckDB.
+
+    ``kept`` holds those that DuckDB has read, from when it is made a list until they are too many;
+    ``is_read`` says that these are all.
+    """
+
+    def __init__(
+        self, database: Database, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    ) -> None:
+        self.schema = schema
+        self.kept: list[pa.RecordBatch] | None = None
+        self.is_read = False
+        self._database = database
+        self._given = batches
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches, in pieces that are not too large."""
+        return in_pieces(self._given, self.schema)
+
+    def handed_on(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches to DuckDB."""
+        size = 0
+        for batch in self._given:
+            size += batch.nbytes
+            if size > MOST_HELD_BYTES:
+                self.kept = None
+            elif self.kept is not None:
+                self.kept.append(batch)
+            yield batch
+        self.is_read = True
+
+
+def in_pieces(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches in batches that are not too large."""
+    rows = min(BATCH_ROWS, _rows_that_fit(schema))
+    for batch in batches:
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
 
 
 def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:

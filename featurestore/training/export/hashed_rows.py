@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
-from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, Relation
+from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import SplitRule, group_of_rows
 
@@ -181,13 +181,19 @@ def hash_rows(
     plan: FeaturePlan | None,
     directory: str,
 ) -> HashedRows:
-    """Return the rows with hash and group.
+    """Return the rows with hash and group, to be read several times.
 
-    Computed rows are staged as Parquet in ``directory``. The rows of one pinned group are read anew
-    instead: that takes less than writing and reading them.
+    Where the engine can hold them in memory, it does. Else computed rows are staged as Parquet in
+    ``directory``, and the rows of one pinned group are read anew: that takes less than writing and
+    reading them.
     """
     hashed = HashedRows(relation, HashRows(request.rule, request.key, request.seed), request)
+    given = rows = hashed.relation(engine)
+    if isinstance(engine, HoldsRows):
+        rows = engine.hold(given)
+        if rows is not given and not rows.single_use:
+            return HashedRows(rows, None, request)
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
     if is_pinned_group and not relation.single_use:
         return hashed
-    return HashedRows(engine.stage(hashed.relation(engine), directory), None, request)
+    return HashedRows(engine.stage(rows, directory), None, request)

@@ -1,0 +1,93 @@
+"""Rows that are held in memory are those that the relation has, however many fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featurestore import FeatureStore
+from featurestore.plugins.engine import Relation
+from featurestore.testing.relation_conformance import SumAndCount
+from featurestore_connectors.duckdb_delta import DuckDBEngine, held, streams
+
+ROWS = 10_000
+
+
+@pytest.fixture
+def engine() -> Iterator[DuckDBEngine]:
+    engine = DuckDBEngine()
+    yield engine
+    engine.close()
+
+
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only a part of the rows be held."""
+    monkeypatch.setattr(held, "MOST_HELD_BYTES", 50_000)
+    monkeypatch.setattr(streams, "MOST_HELD_BYTES", 50_000)
+
+
+def table() -> pa.Table:
+    words = pa.array([None if each % 7 == 0 else f"w{each}" for each in range(ROWS)])
+    return pa.table({"id": np.arange(ROWS), "x": np.random.default_rng(2).random(ROWS), "w": words})
+
+
+def brought(engine: DuckDBEngine) -> Relation:
+    return engine.from_arrow(table().to_reader(max_chunksize=1_000))
+
+
+def test_held_rows_are_read_as_often_as_one_likes(engine: DuckDBEngine) -> None:
+    rows = engine.hold(brought(engine))
+    assert not rows.single_use
+    for _ in range(2):
+        assert engine.stream(rows).read_all().equals(table())
+        assert engine.aggregate(rows, SumAndCount()) == (ROWS, sum(range(ROWS)))
+    assert engine.count(rows) == ROWS
+    chosen = engine.select(rows, {"a": "w", "b": "id"})
+    assert engine.stream(chosen).read_all().equals(table().select(["w", "id"]).rename_columns("ab"))
+    odd = engine.filter(rows, "id % 2 = 1")
+    assert engine.count(odd) == ROWS // 2
+
+
+def test_more_rows_than_fit_can_be_read_once(
+    engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch)
+    rows = engine.hold(brought(engine))
+    assert rows.single_use
+    assert engine.stream(rows).read_all().sort_by("id").equals(table())
+
+
+@pytest.mark.parametrize("all_fit", [True, False])
+def test_a_stage_gives_the_rows_that_came_from_memory_or_from_its_files(
+    engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_fit: bool
+) -> None:
+    if not all_fit:
+        few(monkeypatch)
+    staged = engine.stage(brought(engine), str(tmp_path / "staged"))
+    assert (held.held_batches(staged) is not None) == all_fit
+    for _ in range(2):
+        assert engine.aggregate(staged, SumAndCount()) == (ROWS, sum(range(ROWS)))
+        assert engine.stream(staged).read_all().sort_by("id").equals(table())
+
+
+def test_an_export_is_the_same_whether_its_rows_are_held(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    duckdb_store.create_featuregroup(table(), "rows", primary_key="id")
+    files = []
+    for name in ("held", "read_again"):
+        frame = duckdb_store.get_featuregroup("rows")
+        made = duckdb_store.create_training_dataset(
+            frame, name, splits={"train": 0.7, "test": 0.3}, shards=3
+        )
+        content = {}
+        for split in made.manifest.splits:
+            for shard in split.shards:
+                content[shard.path] = shard.sha256
+        files.append(content)
+        few(monkeypatch)
+    assert files[0] == files[1]

@@ -155,20 +155,32 @@ def in_total_order(
     The rows of a batch's last hash wait for the next batch, which may hold more of them.
     """
     waiting: list[pa.RecordBatch] = []
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
+    for batch, is_last in _with_ends(batches):
         hashes = hashes_of(batch)
         if waiting and hashes[0] != hashes_of(waiting[-1])[-1]:
             yield _ordered(waiting, columns)
             waiting = []
+        if is_last:
+            yield _ordered([*waiting, batch], columns)
+            return
         last = int(np.searchsorted(hashes, hashes[-1], side="left"))
         if last > 0:
             yield _ordered([*waiting, batch.slice(0, last)], columns)
             waiting = []
         waiting.append(batch.slice(last))
-    if waiting:
-        yield _ordered(waiting, columns)
+
+
+def _with_ends(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Yield the batches that have rows, and whether each is the last of them."""
+    before: pa.RecordBatch | None = None
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        if before is not None:
+            yield before, False
+        before = batch
+    if before is not None:
+        yield before, True
 
 
 def take_rows(

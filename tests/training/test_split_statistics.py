@@ -22,12 +22,10 @@ from featurestore.statistics import (
     is_sample_short,
     statistics_accumulator,
 )
+from featurestore.training.export import pipeline, split_statistics
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.hashed_rows import GROUP, HASH
-from featurestore.training.export.split_statistics import (
-    ShardStatistics,
-    SplitStatisticsAccumulator,
-)
+from featurestore.training.export.split_statistics import SplitStatisticsAccumulator
 
 Example = Callable[..., pa.Table]
 LIMIT = 500
@@ -142,11 +140,14 @@ def test_writers_count_what_a_pass_of_its_own_counts(
             found.append({**made.statistics(split).to_json(), "source": None})
         return found
 
-    by_writers = exported("a")
-    monkeypatch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 700)
-    short = exported("b")
-    monkeypatch.setattr(ShardStatistics, "states", lambda self: None)
-    assert exported("c") == short
+    by_itself = exported("a")
+    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    counted = []
+    monkeypatch.setattr(pipeline, "count_splits", counted.append)
+    assert exported("b") == by_itself
+    assert not counted, "no pass of its own"
     monkeypatch.undo()
-    monkeypatch.setattr(ShardStatistics, "states", lambda self: None)
-    assert exported("d") == by_writers
+    monkeypatch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 700)
+    by_itself = exported("c")
+    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    assert exported("d") == by_itself

@@ -44,6 +44,7 @@ from featurestore.training.export.shard_writer import PlannedShard, ShardSummary
 from featurestore.training.export.split_statistics import (
     ShardStatistics,
     count_splits,
+    counting_writers,
     write_statistics,
 )
 from featurestore.training.export.split_values import fit_transformations
@@ -97,9 +98,7 @@ def export(
     progress.phase("plan shards")
     plan = plan_shards(engine, rows, request)
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
-    counted = None
-    if request.statistics and not engine.is_distributed:
-        counted = ShardStatistics(request, plan)
+    counted = counting_writers(engine, request, plan)
     with progress.writing(target.directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
         summaries = write_shards(
             engine, rows, request, plan, directory=target.directory, statistics=counted

@@ -35,6 +35,7 @@ from featurestore.training.export.shard_plan import ShardPlan
 STATISTICS = "_statistics"
 # As many rows are counted at once as engines hand out.
 _BATCH_ROWS = 65_536
+_FEWEST_SHARD_ROWS = 32_768
 # Among fewer rows any column may have no value twice.
 _FEWEST_ROWS = 20
 SplitStates = dict[int, StatisticsState]
@@ -130,6 +131,21 @@ class ShardStatistics:
                 state = self._accumulators[split].merge(self._states[split], state)
             self._states[split] = state
             self._next[split] += 1
+
+
+def counting_writers(
+    engine: Engine, request: ExportRequest, plan: ShardPlan
+) -> ShardStatistics | None:
+    """Return what counts the rows while they are written; None where a pass of its own is faster.
+
+    That is so where shards are small: a batch costs as many calls as a large one.
+    """
+    if not request.statistics or engine.is_distributed:
+        return None
+    shards = sum(map(len, plan.shard_rows))
+    if sum(plan.rows) < shards * _FEWEST_SHARD_ROWS:
+        return None
+    return ShardStatistics(request, plan)
 
 
 def count_splits(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import chain, starmap
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -68,5 +68,6 @@ def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
 def checksums(data: Any, bounds: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint32]:
     """Return the masked CRCs of the pieces ``[start, end)`` of a buffer."""
     view = memoryview(data).cast("B")
-    pieces = map(view.__getitem__, starmap(slice, bounds))
-    return masks(np.fromiter(map(crc32c, pieces), np.uint32, len(bounds)))
+    return masks(
+        np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds))
+    )

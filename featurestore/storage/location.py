@@ -149,6 +149,11 @@ def is_any_open() -> bool:
     return bool(_open)
 
 
+def opened_roots() -> list[str]:
+    """Return the URIs of the buckets that this process has opened."""
+    return sorted(_open)
+
+
 def options_of(path: str) -> Mapping[str, str]:
     """Return the options that the bucket of a URI was opened with; they may hold credentials."""
     return _options.get(_root_of(path), {})

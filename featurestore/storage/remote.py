@@ -18,7 +18,13 @@ from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.storage import settings
 from featurestore.storage.interface import StoredObject
 from featurestore.storage.listing import listing_of, names_in
-from featurestore.storage.location import is_uri, options_of, storage_of
+from featurestore.storage.location import (
+    Location,
+    is_uri,
+    opened_roots,
+    options_of,
+    storage_of,
+)
 
 _CHUNK_BYTES = 8 << 20
 _FETCHES = 4
@@ -129,6 +135,27 @@ class RangedFile(io.RawIOBase):
         room[:length] = data
         self._at += length
         return length
+
+
+def s3a_options(path: str) -> dict[str, str]:
+    """Return the settings of an ``s3://`` URI as Hadoop's S3A takes them; credentials included."""
+    found = settings.s3_settings(options_of(path))
+    return settings.s3a_options(found, Location.of(path).bucket)
+
+
+def options_of_open() -> dict[str, dict[str, str]]:
+    """Return how this process reaches each bucket that it opened, for a process elsewhere.
+
+    Credentials that the environment or a file of this machine tells are among the options.
+    """
+    found = {}
+    for root in opened_roots():
+        options = dict(options_of(root))
+        if root.startswith("s3://"):
+            known = settings.s3_settings(options)
+            options = {**known.store, **known.client}
+        found[root] = options
+    return found
 
 
 def find(path: str) -> StoredObject | None:

@@ -9,6 +9,7 @@ import configparser
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
 
 from featurestore.errors import ConfigurationError, did_you_mean
 
@@ -33,6 +34,19 @@ _PLATFORM = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+# How S3A, Hadoop's own client, calls them, below ``fs.s3a.bucket.<bucket>.``.
+_S3A = {
+    "aws_access_key_id": "access.key",
+    "aws_secret_access_key": "secret.key",
+    "aws_session_token": "session.token",
+    "aws_region": "endpoint.region",
+    "aws_endpoint_url": "endpoint",
+    "aws_sse_kms_key_id": "encryption.key",
+    "timeout": "connection.timeout",
+    "connect_timeout": "connection.establish.timeout",
+}
+_S3A_ENCRYPTIONS = {"AES256": "SSE-S3", "aws:kms": "SSE-KMS", "aws:kms:dsse": "DSSE-KMS"}
+_S3A_PROVIDERS = "org.apache.hadoop.fs.s3a."
 _OTHER_SPELLINGS = {"aws_endpoint": "aws_endpoint_url", "aws_default_region": "aws_region"}
 
 
@@ -76,6 +90,50 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
 def delta_options(settings: Settings) -> dict[str, str]:
     """Return settings as delta-rs takes them: one mapping, and its own reading of files off."""
     return {**settings.store, **settings.client, "aws_conditional_put": "etag"}
+
+
+def s3a_options(settings: Settings, bucket: str) -> dict[str, str]:
+    """Return settings as Hadoop's S3A takes them for one bucket."""
+    given = {**settings.store, **settings.client}
+    found = {}
+    for key, name in _S3A.items():
+        if key in given:
+            found[name] = given[key]
+    # Markers of folders would be objects that no other writer knows of.
+    found["directory.marker.retention"] = "delete"
+    virtual = given.get("aws_virtual_hosted_style_request") == "true"
+    found["path.style.access"] = "false" if virtual else "true"
+    encryption = given.get("aws_server_side_encryption")
+    if encryption is not None:
+        found["encryption.algorithm"] = _S3A_ENCRYPTIONS.get(encryption, encryption)
+    provider = _s3a_provider(given)
+    if provider is not None:
+        found["aws.credentials.provider"] = _S3A_PROVIDERS + provider
+    found.update(_s3a_proxy(given.get("proxy_url")))
+    return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in found.items()}
+
+
+def _s3a_provider(given: Mapping[str, str]) -> str | None:
+    """Return where S3A takes credentials from; None where it asks the platform, as it does."""
+    if given.get("aws_skip_signature") == "true":
+        return "AnonymousAWSCredentialsProvider"
+    if "aws_access_key_id" not in given:
+        return None
+    if "aws_session_token" in given:
+        return "TemporaryAWSCredentialsProvider"
+    return "SimpleAWSCredentialsProvider"
+
+
+def _s3a_proxy(url: str | None) -> dict[str, str]:
+    if url is None:
+        return {}
+    parts = urlsplit(url)
+    found = {"proxy.host": parts.hostname or "", "proxy.port": str(parts.port or 80)}
+    if parts.username is not None:
+        found["proxy.username"] = unquote(parts.username)
+    if parts.password is not None:
+        found["proxy.password"] = unquote(parts.password)
+    return found
 
 
 def check_options(

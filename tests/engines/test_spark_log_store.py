@@ -217,11 +217,12 @@ def test_a_session_that_would_replace_commits_is_refused_for_writes(
     if "delta.logStore.class" in settings:
         settings = ours | settings
     context = SimpleNamespace(_jsc=SimpleNamespace(getConf=lambda: settings))
+    session = SimpleNamespace(sparkContext=context, _jvm=spark._jvm)
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
-        sessions.check_log_store(SimpleNamespace(sparkContext=context, _jvm=spark._jvm))
+        sessions.check_log_store(session, "/data/store")
     assert "spark.delta.logStore.file.impl=featurestore.delta.PosixLogStore" in str(caught.value)
     assert f"spark.jars={sessions.LOG_STORE_JAR}" in str(caught.value)
-    sessions.check_log_store(spark)
+    sessions.check_log_store(spark, "/data/store")
 
 
 def test_the_jar_is_built_from_the_source_beside_it() -> None:

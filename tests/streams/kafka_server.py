@@ -20,6 +20,7 @@ from tests.maven import NotFetched, cache_folder, fetched
 VERSION = "3.9.1"
 SPARK_READER = "spark-kafka-4.0.1"
 JDBC_DRIVER = "postgresql-42.7.7"
+S3A = "hadoop-aws-3.4.1"
 _POMS = Path(__file__).parent / "kafka"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 60.0
@@ -155,3 +156,4 @@ if __name__ == "__main__":
     kafka_jars()
     fetched(_POMS / "spark-pom.xml", SPARK_READER)
     fetched(_POMS / "jdbc-pom.xml", JDBC_DRIVER)
+    fetched(_POMS.parents[1] / "storage" / "s3a-pom.xml", S3A)

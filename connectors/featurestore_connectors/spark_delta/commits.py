@@ -25,8 +25,8 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.storage.publication import warn_published
+from featurestore_connectors.spark_delta.buckets import use_table
 from featurestore_connectors.spark_delta.failures import as_store_error, full_text
-from featurestore_connectors.spark_delta.session import check_log_store
 
 # A conflict means that somebody else made progress; more than this in a row is no accident.
 ATTEMPTS = 20
@@ -76,7 +76,7 @@ class CommitSession:
         self.session: Any = None
 
     def __enter__(self) -> CommitSession:
-        check_log_store(self.parent)
+        use_table(self.parent, self._path)
         check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self.parent.newSession()
         own = self.session.conf.getAll

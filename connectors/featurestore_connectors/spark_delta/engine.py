@@ -23,12 +23,15 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.storage.location import is_uri
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.spark_delta import (
+    buckets,
     files,
     maintenance,
     relations,
     rewrite,
+    s3a,
     scan,
     shards,
     streams,
@@ -76,7 +79,7 @@ class SparkEngine:
                 session = self._given if self._given is not None else find_session()
                 self._owned = session is None
                 if session is None:
-                    session = start_session()
+                    session = start_session(s3a.opened_location())
                 else:
                     check_session(session)
                 self._session = session
@@ -105,9 +108,12 @@ class SparkEngine:
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
+        buckets.use_location(self.session, path)
         return scan.read_table(self.session, path, version=version, schema=schema, columns=columns)
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
+        for path in paths:
+            buckets.use_location(self.session, path)
         return scan.read_files(self.session, paths, schema=schema)
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
@@ -155,6 +161,7 @@ class SparkEngine:
         return streams.stream(relation, batch_rows=batch_rows, limit=limit)
 
     def stage(self, relation: Relation, directory: str) -> Relation:
+        buckets.use_location(self.session, directory)
         return files.stage(relation, directory)
 
     # -- tables -------------------------------------------------------------------------
@@ -168,6 +175,8 @@ class SparkEngine:
         properties: Mapping[str, str],
         note: Mapping[str, Any],
     ) -> None:
+        if is_uri(path):  # no group is begun that the session could not write
+            buckets.use_table(self.session, path)
         tables.create_table(
             path,
             schema=schema,

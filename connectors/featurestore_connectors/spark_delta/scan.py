@@ -114,7 +114,7 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
     if first is None:
         return pa.schema([]), set()
     try:
-        metadata = parquet.read_metadata(first)
+        metadata = parquet.read_metadata(files.opened_by_ranges(first))
     except pa.ArrowInvalid as error:
         raise TableDamaged(f"The file {first!r} is no readable Parquet file: {error}") from error
     except OSError as error:

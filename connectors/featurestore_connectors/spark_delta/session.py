@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 from featurestore.errors import ConfigurationError, EngineError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.storage import files
+from featurestore.storage.location import is_uri
+from featurestore_connectors.spark_delta import s3a
 from featurestore_connectors.spark_delta.java import check_java
 
 MASTER = "FEATURESTORE_SPARK_MASTER"
@@ -29,7 +32,7 @@ JARS = "FEATURESTORE_SPARK_JARS"
 
 # Delta's log store of each scheme that the store's own writes to: commits never replace those of
 # other writers.
-LOG_STORES = {"file": "featurestore.delta.PosixLogStore"}
+LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.delta.S3LogStore"}
 LOG_STORE_JAR = Path(__file__).parent / "logstore" / "featurestore-logstore.jar"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -86,8 +89,8 @@ def check_session(session: Any) -> None:
     _use_own_interpreter(session)
 
 
-def check_log_store(session: Any) -> None:
-    """Make sure that commits of a session do not replace those of other writers of the location.
+def check_log_store(session: Any, path: str) -> None:
+    """Make sure that commits of a session below a path do not replace those of other writers.
 
     Delta's own log store renames a commit into its place, over one that another process put there a
     moment before.
@@ -96,25 +99,33 @@ def check_log_store(session: Any) -> None:
         ConfigurationError: The session commits by another log store; the hint is what to build it
             with.
     """
+    scheme = path.partition("://")[0] if is_uri(path) else "file"
+    name = LOG_STORES[scheme]
     # What the JVM was started with: Delta does not look at what a session sets later.
     configuration = session.sparkContext._jsc.getConf()
-    needed, missing = [], False
-    for scheme, name in LOG_STORES.items():
-        needed.append(f"{_log_store_setting(scheme)}={name}")
-        if _log_store_of(configuration, scheme) != name or not _has_class(session, name):
-            missing = True
-    if not missing:
+    if _log_store_of(configuration, scheme) == name and has_class(session, name):
         return
     raise ConfigurationError(
         "The active SparkSession would write Delta commits over those of other processes, "
         "which then lose rows.",
-        hint=f"build it with {', '.join(needed)} and spark.jars={LOG_STORE_JAR}, or by "
-        "featurestore_connectors.spark_delta.configure_session(SparkSession.builder).getOrCreate()",
+        hint=session_hint({_log_store_setting(scheme): name, "spark.jars": str(LOG_STORE_JAR)}),
     )
 
 
-def start_session() -> Any:
+def session_hint(settings: Mapping[str, str]) -> str:
+    """Return how to build a session with settings that one lacks."""
+    told = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return (
+        f"build it with {told}, or by featurestore_connectors.spark_delta.configure_session"
+        "(SparkSession.builder, location=...).getOrCreate()"
+    )
+
+
+def start_session(location: str | None = None) -> Any:
     """Return a new session, local or on the master of the environment or of spark-submit.
+
+    Args:
+        location: Where the store is that it is for.
 
     Raises:
         MissingExtra: pyspark or delta-spark is not installed.
@@ -133,7 +144,7 @@ def start_session() -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("featurestore").config(map=session_settings())
     if not submitted:
-        builder = configure_session(builder.config(map=_launch_settings()))
+        builder = configure_session(builder.config(map=_launch_settings()), location=location)
     try:
         session = builder.getOrCreate()
     except (PySparkException, RuntimeError, OSError) as error:
@@ -146,27 +157,37 @@ def start_session() -> Any:
     return session
 
 
-def configure_session(builder: Any) -> Any:
+def configure_session(builder: Any, *, location: str | None = None) -> Any:
     """Return a ``SparkSession.builder`` with the settings and jars that the store needs.
 
     For a session of your own:
 
         builder = SparkSession.builder.master("local[2]")
-        spark = configure_session(builder).getOrCreate()
+        spark = configure_session(builder, location="s3://bucket/prefix").getOrCreate()
+
+    Args:
+        builder: What is built by ``getOrCreate()``.
+        location: Where the store is. For S3 the session gets Hadoop's client of it, too, which
+            Spark fetches once, unless ``spark.jars`` has it.
     """
     from delta import configure_spark_with_delta_pip
 
     given = builder._options.get("spark.jars") or os.environ.get(JARS)
     jars = [given] if given else []
     jars.append(str(LOG_STORE_JAR))
-    fetched = delta_jars()
     builder = builder.config(map=session_settings())
+    packages: list[str] = []
+    if location is not None and location.startswith("s3://") and not s3a.is_among(given):
+        packages.extend(s3a.PACKAGES)
+        builder = builder.config(map=s3a.settings())
+    fetched = delta_jars()
     # Once fetched, Delta's jars are used as files: no network, no report of a resolver on every
     # start.
-    if all(files.is_file(str(jar)) for jar in fetched):
+    if not packages and all(files.is_file(str(jar)) for jar in fetched):
         jars.extend(map(str, fetched))
         return builder.config("spark.jars", ",".join(jars))
-    return configure_spark_with_delta_pip(builder.config("spark.jars", ",".join(jars)))
+    builder = builder.config("spark.jars", ",".join(jars))
+    return configure_spark_with_delta_pip(builder, extra_packages=packages)
 
 
 def session_settings() -> dict[str, str]:
@@ -282,7 +303,7 @@ def _log_store_of(configuration: Any, scheme: str) -> str | None:
 
 def _check_delta_classes(session: Any) -> None:
     """Refuse a JVM that has no Delta, as after spark-submit without --packages."""
-    if not _has_class(session, _CATALOG):
+    if not has_class(session, _CATALOG):
         raise ConfigurationError(
             "The Spark session has no Delta jars.",
             hint=f"spark-submit --packages {delta_package()} ...; "
@@ -290,7 +311,8 @@ def _check_delta_classes(session: Any) -> None:
         )
 
 
-def _has_class(session: Any, name: str) -> bool:
+def has_class(session: Any, name: str) -> bool:
+    """Tell whether the JVM of a session has a class."""
     from py4j.protocol import Py4JJavaError
 
     machine = session._jvm
@@ -305,7 +327,7 @@ def _has_class(session: Any, name: str) -> bool:
 def _add_jar_to_driver(session: Any) -> None:
     """Bring our log store to the driver of spark-submit, whose class path is fixed by then."""
     machine = session._jvm
-    if not all(_has_class(session, name) for name in LOG_STORES.values()):
+    if not all(has_class(session, name) for name in LOG_STORES.values()):
         # The loader that spark-submit made for --jars and --packages; every thread of the driver
         # looks there.
         loader = machine.Thread.currentThread().getContextClassLoader()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from featurestore.plugins.engine import Relation, Result, ShardFunction
+from featurestore.storage.remote import options_of_open
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.session import is_local
@@ -33,7 +34,7 @@ def write_shards(
     partitions = _partitions(given.native)
     spread = given.native.repartition(partitions, _partition_key(shard, partitions))
     rows = spread.sortWithinPartitions(*map(column, [shard, *order]))
-    task = ShardsTask(write, shard, given.schema)
+    task = ShardsTask(write, shard, given.schema, options_of_open())
     with translated():
         answers = map_in_arrow(rows, given.schema.names, task, RESULT_FIELDS).collect()
     in_order = sorted(answers, key=lambda row: row["shard"])

@@ -20,6 +20,8 @@ from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.storage.files import write_new
+from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.spark_delta import offsets, rewrite, sqltext
 from featurestore_connectors.spark_delta.commits import (
@@ -63,7 +65,11 @@ def create_table(
         raise FileExistsError(path)
     # Readers manage without; Spark is slower then.
     with suppress(OSError):
-        _write_through(target.removesuffix(".json") + ".crc", _summary_of_nothing(commit))
+        summary = target.removesuffix(".json") + ".crc"
+        if is_uri(path):
+            write_new(summary, _summary_of_nothing(commit))
+        else:
+            _write_through(summary, _summary_of_nothing(commit))
 
 
 def write(
@@ -197,7 +203,9 @@ def _commit_of_properties(state: Snapshot, properties: Mapping[str, str]) -> byt
 
 
 def _put(target: str, commit: bytes, *, durable: bool) -> bool:
-    """Link a commit under its name; False when the name is taken."""
+    """Give a commit its name; False when the name is taken."""
+    if is_uri(target):
+        return write_new(target, commit)
     temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
     try:
         _write_through(temporary, commit)

@@ -7,8 +7,8 @@ packages.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Generic
 
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
+from featurestore.storage.location import use_options
 from featurestore_connectors.spark_delta.failures import packing_errors
 from featurestore_connectors.spark_delta.types import named, to_features, to_storage
 
@@ -112,15 +113,21 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class ShardsTask:
-    """Cuts a partition, which is sorted by shard, where the shard changes and writes each shard."""
+    """Cuts a partition, which is sorted by shard, where the shard changes and writes each shard.
+
+    ``buckets`` says how to reach those that shards may go to, by root.
+    """
 
     write: ShardFunction[Any]
     shard: str
     given: pa.Schema
+    buckets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a shard with the pickled result."""
         with packing_errors():
+            for root, options in self.buckets.items():
+                use_options(root, options)
             converted = (_features(batch, self.given) for batch in batches)
             for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)

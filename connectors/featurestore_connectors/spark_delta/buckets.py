@@ -1,0 +1,75 @@
+"""Buckets under Spark: what a session must have for them, and how it reaches each.
+
+The settings of a bucket go into the Hadoop configuration of the running driver, which Spark sends
+along with its tasks. They are no settings of Spark, so neither its event log nor its page of the
+environment shows them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from featurestore.errors import ConfigurationError, UnsupportedLocation
+from featurestore.storage.location import Location, is_uri
+from featurestore.storage.remote import s3a_options
+from featurestore_connectors.spark_delta import s3a
+from featurestore_connectors.spark_delta.session import check_log_store, has_class, session_hint
+
+_FILE_SYSTEM_OF_S3 = "fs.s3.impl"
+_guard = threading.Lock()
+
+
+def use_location(session: Any, path: str) -> None:
+    """Let a session read and write below a path; nothing is to be done for a directory.
+
+    Raises:
+        ConfigurationError: It lacks the client of S3, or reaches the bucket with other settings.
+        UnsupportedLocation: Spark does not reach places of this kind.
+    """
+    if not is_uri(path):
+        return
+    place = Location.of(path)
+    if place.scheme != "s3":
+        raise UnsupportedLocation(
+            f"The Spark engine does not reach {place.text} yet.", hint="engine='duckdb'"
+        )
+    if not has_class(session, s3a.FILE_SYSTEM):
+        raise ConfigurationError(
+            "The active SparkSession cannot reach S3: it has no hadoop-aws.",
+            hint=session_hint(s3a.settings()),
+        )
+    _use_bucket(session.sparkContext._jsc.hadoopConfiguration(), place)
+
+
+def use_table(session: Any, path: str) -> None:
+    """Let a session write a table: it reaches the place, and replaces nobody's commits.
+
+    Raises:
+        ConfigurationError: The hint is what to build the session with.
+        UnsupportedLocation: Spark does not reach places of this kind.
+    """
+    use_location(session, path)
+    check_log_store(session, path)
+
+
+def _use_bucket(configuration: Any, place: Location) -> None:
+    """Tell the client of S3 how to reach a bucket; the first settings stay as long as Spark runs.
+
+    Executors keep their connection to a bucket, with the settings that they were given first.
+    """
+    wanted = s3a_options(place.text)
+    mark = f"fs.s3a.bucket.{place.bucket}.featurestore"
+    with _guard:
+        if configuration.get(mark) is None:
+            configuration.set(_FILE_SYSTEM_OF_S3, s3a.FILE_SYSTEM)
+            for key, value in wanted.items():
+                configuration.set(key, value)
+            configuration.set(mark, "true")
+            return
+    if any(configuration.get(key) != value for key, value in wanted.items()):
+        raise ConfigurationError(
+            f"The running Spark reaches {place.bucket!r} with other settings or credentials, "
+            "which its executors keep.",
+            hint="stop it (spark.stop()), then connect again",
+        )

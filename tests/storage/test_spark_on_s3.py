@@ -1,0 +1,209 @@
+"""The engine of Spark below a URI: tables by S3A, commits by conditional puts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from featurestore.delta.log import latest_version
+from featurestore.errors import ConfigurationError, UnsupportedLocation
+from featurestore.plugins.engine import Engine, TableWrite
+from featurestore.storage.location import storage_of, use_options
+from tests.conftest import SKIPPED_STORAGE
+from tests.object_server import ObjectServer, options_for
+from tests.storage.faulty_proxy import faulty
+from tests.storage.uri_path import UriPath
+from tests.streams import kafka_server
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("k", pa.int64()), ("by", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def s3a(spark: Any) -> Any:
+    """The session of the run, which has the client of S3."""
+    if not kafka_server.spark_jars(kafka_server.S3A):
+        pytest.skip(f"{SKIPPED_STORAGE}: the jars of hadoop-aws were not fetched")
+    return spark
+
+
+@pytest.fixture
+def folder(bucket: str, object_server: ObjectServer, s3a: Any) -> UriPath:
+    """A place in a bucket that this process has opened."""
+    use_options(bucket, object_server.options)
+    storage_of(bucket)
+    return UriPath(bucket) / "some folder"
+
+
+@pytest.fixture
+def engine(s3a: Any) -> Engine:
+    from featurestore_connectors.spark_delta import SparkEngine
+
+    return SparkEngine(s3a)
+
+
+# -- commits --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def put(s3a: Any) -> Callable[..., bool]:
+    """Write lines by the log store of the JVM; False when the object is there already."""
+    from py4j.protocol import Py4JJavaError
+
+    machine = s3a._jvm
+
+    def put(path: str, *lines: str, overwrite: bool = False) -> bool:
+        configuration = s3a._jsc.hadoopConfiguration()
+        given = machine.java.util.ArrayList()
+        for line in lines:
+            given.add(line)
+        store = machine.featurestore.delta.S3LogStore(configuration)
+        target = machine.org.apache.hadoop.fs.Path(path)
+        try:
+            store.write(target, given.iterator(), overwrite, configuration)
+        except Py4JJavaError as error:
+            if "java.nio.file.FileAlreadyExistsException" not in str(error):
+                raise
+            return False
+        return True
+
+    return put
+
+
+def names_from(s3a: Any, path: str) -> list[str]:
+    """Return what the log store lists from a name on."""
+    machine, configuration = s3a._jvm, s3a._jsc.hadoopConfiguration()
+    store = machine.featurestore.delta.S3LogStore(configuration)
+    found = store.listFrom(machine.org.apache.hadoop.fs.Path(path), configuration)
+    names = []
+    while found.hasNext():
+        names.append(found.next().getPath().getName())
+    return names
+
+
+def test_an_object_of_the_log_is_never_replaced_and_is_listed_from_its_name_on(
+    put: Callable[..., bool], folder: UriPath, s3a: Any, engine: Engine
+) -> None:
+    from featurestore_connectors.spark_delta.buckets import use_table
+
+    use_table(s3a, folder)
+    storage, name = storage_of(folder)
+    assert put(folder / "log/02.json", '{"a":"é"}', "{}")
+    assert not put(folder / "log/02.json", "other")
+    assert storage.read(f"{name}/log/02.json").decode() == '{"a":"é"}\n{}\n'
+    assert put(folder / "log/02.json", "other", overwrite=True)
+    assert storage.read(f"{name}/log/02.json") == b"other\n"
+    for each in ("01.json", "02.crc", "03.json", "deeper/04.json", "_last"):
+        assert put(folder / "log" / each, each)
+    assert names_from(s3a, folder / "log/02.json") == ["02.json", "03.json", "_last"]
+    assert names_from(s3a, folder / "log/04") == ["_last"]
+
+
+def test_a_lost_answer_to_a_commit_of_spark_is_found_out(
+    put: Callable[..., bool], bucket: str, object_server: ObjectServer, s3a: Any
+) -> None:
+    from featurestore_connectors.spark_delta.buckets import use_table
+
+    place = UriPath(bucket) / "log"
+    clean, _ = storage_of(bucket)
+    with faulty(object_server.port, rate=0.5, kinds=("lost", "late 500"), seed=3) as served:
+        proxy, endpoint = served
+        use_options(bucket, options_for(endpoint))
+        use_table(s3a, place)
+        use_options(bucket, object_server.options)
+        clean, _ = storage_of(bucket)
+        clean.put_new("log/taken", b"theirs")
+        for number in range(12):
+            assert put(place / str(number), "mine")
+            assert not put(place / "taken", "mine")
+        assert proxy.faults["lost"] > 2
+        assert proxy.faults["late 500"] > 2
+    assert clean.read("log/taken") == b"theirs"
+    assert [clean.read(f"log/{number}") for number in range(12)] == [b"mine\n"] * 12
+
+
+def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: UriPath) -> None:
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+    engine.create_table(folder, schema=SCHEMA, partition_by=(), properties={}, note={})
+    embedded = DuckDBEngine()
+    landed: Counter[str] = Counter()
+
+    def append(engine: Engine, times: int) -> None:
+        for _ in range(times):
+            given = pa.table({"k": [landed[engine.name]], "by": [engine.name]}, SCHEMA)
+            assert engine.write(folder, engine.from_arrow(given.to_reader()), TableWrite("append"))
+            landed[engine.name] += 1
+
+    rival = threading.Thread(target=append, args=(embedded, 12))
+    rival.start()
+    append(engine, 3)
+    rival.join()
+    found = embedded.stream(embedded.read_table(folder)).read_all()
+    embedded.close()
+    assert Counter(found["by"].to_pylist()) == landed
+    assert latest_version(folder) == sum(landed.values())
+
+
+# -- what a session must have ---------------------------------------------------------------------
+
+
+def test_a_session_that_cannot_hold_tables_on_s3_is_refused_before_anything_is_written(
+    engine: Engine,
+    folder: UriPath,
+    s3a: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    server_files: Callable[[], list[Path]],
+) -> None:
+    from featurestore_connectors.spark_delta import buckets, session
+
+    def create() -> None:
+        engine.create_table(folder, schema=SCHEMA, partition_by=(), properties={}, note={})
+
+    has_class = session.has_class
+    monkeypatch.setattr(buckets, "has_class", lambda *given: False)
+    with pytest.raises(ConfigurationError, match="no hadoop-aws") as caught:
+        create()
+    for word in ("hadoop-aws:3.4.1", "spark.jars.excludes=software.amazon.awssdk:bundle"):
+        assert word in str(caught.value.hint)
+    monkeypatch.setattr(buckets, "has_class", has_class)
+    monkeypatch.setattr(session, "_log_store_of", lambda *given: "io.delta.storage.S3LogStore")
+    with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
+        create()
+    assert "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore" in str(caught.value.hint)
+    assert f"spark.jars={session.LOG_STORE_JAR}" in str(caught.value.hint)
+    assert server_files() == []
+    with pytest.raises(UnsupportedLocation, match="gs://"):
+        buckets.use_location(s3a, "gs://some/where")
+
+
+def test_a_running_spark_keeps_the_credentials_of_a_bucket(
+    folder: UriPath, bucket: str, object_server: ObjectServer, s3a: Any
+) -> None:
+    from featurestore_connectors.spark_delta.buckets import use_location
+
+    use_location(s3a, folder)
+    use_location(s3a, folder)
+    use_options(bucket, {**object_server.options, "aws_secret_access_key": "another"})
+    with pytest.raises(ConfigurationError, match="executors keep") as caught:
+        use_location(s3a, folder)
+    assert "another" not in str(caught.value)
+
+
+@pytest.fixture
+def server_files(object_server: ObjectServer, bucket: str) -> Callable[[], list[Path]]:
+    """Return all objects of the bucket."""
+
+    def found() -> list[Path]:
+        return sorted(
+            each for each in (object_server.root / bucket[5:]).rglob("*") if each.is_file()
+        )
+
+    return found

@@ -145,6 +145,8 @@ def test_what_is_private_is_nowhere(
         assert "salaries" not in found.text
     lineage = client.get("/api/v1/lineage?node=featuregroup:raises@1", headers=headers).text
     assert "salaries" not in lineage
+    commits = client.get("/api/v1/featuregroups/raises/1/commits", headers=headers)
+    assert "salaries" not in commits.text
     told = client.get("/api/v1/featuregroups/salaries", headers=headers).json()
     absent = client.get("/api/v1/featuregroups/nothing_here", headers=headers).json()
     assert told["detail"].endswith("(not found or not allowed)")

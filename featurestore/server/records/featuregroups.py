@@ -13,6 +13,7 @@ from featurestore.featuregroups.statistics import stored_statistics
 from featurestore.featuregroups.table import TableVersion
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.registry import featuregroups, overview
+from featurestore.registry.cut import CutRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
 from featurestore.server.records.jsonable import jsonable
 from featurestore.store import FeatureStore
@@ -102,7 +103,10 @@ def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> li
     """Return commits, the newest first."""
     found = []
     for commit in group.history(limit=limit, before=before):
-        found.append(vars(commit))
+        told = dict(vars(commit))
+        if isinstance(group._session.registry, CutRegistry):
+            told["inputs"] = {}  # the log of the table names groups that may be hidden
+        found.append(told)
     return found
 
 

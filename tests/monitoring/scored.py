@@ -16,6 +16,11 @@ from featurestore import experiments
 from featurestore.experiments import catalog
 from featurestore.experiments.run import Run
 from featurestore.model.run_record import RunDataset, RunRecord
+from featurestore.model.window import Window
+from featurestore.monitoring.custom_metrics import Metrics
+from featurestore.monitoring.estimates import Estimate
+from featurestore.monitoring.profile import Profile
+from featurestore.monitoring.quality import area_under_curve
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START
 
@@ -84,3 +89,46 @@ def asked(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
     times = np.array([time.timestamp() for time in found["at"].to_pylist()])
     inside = (times >= start.timestamp()) & (times < end.timestamp())
     return found.filter(pa.array(inside))
+
+
+def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
+    """Return what the query on predictions gives, by pairs."""
+    above = prediction[label == 1][:, None] - prediction[label == 0][None, :]
+    won = (above > 0) + (above == 0) / 2
+    return {
+        "yes": float((label == 1).sum()),
+        "no": float((label == 0).sum()),
+        "won": float(won.sum()),
+        "won_squares": float((won.sum(axis=1) ** 2).sum()),
+        "lost_squares": float((won.sum(axis=0) ** 2).sum()),
+    }
+
+
+def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return predictions and labels whose area under the curve is about 0.76."""
+    label = (rng.random(rows) < 0.3).astype(float)
+    return np.round(rng.normal(label, 1.0), 1), label
+
+
+def profile(number: int, found: Metrics) -> Profile:
+    """Return a day with metrics alone."""
+    window = Window(START + number * DAY, START + (number + 1) * DAY)
+    return Profile(window, 1, 1, 1, {}, {}, metrics=found.values, estimates=found.estimates)
+
+
+def measured(rng: np.random.Generator, name: str, rows: int, *, worse: bool = False) -> Metrics:
+    """Return the AUC, a share or a mean of so many rows."""
+    if name == "auc":
+        prediction, label = drawn(rng, rows)
+        if worse:
+            prediction = rng.permutation(prediction)
+        row = counted(prediction, label)
+        if not row["yes"] or not row["no"]:
+            return Metrics({name: None})
+        estimate = area_under_curve(row)
+    else:
+        values = (rng.random(rows) < (0.7 if worse else 0.9)).astype(float)
+        if name == "mae":
+            values = rng.exponential(1.5 if worse else 1.0, rows)
+        estimate = Estimate("mean", rows, values.sum(), (values**2).sum())
+    return Metrics({name: estimate.value}, {name: estimate})

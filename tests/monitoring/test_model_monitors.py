@@ -17,16 +17,22 @@ from featurestore.cli import app
 from featurestore.errors import FeatureStoreError, JobFailed
 from featurestore.model.monitor import Baseline, Watched
 from featurestore.model.watched_model import WatchedModel
-from featurestore.model.window import Window
-from featurestore.monitoring.custom_metrics import Metrics
 from featurestore.monitoring.estimates import Estimate, chance_mean, merged
 from featurestore.monitoring.metric_rules import metrics
-from featurestore.monitoring.profile import Profile
 from featurestore.monitoring.quality import area_under_curve
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock
 from tests.monitoring.receivers import web_server
-from tests.monitoring.scored import TIME, outcomes, registered, trips
+from tests.monitoring.scored import (
+    TIME,
+    counted,
+    drawn,
+    measured,
+    outcomes,
+    profile,
+    registered,
+    trips,
+)
 
 DAYS = 7
 LAST = START + DAYS * DAY
@@ -227,53 +233,12 @@ def test_predictions_of_one_version_are_told_apart(
 # -- chance ---------------------------------------------------------------------------------------
 
 
-def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    """Return what the query on predictions gives, by pairs."""
-    above = prediction[label == 1][:, None] - prediction[label == 0][None, :]
-    won = (above > 0) + (above == 0) / 2
-    return {
-        "yes": float((label == 1).sum()),
-        "no": float((label == 0).sum()),
-        "won": float(won.sum()),
-        "won_squares": float((won.sum(axis=1) ** 2).sum()),
-        "lost_squares": float((won.sum(axis=0) ** 2).sum()),
-    }
-
-
-def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    label = (rng.random(rows) < 0.3).astype(float)
-    return np.round(rng.normal(label, 1.0), 1), label
-
-
 def test_the_error_of_an_auc_is_how_far_aucs_of_such_windows_are_apart() -> None:
     rng = np.random.default_rng(0)
     estimates = [area_under_curve(counted(*drawn(rng, 200))) for _ in range(400)]
     spread = np.std([each.value for each in estimates])
     told = [np.sqrt(each.variance / each.rows) for each in estimates]
     assert np.mean(told) == pytest.approx(spread, rel=0.1)
-
-
-def profile(number: int, found: Metrics) -> Profile:
-    window = Window(START + number * DAY, START + (number + 1) * DAY)
-    return Profile(window, 1, 1, 1, {}, {}, metrics=found.values, estimates=found.estimates)
-
-
-def measured(rng: np.random.Generator, name: str, rows: int, *, worse: bool = False) -> Metrics:
-    """Return the AUC, a share or a mean of so many rows."""
-    if name == "auc":
-        prediction, label = drawn(rng, rows)
-        if worse:
-            prediction = rng.permutation(prediction)
-        row = counted(prediction, label)
-        if not row["yes"] or not row["no"]:
-            return Metrics({name: None})
-        estimate = area_under_curve(row)
-    else:
-        values = (rng.random(rows) < (0.7 if worse else 0.9)).astype(float)
-        if name == "mae":
-            values = rng.exponential(1.5 if worse else 1.0, rows)
-        estimate = Estimate("mean", rows, values.sum(), (values**2).sum())
-    return Metrics({name: estimate.value}, {name: estimate})
 
 
 @pytest.mark.parametrize("name", ["auc", "accuracy", "mae"])

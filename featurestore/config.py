@@ -15,6 +15,8 @@ CONFIG_FILE = "featurestore.toml"
 DEFAULT_LOCATION = "featurestore-data"
 DEFAULT_ENGINE = "duckdb"
 DEFAULT_DURABILITY = "full"
+# Engines that work below URIs of some kinds alone.
+_SCHEMES = {"spark": ("s3",)}
 _KEYS = ("location", "engine", "registry", "durability")
 
 
@@ -72,7 +74,8 @@ def check_remote(location: str, settings: Config) -> None:
             hint=f"connect({location!r}, registry='postgresql://user@host/database'), or "
             "registry='sqlite:////path/to/cache.db' for a cache on this machine",
         )
-    if settings.engine != DEFAULT_ENGINE:
+    scheme = location.partition("://")[0]
+    if scheme not in _SCHEMES.get(settings.engine, (scheme,)):
         raise UnsupportedLocation(
             f"The {settings.engine} engine does not work on {location} yet.",
             hint=f"connect({location!r}, engine={DEFAULT_ENGINE!r}, registry=...)",

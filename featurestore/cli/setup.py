@@ -19,7 +19,8 @@ import typer
 from featurestore import config as configuration
 from featurestore.cli.output import show_record, show_rows, show_text
 from featurestore.cli.state import Settings, settings, store
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, MissingExtra
+from featurestore.plugins.engine import find_engine
 from featurestore.plugins.lookup import plugin_names
 from featurestore.storage import files
 from featurestore.storage.inspection import inspect as inspect_location
@@ -176,11 +177,24 @@ def _remote(location: str, registry: str | None) -> Iterator[Check]:
     for found in inspect_location(location):
         state = OK if found.passed else PROBLEM
         yield Check(f"location: {found.what}", state, found.detail, found.hint)
+    yield from _sessions(location)
     if registry is None:
         hint = "--registry postgresql://user@host/database, or sqlite:////path/to/cache.db"
         yield Check("registry", PROBLEM, "a store at a URI needs one of its own", hint)
     else:
         yield _registry(location, registry)
+
+
+def _sessions(location: str) -> Iterator[Check]:
+    """Say what sessions need that are not started by the engines themselves."""
+    for name in plugin_names("engines"):
+        try:
+            needed = find_engine(name).session_settings(location)
+        except MissingExtra:
+            continue
+        told = " ".join(f"{key}={value}" for key, value in needed.items())
+        if told:
+            yield Check(f"location: {name} sessions", OK, f"those built elsewhere need {told}")
 
 
 def _registry(directory: str, url: str | None) -> Check:

@@ -198,6 +198,13 @@ class Engine(Protocol):
         """Whether other machines read the rows, so that their files have to lie in the store."""
         ...
 
+    def session_settings(self, location: str) -> Mapping[str, str]:
+        """Return what a session that somebody else builds needs for a store at a location.
+
+        Nothing is started. Empty where an engine has no sessions.
+        """
+        ...
+
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:

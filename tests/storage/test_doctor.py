@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ def test_doctor_tries_what_a_store_needs(
     registry = f"sqlite:///{tmp_path}/cache.db"
     words = ("--location", place, "--registry", registry, "--output", "json", "doctor")
     found = {each["check"]: each for each in json.loads(command_line(*words).out)}
+    sessions = found.pop("location: spark sessions", None)
     tried = {name: each["state"] for name, each in found.items() if name.startswith("location")}
     assert tried == {
         "location: reach": "ok",
@@ -38,6 +40,10 @@ def test_doctor_tries_what_a_store_needs(
     }
     storage, folder = location.storage_of(place)
     assert list(storage.list(folder)) == []
+    if importlib.util.find_spec("delta") is not None:
+        assert sessions is not None
+        for word in ("org.apache.hadoop:hadoop-aws:", "featurestore.delta.S3LogStore", ".jar"):
+            assert word in sessions["detail"]
 
 
 def test_doctor_says_what_is_wrong_and_what_to_set(

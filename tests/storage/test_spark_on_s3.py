@@ -1,23 +1,32 @@
-"""The engine of Spark below a URI: tables by S3A, commits by conditional puts."""
+"""Spark below a URI: S3A, commits by conditional puts, executors that write shards by themselves."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
+import featurestore
 from featurestore.delta.log import latest_version
 from featurestore.errors import ConfigurationError, UnsupportedLocation
 from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.storage.location import storage_of, use_options
+from featurestore.store import FeatureStore
+from featurestore.testing.table_conformance import TableConformance
+from featurestore.training.dataset import TrainingDataset
 from tests.conftest import SKIPPED_STORAGE
-from tests.object_server import ObjectServer, options_for
+from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, options_for
 from tests.storage.faulty_proxy import faulty
+from tests.storage.stores import Connect, rows
+from tests.storage.test_store_on_s3 import history_of_a_group
 from tests.storage.uri_path import UriPath
 from tests.streams import kafka_server
 
@@ -47,6 +56,75 @@ def engine(s3a: Any) -> Engine:
     from featurestore_connectors.spark_delta import SparkEngine
 
     return SparkEngine(s3a)
+
+
+@pytest.mark.soak
+class TestTablesOfSparkOnS3(TableConformance):
+    @pytest.fixture
+    def tmp_path(self, folder: UriPath) -> UriPath:
+        return folder
+
+
+def labeled(count: int) -> pd.DataFrame:
+    return rows(0, count).assign(late=np.arange(count) % 3 == 0)
+
+
+def export(store: FeatureStore, **given: Any) -> TrainingDataset:
+    frame = store.get_features(["weather.x", "weather.late"])
+    splits = {"train": 0.8, "test": 0.2}
+    return store.create_training_dataset(frame, "d", label="late", splits=splits, shards=3, **given)
+
+
+def epoch_of(path: str) -> list[list[float]]:
+    reader = TrainingDataset.open(path).reader("train", global_batch_size=32, seed=3)
+    return [batch["x"].tolist() for batch in reader.batches()]
+
+
+def write_both_ways(store: FeatureStore, other: FeatureStore) -> list[Any]:
+    """Write a group and a dataset of it, by two connections in turns; return what they are."""
+    store.create_featuregroup(labeled(300), "weather", primary_key="id", event_time="at")
+    other.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
+    store.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
+    store.insert_into_featuregroup(labeled(5).assign(x=7.0), "weather", mode="upsert")
+    other.delete_from_featuregroup("weather", "x > 160")
+    found = store.get_featuregroup("weather").to_pandas().sort_values("id")
+    return [found["id"].tolist(), found["x"].tolist()]
+
+
+def test_spark_on_s3_writes_what_the_embedded_engine_writes_on_a_disk(
+    connect: Connect, s3a: Any, tmp_path: Path, object_server: ObjectServer, bucket: str
+) -> None:
+    with featurestore.connect(tmp_path / "disk") as disk:
+        expected = write_both_ways(disk, disk)
+        here = export(disk)
+        spark, embedded = connect(engine="spark"), connect()
+        assert write_both_ways(spark, embedded) == expected
+        there = export(spark)
+        assert there.manifest.content_hash == here.manifest.content_hash
+        ours, theirs = (
+            [(shard.path, shard.sha256) for split in made.manifest.splits for shard in split.shards]
+            for made in (here, there)
+        )
+        assert ours == theirs
+    assert there.verify(recompute=True).problems == ()
+    assert epoch_of(there.path) == epoch_of(here.path)
+    spark.compact_featuregroup("weather")
+    assert embedded.get_featuregroup("weather").count() == len(expected[0])
+    # Folders are no objects: nothing may be left of them for others to stumble on.
+    storage, name = storage_of(spark.location)
+    assert [each.name for each in storage.list(name) if each.size == 0] == []
+    spark.delete_training_dataset("d", version=1)
+    spark.delete_featuregroup("weather", version=1)
+    assert storage.children(f"{name}/featuregroups/weather") == ["v1.deleted"]
+
+
+@pytest.mark.soak
+def test_groups_of_spark_on_s3_are_groups_on_a_disk(
+    connect: Connect, s3a: Any, tmp_path: Path
+) -> None:
+    with featurestore.connect(tmp_path / "disk") as disk:
+        expected = history_of_a_group(disk)
+    assert history_of_a_group(connect(engine="spark")) == expected
 
 
 # -- commits --------------------------------------------------------------------------------------
@@ -155,31 +233,26 @@ def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: 
 # -- what a session must have ---------------------------------------------------------------------
 
 
-def test_a_session_that_cannot_hold_tables_on_s3_is_refused_before_anything_is_written(
-    engine: Engine,
-    folder: UriPath,
-    s3a: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    server_files: Callable[[], list[Path]],
+def test_a_session_that_cannot_hold_a_store_on_s3_is_refused_before_anything_is_written(
+    connect: Connect, s3a: Any, monkeypatch: pytest.MonkeyPatch, bucket: str, server_files: Any
 ) -> None:
     from featurestore_connectors.spark_delta import buckets, session
 
-    def create() -> None:
-        engine.create_table(folder, schema=SCHEMA, partition_by=(), properties={}, note={})
-
+    store = connect(engine="spark")
+    before = server_files()
     has_class = session.has_class
     monkeypatch.setattr(buckets, "has_class", lambda *given: False)
     with pytest.raises(ConfigurationError, match="no hadoop-aws") as caught:
-        create()
+        store.create_featuregroup(rows(0, 3), "weather")
     for word in ("hadoop-aws:3.4.1", "spark.jars.excludes=software.amazon.awssdk:bundle"):
         assert word in str(caught.value.hint)
     monkeypatch.setattr(buckets, "has_class", has_class)
     monkeypatch.setattr(session, "_log_store_of", lambda *given: "io.delta.storage.S3LogStore")
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
-        create()
+        store.create_featuregroup(rows(0, 3), "weather")
     assert "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore" in str(caught.value.hint)
     assert f"spark.jars={session.LOG_STORE_JAR}" in str(caught.value.hint)
-    assert server_files() == []
+    assert server_files() == before
     with pytest.raises(UnsupportedLocation, match="gs://"):
         buckets.use_location(s3a, "gs://some/where")
 
@@ -207,3 +280,45 @@ def server_files(object_server: ObjectServer, bucket: str) -> Callable[[], list[
         )
 
     return found
+
+
+# -- credentials ----------------------------------------------------------------------------------
+
+
+def test_spark_writes_down_no_credentials(
+    connect: Connect, bucket: str, s3a: Any, tmp_path: Path
+) -> None:
+    """Its log of events tells of the jobs on the bucket, and of the environment."""
+    machine, context = s3a._jvm, s3a.sparkContext._jsc.sc()
+    events = tmp_path / "events"
+    events.mkdir()
+    listener = machine.org.apache.spark.scheduler.EventLoggingListener(
+        "credentials",
+        machine.scala.Option.empty(),
+        machine.java.net.URI(events.as_uri()),
+        context.conf(),
+    )
+    listener.start()
+    context.addSparkListener(listener)
+    try:
+        store = connect(engine="spark")
+        store.create_featuregroup(labeled(50), "weather", primary_key="id")
+        assert export(store).verify().ok
+        (tmp_path / "file").write_text("what is added makes Spark tell of its environment")
+        context.addFile(str(tmp_path / "file"))
+        context.listenerBus().waitUntilEmpty()
+    finally:
+        context.removeSparkListener(listener)
+        listener.stop()
+    texts = []
+    for file in events.rglob("*"):
+        if file.is_file() and not file.name.endswith(".crc"):
+            texts.append(file.read_text(errors="replace"))
+    text = "".join(texts)
+    kinds = {json.loads(line)["Event"] for line in text.splitlines() if line.startswith("{")}
+    assert {"SparkListenerEnvironmentUpdate", "SparkListenerJobStart"} <= kinds
+    assert bucket in text
+    settings = s3a.sparkContext.getConf().toDebugString()
+    for secret in (ACCESS_KEY, SECRET_KEY):
+        assert secret not in text
+        assert secret not in settings

@@ -89,6 +89,9 @@ class DuckDBEngine:
     def is_distributed(self) -> bool:
         return False
 
+    def session_settings(self, location: str) -> Mapping[str, str]:
+        return {}
+
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:

@@ -42,6 +42,7 @@ from featurestore_connectors.spark_delta.session import (
     check_session,
     find_session,
     is_local,
+    settings_of_builders,
     start_session,
 )
 
@@ -88,6 +89,11 @@ class SparkEngine:
     @property
     def is_distributed(self) -> bool:
         return not is_local(self.session)
+
+    def session_settings(self, location: str) -> Mapping[str, str]:
+        if is_uri(location) and not location.startswith("s3://"):
+            return {}
+        return settings_of_builders(location)
 
     # -- relations ----------------------------------------------------------------------
 

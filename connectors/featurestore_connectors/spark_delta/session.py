@@ -205,6 +205,20 @@ def session_settings() -> dict[str, str]:
     }
 
 
+def settings_of_builders(location: str) -> dict[str, str]:
+    """Return what a session of somebody else is built with for a store at a location.
+
+    Raises:
+        MissingExtra: delta-spark is not installed.
+    """
+    found = {**session_settings(), "spark.jars": str(LOG_STORE_JAR)}
+    packages = [delta_package()]
+    if location.startswith("s3://"):
+        packages.extend(s3a.PACKAGES)
+        found.update(s3a.settings())
+    return {**found, "spark.jars.packages": ",".join(packages)}
+
+
 def is_local(session: Any) -> bool:
     """Tell whether the executors are threads of the driver."""
     return str(session.sparkContext.master).startswith("local")

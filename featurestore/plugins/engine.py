@@ -308,7 +308,10 @@ class Engine(Protocol):
         ...
 
     def stage(self, relation: Relation, directory: str) -> Relation:
-        """Write the rows once as Parquet into ``directory`` and return them from there."""
+        """Write the rows once as Parquet into ``directory`` and return them from there.
+
+        Their order is lost: whatever depends on it (``last_per_key``) comes before.
+        """
         ...
 
     # -- tables -------------------------------------------------------------------------

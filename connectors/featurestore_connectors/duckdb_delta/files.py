@@ -95,7 +95,8 @@ def write(
 ) -> list[NewFile]:
     """Write the rows of a query with the columns of ``schema`` (storage types) into a new folder.
 
-    Rows keep their order. Files without rows are not kept.
+    Rows keep no order, as COPY into files of bounded size writes them from all threads. Files
+    without rows are not kept.
 
     Raises:
         InvalidArgument: A partition value is "", which Delta cannot tell from null.

@@ -181,7 +181,7 @@ def parse_metrics(text: str) -> list[MetricValue]:
             continue
         step = data.number("step")
         time = None
-        if data.get("time") is not None:
+        if data.data.get("time") is not None:
             time = data.real("time")
         for name, value in data.object("metrics").each(JsonObject.real).items():
             found[name, step] = MetricValue(name, step, value, time)

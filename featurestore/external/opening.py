@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from functools import partial
 
@@ -40,5 +41,9 @@ def receipt_name(spec: SourceSpec) -> str:
 
 
 def receipt_address(spec: SourceSpec) -> str:
-    """Return where a source's secret goes: its options, too, may say to which server."""
-    return json.dumps([spec.uri, dict(sorted(spec.options.items()))])
+    """Return where a source's secret goes: its options, too, may say to which server.
+
+    Of the options a hash is enough to compare, and some of them name an account.
+    """
+    options = json.dumps(dict(sorted(spec.options.items())))
+    return json.dumps([spec.uri, hashlib.sha256(options.encode()).hexdigest()])

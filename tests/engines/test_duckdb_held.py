@@ -47,7 +47,11 @@ def test_held_rows_are_read_as_often_as_one_likes(engine: DuckDBEngine) -> None:
         assert engine.aggregate(rows, SumAndCount()) == (ROWS, sum(range(ROWS)))
     assert engine.count(rows) == ROWS
     chosen = engine.select(rows, {"a": "w", "b": "id"})
-    assert engine.stream(chosen).read_all().equals(table().select(["w", "id"]).rename_columns("ab"))
+    assert (
+        engine.stream(chosen)
+        .read_all()
+        .equals(table().select(["w", "id"]).rename_columns(["a", "b"]))
+    )
     odd = engine.filter(rows, "id % 2 = 1")
     assert engine.count(odd) == ROWS // 2
 

@@ -183,7 +183,7 @@ def test_a_store_works_on_over_a_faulty_network(
     landed = 10
     with faulty(object_server.port, rate=0.15, seed=2) as (proxy, endpoint):
         shaky = connect(storage_options=options_for(endpoint))
-        for number in range(1, 6):
+        for number in range(1, 10):
             try:
                 shaky.insert_into_featuregroup(rows(number * 10, 10), "weather")
             except StorageError:

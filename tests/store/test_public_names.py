@@ -213,7 +213,7 @@ def test_connect_resolves_location_and_engine(
         assert repr(store) == f"FeatureStore(location='{tmp_path}/argument', engine='duckdb')"
 
 
-@pytest.mark.parametrize("place", ["hdfs://x/y", "dbfs:/x", "ftp://x/y"])
+@pytest.mark.parametrize("place", ["viewfs://x/y", "dbfs:/x", "ftp://x/y"])
 def test_other_file_systems_are_refused_with_a_hint(place: str) -> None:
     with pytest.raises(featurestore.errors.UnsupportedLocation, match="mounted"):
         connect(place)

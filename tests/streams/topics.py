@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -66,8 +67,7 @@ class Broker:
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "log_level": 0})
-        client = self._admin()
-        partitions = len(client.list_topics(topic).topics[topic].partitions)
+        partitions = self._partitions(topic)
         for number, value in enumerate(values):
             goes_to = number % partitions if partition is None else partition
             while True:
@@ -78,6 +78,16 @@ class Broker:
                     producer.poll(0.1)
             producer.poll(0)
         producer.flush()
+
+    def _partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has; one that was just made may have none yet."""
+        client = self._admin()
+        end = time.monotonic() + 30
+        while True:
+            found = len(client.list_topics(topic).topics[topic].partitions)
+            if found or time.monotonic() > end:
+                return found
+            time.sleep(0.05)
 
     def _admin(self) -> Any:
         from confluent_kafka.admin import AdminClient

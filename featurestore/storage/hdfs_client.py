@@ -9,6 +9,7 @@ child would share them with its parent.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import socket
 import time
@@ -85,6 +86,17 @@ def noted() -> Iterator[None]:
         _last_used = time.monotonic()
 
 
+def _hold_garbage() -> None:
+    """Let no child collect what the parent left in cycles: readers and errors that hold clients."""
+    if _last_used:
+        gc.freeze()
+
+
+def _let_garbage_go() -> None:
+    if _last_used:
+        gc.unfreeze()
+
+
 def _forget_parent() -> None:
     global _free_from
     _free_from = _last_used + _CONNECTIONS_EXPIRE_SECONDS
@@ -92,4 +104,6 @@ def _forget_parent() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(client.inner))
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(
+    before=_hold_garbage, after_in_parent=_let_garbage_go, after_in_child=_forget_parent
+)

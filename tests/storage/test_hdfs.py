@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -108,6 +109,32 @@ def test_a_child_made_by_fork_reads_and_writes(hdfs_folder: str) -> None:
         pytest.fail("the child hangs")
     assert os.waitstatus_to_exitcode(status) == 0
     assert storage.read(f"{folder}/child") == data
+
+
+def test_a_child_made_by_fork_collects_no_garbage_of_its_parent(
+    storage: HdfsStorage, folder: str, hdfs_server: HdfsServer
+) -> None:
+    """What lies in a cycle holds a client, whose cleaning up would wait for threads."""
+    storage.put(f"{folder}/before", b"data")
+    storage.read(f"{folder}/before")
+    other = HdfsStorage(hdfs_server.root, {})
+    cycle: list[object] = [other._client.read(other._path(f"{folder}/before"))]
+    cycle.append(cycle)
+    del other, cycle
+    child = os.fork()
+    if child == 0:
+        gc.collect()
+        os._exit(0)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        time.sleep(0.05)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("the child hangs")
 
 
 def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(

@@ -2,18 +2,17 @@
 
 A client has threads of its own, which a child made by ``fork`` has not. The child opens its own
 client; its copy of the parent's must never be cleaned up, since that would wait for those threads.
+So there is one client for all users of a file system, and it stays until the process ends: readers
+that a child drops, in its garbage or with the threads that it lost, are never the last to hold it.
 Connections to datanodes are kept for three seconds beyond all clients: until they have expired, a
 child would share them with its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import socket
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +24,8 @@ _CONNECTIONS_EXPIRE_SECONDS = 3.2
 _KNOCK_SECONDS = 10
 _PREFIXES = ("dfs.", "fs.", "hadoop.")
 
-_clients: weakref.WeakSet[Any] = weakref.WeakSet()
+_clients: dict[tuple[object, ...], Any] = {}
+_of_parents: list[Any] = []
 _last_used = 0.0
 _free_from = 0.0
 
@@ -48,6 +48,9 @@ def opened(root: str, options: Mapping[str, str]) -> Any:
                 hint="names of core-site.xml and hdfs-site.xml, such as dfs.ha.namenodes.<cluster>",
             )
     settings = {str(key): str(value) for key, value in options.items()}
+    asked = (root, os.environ.get("HADOOP_CONF_DIR"), *sorted(settings.items()))
+    if asked in _clients:
+        return _clients[asked]
     time.sleep(max(0.0, _free_from - time.monotonic()))
     try:
         client = Client(root, settings)
@@ -58,8 +61,7 @@ def opened(root: str, options: Mapping[str, str]) -> Any:
             hint="hdfs://host:port/path, or hdfs://<cluster>/path with $HADOOP_CONF_DIR, where "
             "core-site.xml and hdfs-site.xml name the namenodes of the cluster",
         ) from None
-    _clients.add(client)
-    return client
+    return _clients.setdefault(asked, client)
 
 
 def knock(root: str) -> None:
@@ -86,24 +88,11 @@ def noted() -> Iterator[None]:
         _last_used = time.monotonic()
 
 
-def _hold_garbage() -> None:
-    """Let no child collect what the parent left in cycles: readers and errors that hold clients."""
-    if _last_used:
-        gc.freeze()
-
-
-def _let_garbage_go() -> None:
-    if _last_used:
-        gc.unfreeze()
-
-
 def _forget_parent() -> None:
     global _free_from
     _free_from = _last_used + _CONNECTIONS_EXPIRE_SECONDS
-    for client in _clients:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client.inner))
+    _of_parents.extend(_clients.values())
+    _clients.clear()
 
 
-os.register_at_fork(
-    before=_hold_garbage, after_in_parent=_let_garbage_go, after_in_child=_forget_parent
-)
+os.register_at_fork(after_in_child=_forget_parent)

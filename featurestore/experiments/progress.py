@@ -30,7 +30,7 @@ def showing_logs(logs: Sequence[str], progress: bool | Listener | None) -> Itera
     if not (progress or (progress is None and _is_watched())):
         yield lambda: None
         return
-    if "ipykernel" in sys.modules:
+    if _is_notebook():
         yield _in_notebook(logs)
         return
     from rich.console import Console
@@ -70,4 +70,12 @@ def _latest(logs: Sequence[str]) -> list[str]:
 
 
 def _is_watched() -> bool:
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or _is_notebook()
+
+
+def _is_notebook() -> bool:
+    """Tell whether a notebook's kernel runs in this process; others may have imported it, too."""
+    if "ipykernel" not in sys.modules:
+        return False
+    kernel = importlib.import_module("ipykernel.kernelapp").IPKernelApp
+    return bool(kernel.initialized())

@@ -27,6 +27,7 @@ from featurestore.errors import (
     RunNotFound,
     TrainingDatasetNotFound,
 )
+from featurestore.experiments.progress import showing_logs
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
@@ -127,6 +128,14 @@ def test_all_workers_of_an_attempt_begin_with_the_same_checkpoint(sums: Training
     for worker in range(2):
         begun = [line for line in run.logs(worker).split("\n") if line.startswith("attempt")]
         assert begun == ["attempt 1 begins at 0 0", "attempt 2 begins at 0 10"]
+
+
+def test_a_process_that_only_imported_a_kernel_is_no_notebook(tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel.kernelapp")
+    log = tmp_path / "worker.log"
+    log.write_text("a line\n")
+    with showing_logs([str(log)], None) as show:
+        show()
 
 
 @pytest.mark.soak

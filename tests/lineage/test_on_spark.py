@@ -1,0 +1,70 @@
+"""What runs on Spark tells a receiver what it tells when it runs embedded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import featurestore
+from tests.lineage.conftest import FLIGHTS, WEATHER, Lineage
+from tests.lineage.schemas import check_event
+
+JOB = """
+import featurestore
+featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $window_end as at "
+                     "from weather group by origin", inputs={"weather": "weather"},
+                     featuregroup="daily", primary_key="origin",
+                     event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
+"""
+# What differs by nature: when, which run, how many bytes and how long.
+_OWN = ("eventTime", "runId", "producer", "processing_engine", "size", "fileCount")
+
+
+def told(event: Any, location: str) -> Any:
+    """Return what an event says, without what differs from run to run."""
+    if isinstance(event, dict):
+        kept = {}
+        for name, value in event.items():
+            if name not in _OWN:
+                kept[name] = told(value, location)
+        return kept
+    if isinstance(event, list):
+        return [told(each, location) for each in event]
+    if isinstance(event, str):
+        return event.replace(location, "LOCATION")
+    return event
+
+
+def events_of(engine: str, folder: Path, lineage: Lineage) -> list[Any]:
+    """Return what an insert, a scheduled job and an export tell."""
+    before = len(lineage.received.messages)
+    with featurestore.connect(folder / engine, engine=engine) as store:
+        store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")
+        store.create_featuregroup(FLIGHTS, "flights", primary_key="id", event_time="asked")
+        (folder / "jobs.py").write_text(JOB)
+        store.register_jobs(folder / "jobs.py")
+        store.run_job("daily", window="2023-11-14T00:00Z")
+        frame = store.get_features(["weather.temp"], labels="flights")
+        store.create_training_dataset(frame, "late", label="late", shards=1, progress=False)
+        found = lineage.events()[before:]
+        for event in found:
+            check_event(event)
+        return [told(event, store.location) for event in found]
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_spark_tells_of_inserts_jobs_and_exports_what_the_embedded_engine_tells(
+    tmp_path: Path, lineage: Lineage
+) -> None:
+    embedded = events_of("duckdb", tmp_path, lineage)
+    cluster = events_of("spark", tmp_path, lineage)
+    names = [(each["job"]["name"], each["eventType"]) for each in embedded]
+    assert {("daily", "COMPLETE"), ("create.daily", "COMPLETE"), ("export.late", "COMPLETE")} <= {
+        *names
+    }
+    assert [(each["job"]["name"], each["eventType"]) for each in cluster] == names
+    for left, right in zip(cluster, embedded, strict=True):
+        assert left == right

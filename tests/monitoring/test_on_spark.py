@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import featurestore
+from featurestore.featuregroups.table import open_group
 from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.watched_model import MEASURES, WatchedModel
+from featurestore.model.window import Window
+from featurestore.monitoring.custom_metrics import Metrics
+from featurestore.monitoring.quality import Quality
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock, sales
+from tests.monitoring.scored import Sigmoid, outcomes, trips
 
 MONITOR = """
 import featurestore
@@ -47,3 +54,35 @@ def test_a_check_gives_the_same_report_on_spark(tmp_path: Path, clock: Clock) ->
     assert [each.feature for each in cluster.shares] == [each.feature for each in embedded.shares]
     for left, right in zip(cluster.shares, embedded.shares, strict=True):
         assert left.now == pytest.approx(right.now)
+
+
+def measured(folder: Path, engine: str) -> Metrics:
+    """Return every measure of a day's predictions, a fifth of whose labels came too late."""
+    store = featurestore.connect(folder / engine, engine=engine)
+    rows = trips(0, 2)
+    late = outcomes(rows, after=DAY / 5)
+    scores = rows.append_column(
+        "prediction", [Sigmoid().predict(rows["speed"].to_numpy()[:, np.newaxis])]
+    )
+    store.create_featuregroup(
+        late, "outcomes", primary_key="id", event_time="at", created_time="known"
+    )
+    store.create_featuregroup(scores, "scores", primary_key="id", event_time="at")
+    watched = WatchedModel(
+        "late", None, "outcomes", None, "prediction", MEASURES, {"n": "count(*)"}, within=DAY
+    )
+    predictions, labels = open_group(store.session, "scores"), open_group(store.session, "outcomes")
+    quality = Quality(store.session.engine, watched, predictions, labels, "late", 0 * DAY)
+    return quality.measure(Window(START + DAY, START + 2 * DAY))
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark", "clock")
+def test_a_model_is_measured_on_spark_as_on_the_embedded_engine(tmp_path: Path) -> None:
+    embedded, cluster = measured(tmp_path, "duckdb"), measured(tmp_path, "spark")
+    assert embedded.values.keys() == {*MEASURES, "n", "labelled"}
+    assert 0.7 < (embedded.values["labelled"] or 0) < 0.9
+    assert cluster.values == pytest.approx(embedded.values)
+    assert cluster.estimates.keys() == embedded.estimates.keys()
+    for name, estimate in embedded.estimates.items():
+        assert cluster.estimates[name].to_json()[1:] == pytest.approx(estimate.to_json()[1:]), name

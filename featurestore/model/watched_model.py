@@ -11,18 +11,17 @@ from typing import Any
 from featurestore.errors import InvalidJob, did_you_mean
 from featurestore.model.durations import format_duration, parse_duration
 
-AUC = "auc"
+AUC, LOG_LOSS = "auc", "log_loss"
 # The share of predictions whose label is known: watched beside the measures.
 LABELLED = "labelled"
-_LEAST = "0.000000000000001"
-# SQL over the columns ``prediction`` and ``label`` of one row each; ``{threshold}`` is a number.
+# SQL over the columns ``prediction`` and ``label`` of one row each; ``{threshold}`` is a number, and
+# ``surprise`` the logarithm of the chance that the label was given, below zero.
 _ABOVE = "prediction >= {threshold}"
-_HIT = "case when label >= 0.5 then prediction else 1 - prediction end"
 SQL_MEASURES: Mapping[str, str] = {
     "accuracy": f"avg(case when ({_ABOVE}) = (label >= 0.5) then 1 else 0 end)",
     "precision": f"avg(case when {_ABOVE} then label else null end)",
     "recall": f"avg(case when label >= 0.5 then case when {_ABOVE} then 1 else 0 end else null end)",
-    "log_loss": f"avg(-ln(case when {_HIT} < {_LEAST} then {_LEAST} else {_HIT} end))",
+    LOG_LOSS: "avg(surprise)",
     "brier": "avg((prediction - label) * (prediction - label))",
     "mae": "avg(abs(prediction - label))",
     "mse": "avg((prediction - label) * (prediction - label))",

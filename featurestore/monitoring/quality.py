@@ -21,6 +21,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.watched_model import (
     AUC,
     LABELLED,
+    LOG_LOSS,
     SAME_CLASS,
     SQL_MEASURES,
     WatchedModel,
@@ -54,6 +55,16 @@ _CURVE = """
 """
 
 
+# The logarithm is the store's own, as users may not take it on every engine.
+_SURPRISE = """
+    select surprise from (
+        select -ln(case when given < 1e-15 then 1e-15 else given end) as surprise
+        from (select case when label >= 0.5 then prediction else 1 - prediction end as given from pairs)
+            given
+    ) surprises
+"""
+
+
 @dataclass(frozen=True)
 class Quality:
     """Measures the predictions of windows of one version of two groups.
@@ -77,6 +88,9 @@ class Quality:
         labelled = self.engine.filter(pairs, "label is not null")
         found = metrics_of(self.engine, pairs, _LABELLED)
         found |= metrics_of(self.engine, labelled, self._expressions)
+        if LOG_LOSS in self.watched.measures:
+            surprises = self.engine.sql(_SURPRISE, tables={"pairs": labelled}, parameters={})
+            found |= metrics_of(self.engine, surprises, {LOG_LOSS: SQL_MEASURES[LOG_LOSS]})
         if AUC in self.watched.measures:
             found |= self._auc(labelled)
         return found
@@ -98,7 +112,7 @@ class Quality:
         for name in self.watched.measures:
             if name == "accuracy" and not pa.types.is_floating(kind):
                 found[name] = SAME_CLASS
-            elif name != AUC:
+            elif name not in (AUC, LOG_LOSS):
                 found[name] = SQL_MEASURES[name].replace(
                     "{threshold}", repr(self.watched.threshold)
                 )

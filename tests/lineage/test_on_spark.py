@@ -19,7 +19,7 @@ featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $win
                      event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
 """
 # What differs by nature: when, which run, how many bytes and how long.
-_OWN = ("eventTime", "runId", "producer", "processing_engine", "size", "fileCount")
+_OWN = ("eventTime", "runId", "producer", "processing_engine", "size", "bytes", "fileCount")
 
 
 def told(event: Any, location: str) -> Any:

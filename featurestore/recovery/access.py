@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import RegistryError
+from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.paths import StorePaths
 from featurestore.registry import tables
 from featurestore.storage import files
@@ -50,22 +51,29 @@ def restore(connection: Connection, location: str) -> int:
 
 
 def _read(path: str) -> dict[str, list[dict[str, Any]]]:
-    told = files.read_json(path)
-    if not isinstance(told, dict) or told.get("format") != _FORMAT:
+    try:
+        told = JsonObject.of(files.read_json(path))
+        if told.number("format") != _FORMAT:
+            raise told.wrong("format", f"{_FORMAT}, which this release knows")
+        found = {}
+        for table in _TABLES:
+            found[table.name] = [_row(table, each) for each in told.objects(table.name)]
+        return found
+    except MalformedJson as error:
         raise RegistryError(
-            f"{path} does not say in a way that this release knows who may read what.",
+            f"{path} does not say in a way that this release knows who may read what: {error}.",
             hint="restore it from a backup before the store is served; or remove it, and make "
             "users, roles and private groups again",
-        )
-    found = {}
-    for table in _TABLES:
-        columns = set(table.columns.keys())
-        rows = told.get(table.name, [])
-        for row in rows:
-            if set(row) != columns:
-                raise RegistryError(
-                    f"{path} holds a row of {table.name} that is none: {sorted(row)}.",
-                    hint="restore the file from a backup before the store is served",
-                )
-        found[table.name] = rows
-    return found
+        ) from error
+
+
+def _row(table: sa.Table, told: JsonObject) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for column in table.columns:
+        if column.nullable and told.get(column.name) is None:
+            row[column.name] = None
+        elif isinstance(column.type, sa.BigInteger):
+            row[column.name] = told.number(column.name)
+        else:
+            row[column.name] = told.text(column.name)
+    return row

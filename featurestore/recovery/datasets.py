@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
@@ -13,6 +12,7 @@ from featurestore.model.paths import StorePaths, check_version, version_of
 from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import manifests, reports, tags, training_datasets
+from featurestore.registry.locking import lock
 from featurestore.storage import files, publication
 from featurestore.storage.described import Described, read_described
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
@@ -160,9 +160,7 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
 
 def _lock(connection: Connection, name: str) -> None:
     """Let no other process claim or clean versions of a dataset until this transaction ends."""
-    if connection.dialect.name == "postgresql":
-        key = func.hashtext(f"trainingdataset/{name}")
-        connection.execute(select(func.pg_advisory_xact_lock(key)))
+    lock(connection, f"trainingdataset/{name}")
 
 
 __all__ = [

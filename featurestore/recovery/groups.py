@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits
@@ -16,7 +15,14 @@ from featurestore.model.paths import StorePaths
 from featurestore.model.window_lineage import windows_of_inputs
 from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
-from featurestore.registry import featuregroups, lineage, reports, tags, window_features
+from featurestore.registry import (
+    featuregroups,
+    lineage,
+    locking,
+    reports,
+    tags,
+    window_features,
+)
 from featurestore.storage import files
 
 
@@ -144,10 +150,5 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
 
 
 def lock(connection: Connection, name: str, version: int) -> None:
-    """Let no other process change what a version is until this transaction ends.
-
-    A transaction of SQLite excludes every other one by itself.
-    """
-    if connection.dialect.name == "postgresql":
-        key = func.hashtext(f"featuregroup/{name}/{version}")
-        connection.execute(select(func.pg_advisory_xact_lock(key)))
+    """Let no other process change what a version is until this transaction ends."""
+    locking.lock(connection, f"featuregroup/{name}/{version}")

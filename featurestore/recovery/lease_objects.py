@@ -16,7 +16,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from featurestore.errors import StorageError
 from featurestore.storage import files
@@ -50,20 +50,23 @@ def renewed(location: str, run: str) -> Iterator[None]:
                 files.remove(path, below=location)
 
 
-def is_silent(location: str, run: str, *written: str) -> bool:
+def is_silent(location: str, run: str, *written: str, now: datetime | None = None) -> bool:
     """Tell whether a write has been silent for so long that it is taken for dead.
 
     Args:
         location: The URI of the store.
         run: The id of the write.
         written: Objects of it, and folders that it writes to.
+        now: The time of the store's server, where it is known: it takes several requests.
     """
     last = files.last_written(_path(location, run))
     for path in written:
         found = files.last_written(path)
         if found is not None and (last is None or found > last):
             last = found
-    return last is None or files.time_of_store(location) - last > SILENCE
+    if last is None:
+        return True
+    return (now or files.time_of_store(location)) - last > SILENCE
 
 
 def remove_ended(location: str) -> None:
@@ -71,8 +74,12 @@ def remove_ended(location: str) -> None:
     if not is_uri(location):
         return
     folder = os.path.join(location, _FOLDER)
-    for run in files.list_directory(folder):
-        if is_silent(location, run):
+    runs = files.list_directory(folder)
+    if not runs:
+        return
+    now = files.time_of_store(location)
+    for run in runs:
+        if is_silent(location, run, now=now):
             files.remove(_path(location, run), below=location)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
@@ -18,6 +17,7 @@ from featurestore.model.registered_model import (
 )
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import models
+from featurestore.registry.locking import lock
 from featurestore.storage import files
 
 ENTER, LEAVE = "enter", "leave"
@@ -94,9 +94,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     """
     if version is not None:
         check_version(version)
-    if connection.dialect.name == "postgresql":
-        key = func.hashtext(f"model/{name}")
-        connection.execute(select(func.pg_advisory_xact_lock(key)))
+    lock(connection, f"model/{name}")
     taken = {*models.versions(connection, name), *models.remembered(connection, name)}
     for kind in (ENTER, LEAVE):
         taken.update(versions_in_flight(connection, location, kind, name))

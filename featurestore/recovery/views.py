@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from sqlalchemy import func, select
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
@@ -13,6 +12,7 @@ from featurestore.model.paths import StorePaths, check_version, version_of
 from featurestore.recovery import claims
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.registry import feature_views
+from featurestore.registry.locking import lock
 from featurestore.storage import files
 
 DEFINE, UNDEFINE = "define", "undefine"
@@ -72,9 +72,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     """
     if version is not None:
         check_version(version)
-    if connection.dialect.name == "postgresql":
-        key = func.hashtext(f"featureview/{name}")
-        connection.execute(select(func.pg_advisory_xact_lock(key)))
+    lock(connection, f"featureview/{name}")
     taken = set(feature_views.versions(connection, name))
     for kind in (DEFINE, UNDEFINE):
         taken.update(versions_in_flight(connection, location, kind, name))

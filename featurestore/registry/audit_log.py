@@ -58,9 +58,12 @@ def add(
 
 
 def entries(
-    connection: Connection, *, who: str = "", text: str = "", limit: int, offset: int = 0
+    connection: Connection, *, who: str = "", text: str = "", limit: int | None, offset: int = 0
 ) -> list[Entry]:
-    """Return lines, the newest first: of one user, or whose action or subject holds a text."""
+    """Return lines, the newest first: of one user, or whose action or subject holds a text.
+
+    ``limit``: at most so many; None: all.
+    """
     query = sa.select(audit_log).order_by(audit_log.c.id.desc())
     if who:
         query = query.where(audit_log.c.who == who)

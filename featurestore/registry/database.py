@@ -53,8 +53,9 @@ class Registry:
         schema: str | None = None,
         is_copy: bool = False,
         durable: bool = True,
+        connections: int = 5,
     ) -> None:
-        self._engine = _engine(url, schema=schema, durable=durable)
+        self._engine = _engine(url, schema=schema, durable=durable, connections=connections)
         self._url = url
         self._location = location
         self._schema = schema
@@ -107,9 +108,16 @@ class Registry:
         """The SQL dialect: "sqlite" or "postgresql"."""
         return self._engine.dialect.name
 
-    def engine_beside(self) -> Engine:
-        """Return connections of their own to the same database, for reading."""
-        return _engine(self._url, schema=self._schema, durable=False)
+    def beside(self, *, connections: int) -> Registry:
+        """Return the same registry with so many connections of its own, for reading."""
+        return Registry(
+            self._url,
+            self._location,
+            schema=self._schema,
+            is_copy=True,
+            durable=False,
+            connections=connections,
+        )
 
     def close(self) -> None:
         """Close every connection."""
@@ -353,7 +361,7 @@ def _current(connection: Connection) -> str | None:
     return None if row is None else str(row[0])
 
 
-def _engine(url: sa.URL, *, durable: bool, schema: str | None = None) -> Engine:
+def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None = None) -> Engine:
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
@@ -364,7 +372,7 @@ def _engine(url: sa.URL, *, durable: bool, schema: str | None = None) -> Engine:
         url = url.set(drivername="postgresql+psycopg")
     arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
     try:
-        engine = sa.create_engine(url, connect_args=arguments)
+        engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
     except (exc.ArgumentError, TypeError, ValueError):
         raise ConfigurationError(
             f"registry={shown(url)!r} has options that its driver does not know.",

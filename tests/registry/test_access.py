@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,39 @@ def test_a_rebuild_ends_where_it_cannot_tell_who_may_read(tmp_path: Path) -> Non
     (tmp_path / "access.json").write_text('{"format": 2}')
     with pytest.raises(RegistryError, match=r"access\.json"):
         rebuild(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "users",
+    ["7", "{}", "[7]", '["ann"]', '[{"name": "ann"}]',
+     '[{"name": 7, "role": "admin", "password": null, "issuer": null, "subject": null, "created": 1}]',
+     '[{"name": "ann", "role": null, "password": null, "issuer": null, "subject": null, "created": 1}]',
+     '[{"name": "ann", "role": "admin", "password": null, "issuer": null, "subject": null, '
+     '"created": "yesterday"}]'],
+)  # fmt: skip
+def test_a_file_of_users_that_was_changed_by_hand_is_refused_whole(
+    tmp_path: Path, users: str
+) -> None:
+    with featurestore.connect(tmp_path) as store:
+        fill(store)
+    (tmp_path / "registry.db").unlink()
+    (tmp_path / "access.json").write_text(f'{{"format": 1, "users": {users}}}')
+    with pytest.raises(RegistryError, match=r"access\.json"):
+        rebuild(str(tmp_path))
+
+
+def test_changes_at_once_are_all_in_the_file(tmp_path: Path, registry_url: str | None) -> None:
+    with featurestore.connect(tmp_path, registry=registry_url) as store:
+        session = store.session
+        other = threading.Thread(target=changes.add_user, args=(session, ANN, "bob"))
+        with changes.changing(session) as connection:
+            access.put_user(connection, "ann", role="admin")
+            other.start()
+            other.join(1)  # it waits, or has not seen the other one
+        other.join()
+        names = [user.name for user in known(store)["users"]]
+    told = json.loads((tmp_path / "access.json").read_text())
+    assert [user["name"] for user in told["users"]] == names == ["ann", "bob"]
 
 
 def test_what_cannot_be_is_refused(duckdb_store: FeatureStore) -> None:

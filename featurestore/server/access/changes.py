@@ -27,6 +27,7 @@ from featurestore.recovery import access as kept
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
+from featurestore.registry.locking import lock
 from featurestore.server.access import roles
 from featurestore.server.access.secrets import TOKEN_PREFIX, digest, hash_password, new_secret
 from featurestore.session import Session
@@ -38,8 +39,12 @@ _LONGEST_LABEL = 200
 
 @contextmanager
 def changing(session: Session) -> Iterator[Connection]:
-    """Yield a connection for a change; what the registry then says is written beside it."""
+    """Yield a connection for a change; what the registry then says is written beside it.
+
+    One change at a time, or the file would lack what another one made meanwhile.
+    """
     with session.registry.transaction() as connection:
+        lock(connection, "access")
         kept.restore(connection, session.location)
         yield connection
         kept.write(connection, session.location)

@@ -77,4 +77,4 @@ def form_token(cookie: str) -> str:
 
 def is_form_token(cookie: str, given: str) -> bool:
     """Tell whether a form comes from the browser with a cookie."""
-    return secrets.compare_digest(form_token(cookie), given)
+    return secrets.compare_digest(form_token(cookie).encode(), given.encode())

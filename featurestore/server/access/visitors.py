@@ -13,7 +13,6 @@ from featurestore.registry import access
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.cut import Views
-from featurestore.registry.hidden import hidden_from
 from featurestore.server.access import roles
 from featurestore.server.access.secrets import digest
 from featurestore.session import Session
@@ -59,11 +58,9 @@ class Visitor:
 
 def visible_to(visitor: Visitor, whole: FeatureStore, views: Views) -> FeatureStore:
     """Return a store as a visitor may read it: nothing else is found in it, counted or joined."""
-    session = whole.session
     reads_store = visitor.role != roles.NONE
-    with session.registry.reading() as connection:
-        hidden = hidden_from(connection, granted=visitor.groups, reads_store=reads_store)
-    return FeatureStore(replace(session, registry=views.registry(hidden)))
+    registry = views.registry_for(granted=visitor.groups, reads_store=reads_store)
+    return FeatureStore(replace(whole.session, registry=registry))
 
 
 def by_token(session: Session, text: str) -> Visitor:

@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
+from featurestore.hashing.by_engines import row_hash_start, value_kind
 from featurestore.hashing.canonical import canonical_array
 from featurestore.hashing.hashes import hash_array
 from featurestore.hashing.mixing import Words, fold, mix, mix_all, tag
 from featurestore.hashing.values import ROW, check_types, valid_rows
 
-__all__ = ["canonical_bytes", "row_hash", "tie_hash"]
+__all__ = ["canonical_bytes", "row_hash", "row_hash_start", "tie_hash", "value_kind"]
 
 
 def row_hash(

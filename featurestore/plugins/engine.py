@@ -393,6 +393,14 @@ class Engine(Protocol):
         """
         ...
 
+    def interrupt(self, thread: int) -> None:
+        """End what a thread (``threading.get_ident``) computes; other threads call this.
+
+        Nothing happens where it computes nothing, or where an engine cannot: on Spark a job of
+        another session may run in the same context.
+        """
+        ...
+
     def close(self) -> None:
         """Release what this engine opened itself.
 

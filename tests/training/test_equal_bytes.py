@@ -21,10 +21,11 @@ from featurestore.retrieval import FeatureFrame
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 ROWS = 1500
-# Each stands for a way of writing: one width, offsets beside it, compressed, row groups, row groups
-# by number, text.
+# Each stands for a way of writing: one width, room for lists in it, offsets beside it, compressed,
+# row groups, row groups by number, text.
 WAYS = {
     "tfrecord": {"data_format": "tfrecord"},
+    "lists": {"data_format": "tfrecord", "max_lengths": {"many": 3}},
     "variable": {"data_format": "tfrecord"},
     "gzip": {"data_format": "tfrecord", "compression": "GZIP"},
     "parquet": {"data_format": "parquet"},
@@ -40,6 +41,9 @@ PAIRS = [
     for way in WAYS
     for partitions in PARTITIONS
 ]
+
+
+WITH_LISTS = ("lists", "variable")
 
 
 def table(*, ragged: bool = False) -> pa.Table:
@@ -114,7 +118,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingData
         tmp_path_factory.mktemp("embedded") / "store", engine="duckdb"
     ) as store:
         return {
-            way: export(store, table(ragged=way == "variable"), way, **given)
+            way: export(store, table(ragged=way in WITH_LISTS), way, **given)
             for way, given in WAYS.items()
         }
 
@@ -131,12 +135,13 @@ def cluster(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fe
 def test_spark_writes_the_bytes_of_the_embedded_engine_from_any_number_of_partitions(
     way: str, partitions: int, expected: dict[str, TrainingDataset], cluster: FeatureStore
 ) -> None:
-    frame = in_partitions(cluster, table(ragged=way == "variable"), partitions)
+    frame = in_partitions(cluster, table(ragged=way in WITH_LISTS), partitions)
     made = export(cluster, frame, f"{way}_{partitions}", **WAYS[way])
     assert hashes(made) == hashes(expected[way])
     assert made.manifest.content_hash == expected[way].manifest.content_hash
     assert made.manifest.layout.get("kind") == {
         "tfrecord": "fixed",
+        "lists": "fixed",
         "variable": "variable",
         "gzip": "fixed",
     }.get(way)
@@ -148,7 +153,7 @@ def test_spark_writes_the_bytes_of_the_embedded_engine_from_any_number_of_partit
 def test_threads_and_order_of_arrival_change_no_byte(
     way: str, threads: int, expected: dict[str, TrainingDataset], tmp_path: Path
 ) -> None:
-    rows = table(ragged=way == "variable")
+    rows = table(ragged=way in WITH_LISTS)
     shuffled = rows.take(pa.array(np.random.default_rng(threads).permutation(ROWS)))
     with featurestore.connect(tmp_path / "store", engine=DuckDBEngine(threads=threads)) as store:
         made = export(store, shuffled, "d", **WAYS[way])
@@ -159,7 +164,7 @@ def test_threads_and_order_of_arrival_change_no_byte(
 @pytest.mark.spark
 def test_each_engine_recomputes_what_the_other_wrote(spark: Any, tmp_path: Path) -> None:
     place = tmp_path / "store"
-    rows = table()
+    rows = table(ragged=True)
     with (
         featurestore.connect(place, engine="duckdb") as embedded,
         featurestore.connect(place, engine="spark") as other,
@@ -170,18 +175,24 @@ def test_each_engine_recomputes_what_the_other_wrote(spark: Any, tmp_path: Path)
         for start in range(0, ROWS, ROWS // 7 + 1):  # one file of the table each
             part = rows.select(["user", "at", "label"]).slice(start, ROWS // 7 + 1)
             embedded.insert_into_featuregroup(part, "events", validation="off")
-        facts = rows.slice(0, 200).select(["user", "at", "x", "n", "vector"])
+        facts = rows.slice(0, 200).select(["user", "at", "x", "n", "vector", "many"])
         embedded.create_featuregroup(
             facts, "facts", primary_key="user", event_time="at", validation="off"
         )
         made = []
         for store in (embedded, other):
             frame = store.get_features(
-                ["facts.x", "facts.n", "facts.vector"], labels="events", label_time="at"
+                ["facts.x", "facts.n", "facts.vector", "facts.many"],
+                labels="events",
+                label_time="at",
             )
+            lengths = {"many": 3}
             made.append(
-                store.create_training_dataset(frame, "d", label="label", shards=3, statistics=False)
+                store.create_training_dataset(
+                    frame, "d", label="label", shards=3, statistics=False, max_lengths=lengths
+                )
             )
+        assert made[0].manifest.layout["kind"] == "fixed"
         assert made[0].manifest.content_hash == made[1].manifest.content_hash
         assert made[0].manifest.plan_hash == made[1].manifest.plan_hash
         for store, version in ((embedded, 2), (other, 1)):

@@ -24,7 +24,8 @@ from featurestore.training.export.boundaries import (
     boundaries_at_ranks,
     equal_sizes,
 )
-from featurestore.training.export.hashed_rows import HASH, HashRows
+from featurestore.training.export.hash_columns import HASH
+from featurestore.training.export.hashed_rows import HashRows
 from featurestore.training.export.shard_writer import PlannedShard, ShardWriter
 from featurestore.training.export.split_rules import SplitRule
 

@@ -6,9 +6,11 @@ Each partition keeps its share of the samples, and the results are those of all 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +26,9 @@ from featurestore.statistics import (
 )
 from featurestore.training.export import pipeline, split_statistics
 from featurestore.training.export.assignment import Assignment
-from featurestore.training.export.hashed_rows import GROUP, HASH
+from featurestore.training.export.hash_columns import GROUP, HASH
 from featurestore.training.export.split_statistics import SplitStatisticsAccumulator
+from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 Example = Callable[..., pa.Table]
 LIMIT = 500
@@ -151,3 +154,27 @@ def test_writers_count_what_a_pass_of_its_own_counts(
     by_itself = exported("c")
     monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
     assert exported("d") == by_itself
+
+
+def test_writers_in_other_processes_return_what_they_counted(
+    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = DuckDBEngine.write_shards
+
+    def elsewhere(engine: Any, relation: Any, *, write: Any, **how: Any) -> Any:
+        return plain(engine, relation, write=pickle.loads(pickle.dumps(write)), **how)
+
+    def exported(name: str) -> list[object]:
+        made = duckdb_store.create_training_dataset(
+            example(900), name, splits={"train": 0.6, "test": 0.4}, key="at", shards=3
+        )
+        return [made.statistics(split).to_json()["columns"] for split in made.splits]
+
+    monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
+    here = exported("a")
+    monkeypatch.setattr(DuckDBEngine, "write_shards", elsewhere)
+    monkeypatch.setattr(pipeline, "HoldsRows", type("NoEngine", (), {}))
+    passes: list[object] = []
+    monkeypatch.setattr(pipeline, "count_splits", passes.append)
+    assert exported("b") == here
+    assert not passes

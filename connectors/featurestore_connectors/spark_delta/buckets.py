@@ -1,6 +1,6 @@
-"""Buckets under Spark: what a session must have for them, and how it reaches each.
+"""Buckets and HDFS under Spark: what a session must have for them, and how it reaches each.
 
-The settings of a bucket go into the Hadoop configuration of the running driver, which Spark sends
+The settings of a place go into the Hadoop configuration of the running driver, which Spark sends
 along with its tasks. They are no settings of Spark, so neither its event log nor its page of the
 environment shows them.
 """
@@ -8,15 +8,17 @@ environment shows them.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation
-from featurestore.storage.location import Location, is_uri
+from featurestore.storage.location import HDFS, Location, is_uri, options_of
 from featurestore.storage.remote import s3a_options
 from featurestore_connectors.spark_delta import s3a
 from featurestore_connectors.spark_delta.session import check_log_store, has_class, session_hint
 
 _FILE_SYSTEM_OF_S3 = "fs.s3.impl"
+_FILE_SYSTEM_OF_HDFS = "org.apache.hadoop.hdfs.DistributedFileSystem"
 _guard = threading.Lock()
 
 
@@ -24,12 +26,16 @@ def use_location(session: Any, path: str) -> None:
     """Let a session read and write below a path; nothing is to be done for a directory.
 
     Raises:
-        ConfigurationError: It lacks the client of S3, or reaches the bucket with other settings.
+        ConfigurationError: It lacks the client of S3 or HDFS, or reaches the place with other
+            settings.
         UnsupportedLocation: Spark does not reach places of this kind.
     """
     if not is_uri(path):
         return
     place = Location.of(path)
+    if place.scheme == HDFS:
+        _use_cluster(session, place)
+        return
     if place.scheme != "s3":
         raise UnsupportedLocation(
             f"The Spark engine does not reach {place.text} yet.", hint="engine='duckdb'"
@@ -67,6 +73,29 @@ def _use_bucket(configuration: Any, place: Location) -> None:
                 configuration.set(key, value)
             configuration.set(mark, "true")
             return
+    _check_settings(configuration, place, wanted)
+
+
+def _use_cluster(session: Any, place: Location) -> None:
+    """Tell Hadoop's client what ``storage_options=`` says of a cluster, beside its own files."""
+    if not has_class(session, _FILE_SYSTEM_OF_HDFS):
+        raise ConfigurationError(
+            "The active SparkSession cannot reach HDFS: its Spark came without Hadoop's client.",
+            hint="pip install 'featurestore[spark]', or a Spark that is built with Hadoop",
+        )
+    configuration = session.sparkContext._jsc.hadoopConfiguration()
+    wanted = options_of(place.text)
+    mark = f"featurestore.reaches.{place.bucket}"
+    with _guard:
+        if configuration.get(mark) is None:
+            for key, value in wanted.items():
+                configuration.set(key, value)
+            configuration.set(mark, "true")
+            return
+    _check_settings(configuration, place, wanted)
+
+
+def _check_settings(configuration: Any, place: Location, wanted: Mapping[str, str]) -> None:
     if any(configuration.get(key) != value for key, value in wanted.items()):
         raise ConfigurationError(
             f"The running Spark reaches {place.bucket!r} with other settings or credentials, "

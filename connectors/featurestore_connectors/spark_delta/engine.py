@@ -23,6 +23,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.plugins.row_hashes import HashCounts, HashesRows
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import is_durable
 from featurestore_connectors.spark_delta import (
@@ -31,6 +32,7 @@ from featurestore_connectors.spark_delta import (
     maintenance,
     relations,
     rewrite,
+    row_hashes,
     s3a,
     scan,
     shards,
@@ -91,7 +93,7 @@ class SparkEngine:
         return not is_local(self.session)
 
     def session_settings(self, location: str) -> Mapping[str, str]:
-        if is_uri(location) and not location.startswith("s3://"):
+        if is_uri(location) and not location.startswith(("s3://", "hdfs://")):
             return {}
         return settings_of_builders(location)
 
@@ -221,6 +223,31 @@ class SparkEngine:
     ) -> list[Result]:
         return shards.write_shards(relation, shard=shard, order=order, write=write)
 
+    # -- row hashes ---------------------------------------------------------------------
+
+    def with_row_hash(
+        self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
+    ) -> Relation | None:
+        return row_hashes.with_row_hash(relation, columns, seed=seed, name=name)
+
+    def with_range_number(
+        self,
+        relation: Relation,
+        column: str,
+        *,
+        starts: Sequence[int],
+        numbers: Sequence[int],
+        name: str,
+    ) -> Relation:
+        return row_hashes.with_range_number(
+            relation, column, starts=starts, numbers=numbers, name=name
+        )
+
+    def count_hashes(
+        self, relation: Relation, *, hashes: str, group: str, columns: Sequence[str]
+    ) -> HashCounts | None:
+        return row_hashes.count_hashes(relation, hashes=hashes, group=group, columns=columns)
+
     # -- conversions --------------------------------------------------------------------
 
     def to_spark(self, relation: Relation) -> Any:
@@ -228,6 +255,9 @@ class SparkEngine:
 
     def explain(self, relation: Relation) -> str:
         return relations.explain(relation)
+
+    def interrupt(self, thread: int) -> None:
+        """Others may use the same context: their jobs are not ended."""
 
     def close(self) -> None:
         """Remove parked streams, and stop Spark when this engine started it."""
@@ -240,3 +270,4 @@ class SparkEngine:
 
 if TYPE_CHECKING:
     _contract: Engine = SparkEngine()
+    _hashes_rows: HashesRows = SparkEngine()

@@ -20,7 +20,7 @@ from typing import Any
 from featurestore.errors import ConfigurationError, EngineError, missing_extra
 from featurestore.model.cores import usable_cores
 from featurestore.storage import files
-from featurestore.storage.location import is_uri
+from featurestore.storage.location import HDFS, is_uri
 from featurestore_connectors.spark_delta import s3a
 from featurestore_connectors.spark_delta.java import check_java
 
@@ -33,6 +33,9 @@ JARS = "FEATURESTORE_SPARK_JARS"
 # Delta's log store of each scheme that the store's own writes to: commits never replace those of
 # other writers.
 LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.delta.S3LogStore"}
+# What Delta commits by where it is told nothing, and what is right there: it renames without
+# overwriting.
+_LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
 LOG_STORE_JAR = Path(__file__).parent / "logstore" / "featurestore-logstore.jar"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -100,9 +103,11 @@ def check_log_store(session: Any, path: str) -> None:
             with.
     """
     scheme = path.partition("://")[0] if is_uri(path) else "file"
-    name = LOG_STORES[scheme]
     # What the JVM was started with: Delta does not look at what a session sets later.
     configuration = session.sparkContext._jsc.getConf()
+    if scheme == HDFS and _log_store_of(configuration, scheme) in (None, _LOG_STORE_OF_HDFS):
+        return
+    name = LOG_STORES.get(scheme, _LOG_STORE_OF_HDFS)
     if _log_store_of(configuration, scheme) == name and has_class(session, name):
         return
     raise ConfigurationError(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.training.export.boundaries import Boundary
-from featurestore.training.export.hashed_rows import GROUP, groups_and_hashes
+from featurestore.training.export.hash_columns import GROUP, groups_and_hashes
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator
-from featurestore.training.export.hashed_rows import groups_and_hashes
+from featurestore.training.export.hash_columns import groups_and_hashes
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]

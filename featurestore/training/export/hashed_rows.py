@@ -9,49 +9,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
+from featurestore.training.export.engine_hashes import hashed_by_engine
+from featurestore.training.export.hash_columns import GROUP, HASH, HASH_COLUMNS, to_sortable
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import SplitRule, group_of_rows
 
 State = TypeVar("State")
 Result = TypeVar("Result")
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
-
-HASH = "__fs_hash"
-GROUP = "__fs_group"
-HASH_COLUMNS = pa.schema([(HASH, pa.int64()), (GROUP, pa.int64())])
-_SIGN = np.uint64(1 << 63)
 _COUNTING_THREADS = 2
-
-
-def to_sortable(hashes: UInt64s) -> Int64s:
-    """Return hashes as signed integers of the same order, which every engine can sort."""
-    flipped: Int64s = (hashes ^ _SIGN).view(np.int64)
-    return flipped
-
-
-def from_sortable(values: Int64s) -> UInt64s:
-    """Return the hashes that ``to_sortable`` was given."""
-    return values.view(np.uint64) ^ _SIGN
-
-
-def hashes_of(batch: pa.RecordBatch) -> UInt64s:
-    """Return the row hashes of a hashed batch."""
-    column = batch.column(batch.schema.get_field_index(HASH))
-    return from_sortable(np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
-
-
-def groups_and_hashes(batch: pa.RecordBatch) -> tuple[Int64s, UInt64s]:
-    """Return groups and row hashes of a hashed batch."""
-    column = batch.column(batch.schema.get_field_index(GROUP))
-    return column.to_numpy(zero_copy_only=False), hashes_of(batch)
 
 
 @dataclass(frozen=True)
@@ -123,12 +93,14 @@ class MappedAccumulator(Accumulator[Any, Any]):
 class HashedRows:
     """Rows with hash and group. ``function`` adds them to the batches of ``source``.
 
-    None: ``source`` holds them.
+    None: ``source`` holds them. ``by_engine``: they are what the engine's own functions make of the
+    rows of a pinned group, whenever these are read.
     """
 
     source: Relation
     function: HashRows | None
     request: ExportRequest
+    by_engine: bool = False
 
     def relation(self, engine: Engine) -> Relation:
         """Return all columns, hash and group."""
@@ -187,13 +159,17 @@ def hash_rows(
     ``directory``, and the rows of one pinned group are read anew: that takes less than writing and
     reading them.
     """
+    is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
+    if is_pinned_group:
+        by_engine = hashed_by_engine(engine, relation, request)
+        if by_engine is not None:
+            return HashedRows(by_engine, None, request, by_engine=True)
     hashed = HashedRows(relation, HashRows(request.rule, request.key, request.seed), request)
     given = rows = hashed.relation(engine)
     if isinstance(engine, HoldsRows):
         rows = engine.hold(given)
         if rows is not given and not rows.single_use:
             return HashedRows(rows, None, request)
-    is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
     if is_pinned_group and not relation.single_use:
         return hashed
     return HashedRows(engine.stage(rows, directory), None, request)

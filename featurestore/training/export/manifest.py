@@ -67,6 +67,7 @@ def build_manifest(
         prefixes=prefixes_of(written),
         view=provenance.view,
         reads=tuple(read.to_json() for read in provenance.reads),
+        max_lengths=request.max_lengths,
     )
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest
 from featurestore.model.validation import ValidationReport
-from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.engine import Engine, HoldsRows, Relation
 from featurestore.readers.shardfiles import check_shards
 from featurestore.statistics import StatisticsState
 from featurestore.storage import files
@@ -29,7 +29,9 @@ from featurestore.training.export.audit import (
     write_quarantined,
 )
 from featurestore.training.export.data import ExportData
-from featurestore.training.export.hashed_rows import HASH, HashedRows, hash_rows
+from featurestore.training.export.engine_hashes import assigned_by_engine
+from featurestore.training.export.hash_columns import HASH
+from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.label_values import check_labels
 from featurestore.training.export.manifest import (
     build_manifest,
@@ -189,20 +191,38 @@ def write_shards(
     """
     shards = planned_shards(request, plan)
     writer = ShardWriter(
-        directory, request.format, plan.layout, shards, request.columns, request.labels, statistics
+        directory, request.format, plan.layout, shards, request.columns, request.labels
     )
-    schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
-    assigned = rows.mapped(engine, plan.assignment, schema=schema)
+    if statistics is not None:
+        writer = replace(writer, counting=statistics.counting)
+        if isinstance(engine, HoldsRows):
+            writer = replace(writer, collect=statistics.add)
+    assigned = _assigned(engine, rows, request, plan)
     written = dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
     summaries = []
     for number in range(len(shards)):
         if number not in written:
             _, written[number] = writer(number, iter(()))
-        summaries.append(written[number])
+        summary = written[number]
+        if statistics is not None and summary.state is not None:
+            statistics.add(number, summary.state)
+        summaries.append(replace(summary, state=None))
     _check_rows(shards, summaries)
     _check_splits(request, plan, summaries)
     _remove_leftovers(directory, request.rule.names)
     return summaries
+
+
+def _assigned(
+    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan
+) -> Relation:
+    """Return all columns with the hash and the shard of each row."""
+    if rows.by_engine:
+        assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
+        if assigned is not None:
+            return assigned
+    schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
+    return rows.mapped(engine, plan.assignment, schema=schema)
 
 
 def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:

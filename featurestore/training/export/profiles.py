@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.model.shapes import shape_of
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.format import ColumnProfile
 
@@ -25,6 +29,8 @@ class RunningProfile:
     longest: int = 0
     total_length: int = 0
     inner_nulls: int = 0
+    longest_item: int = 0
+    longest_bytes: int = 0
 
     def count(self, array: Any) -> None:
         """Take in the values of an array."""
@@ -35,6 +41,8 @@ class RunningProfile:
             self._measure(pc.binary_length(array))
         elif pat.is_list(kind):
             self._measure(pc.list_value_length(array))
+        if pat.is_list(kind) or pat.is_fixed_size_list(kind):
+            self._measure_items(array)
         while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
             array = array.flatten()
             self.inner_nulls += array.null_count
@@ -49,6 +57,8 @@ class RunningProfile:
         self.longest = max(self.longest, other.longest)
         self.total_length += other.total_length
         self.inner_nulls += other.inner_nulls
+        self.longest_item = max(self.longest_item, other.longest_item)
+        self.longest_bytes = max(self.longest_bytes, other.longest_bytes)
         if other.minimum is not None and other.maximum is not None:
             self._widen(other.minimum, other.maximum)
 
@@ -56,11 +66,33 @@ class RunningProfile:
         self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
         self.total_length += pc.sum(lengths).as_py() or 0
 
+    def _measure_items(self, array: Any) -> None:
+        """Take in the bytes of the strings and binaries of lists."""
+        items = array
+        while pat.is_list(items.type) or pat.is_fixed_size_list(items.type):
+            items = items.flatten()
+        if not (pat.is_string(items.type) or pat.is_binary(items.type)) or len(items) == 0:
+            return
+        lengths = pc.fill_null(pc.binary_length(items), 0).to_numpy()
+        self.longest_item = max(self.longest_item, int(lengths.max()))
+        ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
+        rows = np.append(0, np.cumsum(_item_counts(array)))
+        self.longest_bytes = max(self.longest_bytes, int(np.diff(ends[rows]).max()))
+
     def _widen(self, minimum: int, maximum: int) -> None:
         if self.minimum is None or minimum < self.minimum:
             self.minimum = minimum
         if self.maximum is None or maximum > self.maximum:
             self.maximum = maximum
+
+
+def _item_counts(array: Any) -> npt.NDArray[np.int64]:
+    """Return how many items each row has, none of nulls."""
+    if pat.is_list(array.type):
+        counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+        return counts.astype(np.int64) * prod(shape_of(array.type.value_type))
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid.astype(np.int64) * prod(shape_of(array.type))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from featurestore.model.requests import TrainingDatasetRequest
 from featurestore.model.roles import KnownRoles, Role, assign_roles
 from featurestore.model.splits import TimeSplit
 from featurestore.plugins.format import DatasetFormat, find_format
+from featurestore.training.export.lengths import check_max_lengths
 from featurestore.training.export.split_rules import SplitRule, as_columns, check_columns, make_rule
 from featurestore.training.transformations import check_transformations
 from featurestore.transform.fit import AskedColumn
@@ -42,6 +43,7 @@ class ExportRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
     transformations: tuple[AskedColumn, ...] = ()
     fit_on: str = "train"
+    max_lengths: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ def check_request(
         tags=dict(asked.tags or {}),
         transformations=transformations,
         fit_on=asked.fit_on,
+        max_lengths=check_max_lengths(asked.max_lengths or {}, schema),
     )
 
 

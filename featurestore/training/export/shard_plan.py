@@ -6,7 +6,7 @@ Rows of splits and shards, boundaries, layout. Counting passes only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -27,13 +27,10 @@ from featurestore.training.export.boundaries import (
     boundaries_at_ranks,
     equal_sizes,
 )
-from featurestore.training.export.hashed_rows import (
-    GROUP,
-    HASH,
-    HashedRows,
-    groups_and_hashes,
-    to_sortable,
-)
+from featurestore.training.export.engine_hashes import counted_by_engine, rows_of_bins
+from featurestore.training.export.hash_columns import GROUP, HASH, groups_and_hashes, to_sortable
+from featurestore.training.export.hashed_rows import HashedRows
+from featurestore.training.export.lengths import declared_profiles
 from featurestore.training.export.profiles import ProfileAccumulator, every_profile
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import UNCOVERED, class_ends
@@ -174,22 +171,38 @@ def _count(
     columns: tuple[str, ...] = ()
     if profiles is None:
         columns = _profiled(request)
+    if rows.by_engine:
+        counted = counted_by_engine(engine, rows.source, columns)
+        if counted is not None:
+            found = profiles or counted.profiles
+            return _counts(request, counted.histograms, counted.hash_sums, found, counted.bits)
     accumulator = CountingAccumulator(
         HistogramAccumulator(bits), HashSumAccumulator(), ProfileAccumulator(columns)
     )
     histograms, sums, found = rows.aggregate(
         engine, accumulator, columns=columns, function=function
     )
-    if profiles is None:
-        total = sum(int(histogram.sum()) for histogram in histograms.values())
-        profiles = every_profile(request.columns, found, rows=total)
-    return Counts(histograms, sums, profiles, bits)
+    return _counts(request, histograms, sums, profiles or found, bits)
+
+
+def _counts(
+    request: ExportRequest,
+    histograms: Histograms,
+    sums: HashSums,
+    profiles: Sequence[ColumnProfile],
+    bits: int,
+) -> Counts:
+    """Return the counts, with a profile of every column."""
+    total = sum(int(histogram.sum()) for histogram in histograms.values())
+    known = every_profile(request.columns, profiles, rows=total)
+    return Counts(histograms, sums, declared_profiles(known, request.max_lengths), bits)
 
 
 def _profiled(request: ExportRequest) -> tuple[str, ...]:
-    """Return the columns whose values the layout depends on."""
+    """Return the columns whose values the layout depends on, or whose lengths are checked."""
     if isinstance(request.format, NarrowProfile):
-        return tuple(request.format.profiled(request.schema))
+        wanted = {*request.format.profiled(request.schema), *request.max_lengths}
+        return tuple(name for name in request.columns if name in wanted)
     return request.columns
 
 
@@ -302,5 +315,8 @@ def _boundaries(
     hashes = {}
     if bins:
         accumulator = BinAccumulator(counts.bits, bins)
+        if rows.by_engine:
+            chosen = rows_of_bins(engine, rows.source, counts.bits, bins)
+            rows = replace(rows, source=chosen)
         hashes = rows.aggregate(engine, accumulator, function=function)
     return boundaries_at_ranks(counts.histograms, hashes, ranks)

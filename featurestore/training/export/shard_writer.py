@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,9 @@ from featurestore.hashing import canonical_bytes
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.types import is_nested
 from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
-from featurestore.training.export.hashed_rows import hashes_of
-from featurestore.training.export.split_statistics import ShardStatistics
+from featurestore.statistics import StatisticsState
+from featurestore.training.export.hash_columns import hashes_of
+from featurestore.training.export.split_statistics import ShardCounting
 
 MAX_LABEL_VALUES = 1000
 # Labels of many values show it in their first rows already.
@@ -36,7 +37,10 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What was written, with null and label counts and a fingerprint of the row hashes."""
+    """What was written, with null and label counts and a fingerprint of the row hashes.
+
+    ``state`` counts the rows where nobody in the writer's process took it.
+    """
 
     written: WrittenShard
     nulls: Mapping[str, int]
@@ -44,13 +48,15 @@ class ShardSummary:
     hash_sum: int
     first_hash: int | None
     last_hash: int | None
+    state: StatisticsState | None = None
 
 
 @dataclass(frozen=True)
 class ShardWriter:
     """Writes shards with a format; picklable, runs where the rows are.
 
-    ``statistics`` counts the rows as well, where they are in the calling process.
+    ``counting`` counts the rows as well. ``collect`` takes what it counted of a shard, where that
+    is in the calling process; else the summary carries it.
     """
 
     directory: str
@@ -59,7 +65,8 @@ class ShardWriter:
     shards: tuple[PlannedShard, ...]
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    statistics: ShardStatistics | None = None
+    counting: ShardCounting | None = None
+    collect: Callable[[int, StatisticsState], None] | None = None
 
     def __call__(self, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, ShardSummary]:
         """Write a shard from batches sorted by hash; return its number and summary."""
@@ -67,10 +74,17 @@ class ShardWriter:
         counts = ShardCounts(self.columns, self.labels)
         ordered = in_total_order(batches, columns=self.columns)
         rows = counts.counted(take_rows(ordered, skip=shard.skip, rows=shard.rows))
-        if self.statistics is not None:
-            rows = self.statistics.counted(number, rows)
+        states: list[StatisticsState] = []
+        if self.counting is not None:
+            rows = self.counting.counted(number, rows, states.append)
         written = self.format.write_shard(self.directory, shard.path, rows, layout=self.layout)
-        return number, counts.summary(written)
+        summary = counts.summary(written)
+        for state in states:
+            if self.collect is not None:
+                self.collect(number, state)
+            else:
+                summary = replace(summary, state=state)
+        return number, summary
 
 
 class ShardCounts:

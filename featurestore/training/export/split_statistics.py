@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from featurestore.errors import listing
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest
-from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.plugins.engine import Accumulator, Engine, HoldsRows, Relation
 from featurestore.statistics import (
     ColumnStatistics,
     Statistics,
@@ -28,7 +28,7 @@ from featurestore.statistics import (
 from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
 from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
-from featurestore.training.export.hashed_rows import groups_and_hashes
+from featurestore.training.export.hash_columns import groups_and_hashes
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 
@@ -36,6 +36,7 @@ STATISTICS = "_statistics"
 # As many rows are counted at once as engines hand out.
 _BATCH_ROWS = 65_536
 _FEWEST_SHARD_ROWS = 32_768
+_MOST_RETURNED_SHARDS = 256
 # Among fewer rows any column may have no value twice.
 _FEWEST_ROWS = 20
 SplitStates = dict[int, StatisticsState]
@@ -84,40 +85,56 @@ class SplitStatisticsAccumulator(Accumulator[SplitStates, SplitStates]):
         return finished
 
 
+@dataclass(frozen=True)
+class ShardCounting:
+    """Counts the batches that a shard is written of, where that is; picklable."""
+
+    accumulators: tuple[StatisticsAccumulator, ...]
+    splits: tuple[int, ...]
+
+    def counted(
+        self,
+        number: int,
+        batches: Iterator[pa.RecordBatch],
+        done: Callable[[StatisticsState], None],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of a shard and count them; ``done`` gets the state at their end."""
+        accumulator = self.accumulators[self.splits[number]]
+        state = accumulator.start()
+        for batch in batches:
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                state = accumulator.update(state, batch.slice(start, _BATCH_ROWS))
+            yield batch
+        done(state)
+
+
 class ShardStatistics:
-    """Counts each split from the batches that its shards are written of, in this process.
+    """The statistics of each split from the counts of its shards.
 
     The rows are then not read once more. States are merged in the order of the shards, whichever
     is written first, so that sums of floats come out the same every time.
     """
 
     def __init__(self, request: ExportRequest, plan: ShardPlan) -> None:
-        self._accumulators = _bounded(request, plan)
-        self._splits: list[int] = []
+        splits: list[int] = []
         for split, sizes in enumerate(plan.shard_rows):
-            self._splits += [split] * len(sizes)
+            splits += [split] * len(sizes)
+        self.counting = ShardCounting(_bounded(request, plan), tuple(splits))
         self._next = list(plan.assignment.first_shard)
         self._states: SplitStates = {}
         self._waiting: SplitStates = {}
         self._lock = threading.Lock()
 
-    def counted(self, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a shard and count them."""
-        split = self._splits[number]
-        accumulator = self._accumulators[split]
-        state = accumulator.start()
-        for batch in batches:
-            for start in range(0, batch.num_rows, _BATCH_ROWS):
-                state = accumulator.update(state, batch.slice(start, _BATCH_ROWS))
-            yield batch
+    def add(self, number: int, state: StatisticsState) -> None:
+        """Take the state of a shard; any thread may."""
         with self._lock:
             self._waiting[number] = state
-            self._merge(split)
+            self._merge(self.counting.splits[number])
 
     def states(self) -> list[StatisticsState] | None:
         """Return the state of each split; None where copies make a sample too small."""
         result = []
-        for split, accumulator in enumerate(self._accumulators):
+        for split, accumulator in enumerate(self.counting.accumulators):
             state = accumulator.finish(self._states.get(split) or accumulator.start())
             if is_sample_short(accumulator, state):
                 return None
@@ -128,7 +145,7 @@ class ShardStatistics:
         while self._next[split] in self._waiting:
             state = self._waiting.pop(self._next[split])
             if split in self._states:
-                state = self._accumulators[split].merge(self._states[split], state)
+                state = self.counting.accumulators[split].merge(self._states[split], state)
             self._states[split] = state
             self._next[split] += 1
 
@@ -136,13 +153,16 @@ class ShardStatistics:
 def counting_writers(
     engine: Engine, request: ExportRequest, plan: ShardPlan
 ) -> ShardStatistics | None:
-    """Return what counts the rows while they are written; None where a pass of its own is faster.
+    """Return what counts the rows while they are written; None where a pass of its own is better.
 
-    That is so where shards are small: a batch costs as many calls as a large one.
+    That is so where shards are small: a batch costs as many calls as a large one. And where many
+    come from elsewhere: the states of all are here at once then.
     """
-    if not request.statistics or engine.is_distributed:
+    if not request.statistics:
         return None
     shards = sum(map(len, plan.shard_rows))
+    if shards > _MOST_RETURNED_SHARDS and not isinstance(engine, HoldsRows):
+        return None
     if sum(plan.rows) < shards * _FEWEST_SHARD_ROWS:
         return None
     return ShardStatistics(request, plan)

@@ -12,7 +12,7 @@ from featurestore.model.arrow_rows import rows_at
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.training.export.assignment import Assignment
-from featurestore.training.export.hashed_rows import groups_and_hashes
+from featurestore.training.export.hash_columns import groups_and_hashes
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.transformations import (
     fit_columns,

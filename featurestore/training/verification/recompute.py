@@ -90,6 +90,7 @@ def _request(manifest: Manifest) -> ExportRequest:
         shards=None,
         rows_per_shard=None,
         block_rows=manifest.block_rows,
+        max_lengths=manifest.max_lengths,
     )
 
 

@@ -1,0 +1,43 @@
+"""What an engine needs to compute row hashes itself: where a hash begins, and the kinds of values."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.hashing.mixing import mix, tag
+from featurestore.hashing.values import BOOL, BYTES, DATE, FLOAT, INTEGER, ROW, TEXT, TIME
+
+
+def row_hash_start(seed: int) -> int:
+    """Return the word into which the values of a row are folded, column by column.
+
+    >>> hex(row_hash_start(0))
+    '0x35104951996a6762'
+    """
+    return mix(seed ^ tag(ROW))
+
+
+def value_kind(kind: pa.DataType) -> int | None:
+    """Return the kind of the values of a type whose values are one word or bytes.
+
+    None for others, and for uint64, whose values are of two kinds.
+
+    >>> value_kind(pa.int16()), value_kind(pa.string()), value_kind(pa.list_(pa.int16()))
+    (2, 5, None)
+    """
+    if pat.is_uint64(kind) or (pat.is_timestamp(kind) and kind.unit == "ns"):
+        return None
+    checks = {
+        BOOL: pat.is_boolean,
+        INTEGER: pat.is_integer,
+        FLOAT: pat.is_floating,
+        TEXT: pat.is_string,
+        BYTES: pat.is_binary,
+        DATE: pat.is_date32,
+        TIME: pat.is_timestamp,
+    }
+    for number, check in checks.items():
+        if check(kind):
+            return number
+    return None

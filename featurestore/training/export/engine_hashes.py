@@ -1,0 +1,143 @@
+"""What an export leaves to an engine that hashes rows where they are.
+
+The row hash and the group of each row, counts of them, and the shard where the hash alone decides
+it. Whatever is not left to the engine is done by functions over Arrow batches, with the same
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from featurestore.model.splits import FractionSplit
+from featurestore.plugins.engine import Engine, Relation
+from featurestore.plugins.row_hashes import HashCounts, HashesRows
+from featurestore.training.export.assignment import SHARD, Assignment
+from featurestore.training.export.boundaries import Bin
+from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.split_rules import SplitRule, thresholds
+
+_SPLIT_HASH = "__fs_split_hash"
+_CHOSEN = "__fs_chosen"
+
+
+class Ranges(NamedTuple):
+    """Ranges of sortable hashes: where the second and later ones begin, and the number of each."""
+
+    starts: list[int]
+    numbers: list[int]
+
+
+def hashed_by_engine(engine: Engine, relation: Relation, request: ExportRequest) -> Relation | None:
+    """Return the rows with hash and group by the engine's own functions; None where it has none."""
+    rule = request.rule
+    if not isinstance(engine, HashesRows) or relation.single_use:
+        return None
+    if not isinstance(rule.rule, FractionSplit) or rule.stratify:
+        return None
+    if not relation.schema.equals(request.schema):  # batches are cast where they are hashed
+        return None
+    ranges = _split_ranges(rule.rule)
+    if ranges is None:
+        return None
+    hashed = engine.with_row_hash(relation, request.key, seed=request.seed, name=HASH)
+    if hashed is None:
+        return None
+    if not rule.by:
+        return _numbered(engine, hashed, HASH, ranges, name=GROUP)
+    split = engine.with_row_hash(hashed, rule.by, seed=request.seed, name=_SPLIT_HASH)
+    if split is None:
+        return None
+    grouped = _numbered(engine, split, _SPLIT_HASH, ranges, name=GROUP)
+    return _without(engine, grouped, _SPLIT_HASH)
+
+
+def counted_by_engine(
+    engine: Engine, hashed: Relation, columns: Sequence[str]
+) -> HashCounts | None:
+    """Return the counts of hashed rows; None where Arrow batches have to be counted."""
+    if not isinstance(engine, HashesRows) or hashed.single_use:
+        return None
+    return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
+
+
+def rows_of_bins(engine: Engine, hashed: Relation, bits: int, bins: frozenset[Bin]) -> Relation:
+    """Return the hashed rows, where the engine can tell it only those that lie in some bins."""
+    if not isinstance(engine, HashesRows) or hashed.single_use:
+        return hashed
+    wanted = {number for _, number in bins}
+    starts, numbers = [], [int(0 in wanted)]
+    for number in sorted(wanted | {number + 1 for number in wanted}):
+        if 0 < number < 1 << bits:
+            starts.append((number << (64 - bits)) - 2**63)
+            numbers.append(int(number in wanted))
+    chosen = _numbered(engine, hashed, HASH, Ranges(starts, numbers), name=_CHOSEN)
+    return _without(engine, engine.filter(chosen, f"{_CHOSEN} = 1"), _CHOSEN)
+
+
+def assigned_by_engine(
+    engine: Engine, hashed: Relation, rule: SplitRule, assignment: Assignment
+) -> Relation | None:
+    """Return the rows with their shard instead of the group; None where more than the hash decides.
+
+    That is where columns of their own or classes decide the split, or a shard begins between rows
+    of one hash.
+    """
+    if not isinstance(engine, HashesRows) or hashed.single_use:
+        return None
+    if not isinstance(rule.rule, FractionSplit) or rule.by or rule.stratify:
+        return None
+    ranges = _shard_ranges(rule.rule, assignment)
+    if ranges is None:
+        return None
+    return _without(engine, _numbered(engine, hashed, HASH, ranges, name=SHARD), GROUP)
+
+
+def _split_ranges(rule: FractionSplit) -> Ranges | None:
+    starts = _sortable(thresholds(rule).tolist())
+    return _valid(Ranges(starts, list(range(len(starts) + 1))))
+
+
+def _shard_ranges(rule: FractionSplit, assignment: Assignment) -> Ranges | None:
+    """Return the hashes of each shard; None where one begins between rows of one hash."""
+    starts: list[int] = []
+    numbers: list[int] = []
+    first_hashes = [0, *thresholds(rule).tolist()]
+    for split, boundaries in enumerate(assignment.boundaries):
+        if any(boundary.offset for boundary in boundaries):
+            return None
+        starts += [first_hashes[split], *(boundary.hash for boundary in boundaries)]
+        first = assignment.first_shard[split]
+        numbers += range(first, first + 1 + len(boundaries))
+    return _valid(Ranges(_sortable(starts[1:]), numbers))
+
+
+def _sortable(hashes: Sequence[int]) -> list[int]:
+    numbers: list[int] = to_sortable(np.array(hashes, dtype=np.uint64)).tolist()
+    return numbers
+
+
+def _valid(ranges: Ranges) -> Ranges | None:
+    """Return the ranges; None where one is empty."""
+    for start, following in pairwise(ranges.starts):
+        if start >= following:
+            return None
+    return ranges
+
+
+def _numbered(
+    engine: HashesRows, relation: Relation, column: str, ranges: Ranges, *, name: str
+) -> Relation:
+    return engine.with_range_number(
+        relation, column, starts=ranges.starts, numbers=ranges.numbers, name=name
+    )
+
+
+def _without(engine: Engine, relation: Relation, column: str) -> Relation:
+    names = [name for name in relation.schema.names if name != column]
+    return engine.select(relation, dict(zip(names, names, strict=True)))

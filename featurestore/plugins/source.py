@@ -186,7 +186,8 @@ def find_source(kind: str) -> Callable[[SourceConfig], Source]:
         raise InvalidArgument(
             f"There is no source of kind {kind!r}; there are {listing(known)}.",
             hint=did_you_mean(kind, known, write="uri='{}://...'")
-            or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files",
+            or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files; "
+            f"'sqlalchemy+{kind}://...' where SQLAlchemy has a dialect of it",
         )
     made: Callable[[SourceConfig], Source] = found.load()
     return made

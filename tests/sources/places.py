@@ -143,6 +143,31 @@ def postgres(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
     return opened("postgresql", url), SourceQuery(table="orders")
 
 
+def mysql(rows: pa.Table, port: int) -> tuple[Source, SourceQuery]:
+    """Put rows into MySQL or MariaDB."""
+    from tests.sources.mariadb_server import connected
+
+    with connected(port) as database, database.cursor() as cursor:
+        cursor.execute("drop database if exists shop")
+        cursor.execute("create database shop character set utf8mb4")
+        cursor.execute("use shop")
+        cursor.execute(
+            ORDERS.format(id="bigint", text="varchar(40)", float="double", time="datetime(6)")
+        )
+        values = []
+        for row in rows.to_pylist():
+            values.append((*list(row.values())[:3], row["created_at"].replace(tzinfo=None)))
+        cursor.executemany("insert into orders values (%s, %s, %s, %s)", values)
+    return opened("mysql", f"mysql://root@127.0.0.1:{port}/shop"), SourceQuery(table="orders")
+
+
+def sqlalchemy(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
+    """Put rows into Postgres, which SQLAlchemy reads as it reads all that have a dialect."""
+    _, query = postgres(rows, url)
+    uri = url.replace("postgresql://", "sqlalchemy+postgresql+psycopg://")
+    return opened("sqlalchemy", uri), query
+
+
 PLACES: dict[str, Any] = {
     "sqlite": sqlite,
     "duckdb": duckdb_file,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import featurestore
+from featurestore.errors import UnsupportedType
 from featurestore.store import FeatureStore
 
 pytestmark = pytest.mark.spark
@@ -74,7 +75,8 @@ def test_every_version_is_what_spark_reads(
     for version in range(last + 1):
         same(duckdb_store, spark, path, version)
     with featurestore.connect(duckdb_store.location, engine="spark") as store:
-        same(store, spark, path, last)
+        for version in range(last + 1):
+            same(store, spark, path, version)
 
 
 def compact_log(path: Path, first: int, last: int) -> None:
@@ -106,7 +108,8 @@ def test_compacted_logs_are_read(spark: Any, duckdb_store: FeatureStore, tmp_pat
     for version in range(5):
         same(duckdb_store, spark, path, version)
     with featurestore.connect(duckdb_store.location, engine="spark") as store:
-        same(store, spark, path, 3)
+        for version in range(5):
+            same(store, spark, path, version)
 
 
 def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
@@ -120,9 +123,27 @@ def test_shallow_clones_are_read_and_maps_come_as_lists_of_structs(
     same(duckdb_store, spark, clone, 0)
     same(duckdb_store, spark, clone, 1)
     with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        same(store, spark, clone, 0)
         same(store, spark, clone, 1)
     maps = tmp_path / "maps"
     spark.sql(f"create table delta.`{maps}` using delta as select 1 as id, map('a', 1) as m")
     duckdb_store.add_source("maps", f"delta+{maps}")
     read = duckdb_store.read_source("maps")
     assert read.to_arrow().to_pylist() == [{"id": 1, "m": [{"key": "a", "value": 1}]}]
+
+
+def test_a_variant_column_is_refused_only_when_it_is_asked_for(
+    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "variants"
+    made = """select 1 as id, parse_json('{"a": 1}') as v"""
+    spark.sql(f"create table delta.`{path}` using delta as {made}")
+    spark.sql(f"insert into delta.`{path}` select 2, parse_json('[2]')")
+    duckdb_store.add_source("variants", f"delta+{path}")
+    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        for each in (duckdb_store, store):
+            for version, ids in enumerate([[1], [1, 2]]):
+                frame = each.read_source("variants", at=version, columns=["id"])
+                assert sorted(frame.to_arrow().column("id").to_pylist()) == ids
+                with pytest.raises(UnsupportedType, match="'v'"):
+                    each.read_source("variants", at=version)

@@ -14,7 +14,7 @@ import pytest
 from featurestore.plugins.source import Source, SourceQuery
 from featurestore.testing.source_conformance import SourceConformance
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
-from tests.sources.places import PLACES, postgres
+from tests.sources.places import PLACES, mysql, postgres, sqlalchemy
 
 
 class TestFiles(SourceConformance):
@@ -35,3 +35,21 @@ class TestPostgres(SourceConformance):
     def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
         del place
         return postgres(rows, self.url)
+
+
+@pytest.mark.postgres
+class TestDialectOfSQLAlchemy(TestPostgres):
+    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+        del place
+        return sqlalchemy(rows, self.url)
+
+
+@pytest.mark.mariadb
+class TestMariaDB(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _server(self, mariadb_port: int) -> None:
+        self.port = mariadb_port
+
+    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+        del place
+        return mysql(rows, self.port)

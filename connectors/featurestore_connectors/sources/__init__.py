@@ -7,6 +7,7 @@ from featurestore_connectors.sources.duckdb_file import DuckDBSource
 from featurestore_connectors.sources.folder import FolderSource
 from featurestore_connectors.sources.iceberg import IcebergSource
 from featurestore_connectors.sources.postgres import PostgresSource
+from featurestore_connectors.sources.sqlalchemy_database import SQLAlchemySource
 from featurestore_connectors.sources.sqlite import SQLiteSource
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "FolderSource",
     "IcebergSource",
     "PostgresSource",
+    "SQLAlchemySource",
     "SQLiteSource",
 ]

@@ -7,6 +7,7 @@ they are, or are refused.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import SourceTableNotFound, UnsupportedType, did_you_mean, listing
 from featurestore.model.arrow_cast import cast_batch
+from featurestore.model.source import SourceTable
 from featurestore.model.times import to_micros
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources.sqltext import quote
@@ -80,6 +82,27 @@ def _refuse(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
     raise UnsupportedType(
         f"{query}: these columns cannot be read without loss: {', '.join(told)}.", hint=hint
     )
+
+
+class TypedColumns(ABC):
+    """What a snapshot says of a query once it knows the columns."""
+
+    @abstractmethod
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        """Return all columns of what a query reads."""
+
+    def query_of(self, table: SourceTable) -> SourceQuery:
+        """Return the query of all columns of a table."""
+        return SourceQuery(table=table.name)
+
+    def names(self, query: SourceQuery) -> Sequence[str]:
+        """Return the names of all columns, also of those that cannot be read."""
+        columns = self._columns(query)
+        return [column.name for column in columns]
+
+    def schema(self, query: SourceQuery) -> pa.Schema:
+        """Return the types of the columns that a query needs."""
+        return schema_of(chosen(self._columns(query), query))
 
 
 def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.delta import log
 from featurestore.delta.history import version_at
@@ -27,7 +28,7 @@ from featurestore.plugins.source import Source, SourceConfig, SourceQuery, Sourc
 from featurestore.storage import remote
 from featurestore.storage.location import HDFS, plain
 from featurestore_connectors.sources import places
-from featurestore_connectors.sources.columns import SourceColumn, chosen, fitted, schema_of
+from featurestore_connectors.sources.columns import SourceColumn, TypedColumns, chosen, fitted, schema_of
 from featurestore_connectors.sources.failures import told
 
 
@@ -61,7 +62,7 @@ class DeltaSource:
         return DeltaSnapshot(self._config, path, version)
 
 
-class DeltaSnapshot:
+class DeltaSnapshot(TypedColumns):
     """One version of a Delta table, which never changes."""
 
     def __init__(self, config: SourceConfig, path: str, version: int) -> None:
@@ -91,13 +92,6 @@ class DeltaSnapshot:
         del table  # it is the only one
         return SourceQuery()
 
-    def names(self, query: SourceQuery) -> Sequence[str]:
-        columns = self._columns(query)
-        return [column.name for column in columns]
-
-    def schema(self, query: SourceQuery) -> pa.Schema:
-        return schema_of(chosen(self._columns(query), query))
-
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         schema = self.schema(query)
         rows = self._rows
@@ -116,8 +110,10 @@ class DeltaSnapshot:
             )
         columns = []
         for field in self._empty.schema:
-            kind = feature_type(field.type)
-            columns.append(SourceColumn(field.name, field.name, kind, str(field.type)))
+            kind, native = feature_type(field.type), str(field.type)
+            if kind is not None and _has_variant(kind):
+                kind, native = None, "variant"
+            columns.append(SourceColumn(field.name, field.name, kind, native))
         return columns
 
     def _within(self, window: TimeRange) -> Any:
@@ -153,6 +149,23 @@ class DeltaSnapshot:
             f"{place} cannot be read: {said}",
             hint="was it vacuumed, or does it use a feature of Delta that is newer than the reader?",
         )
+
+
+def _has_variant(kind: pa.DataType) -> bool:
+    """Tell whether values are variants, which the kernel gives as the two parts that files have.
+
+    Of those nobody could make use here (https://github.com/apache/parquet-format, VariantEncoding).
+    """
+    if pat.is_list(kind):
+        return _has_variant(kind.value_type)
+    if not pat.is_struct(kind):
+        return False
+    parts = {}
+    for index in range(kind.num_fields):
+        parts[kind.field(index).name] = kind.field(index).type
+    if set(parts) == {"metadata", "value"} and set(map(pat.is_binary, parts.values())) == {True}:
+        return True
+    return any(map(_has_variant, parts.values()))
 
 
 if TYPE_CHECKING:

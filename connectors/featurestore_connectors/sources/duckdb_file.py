@@ -12,7 +12,7 @@ from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_me
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, places, sqltext
-from featurestore_connectors.sources.columns import chosen, schema_of
+from featurestore_connectors.sources.columns import SourceColumn, TypedColumns
 
 _TABLES = """
     SELECT CASE WHEN table_schema = 'main' THEN table_name ELSE table_schema || '.' || table_name END
@@ -36,7 +36,7 @@ class DuckDBSource:
         return DuckDBSnapshot(self._config, places.existing(self._config, self._path))
 
 
-class DuckDBSnapshot:
+class DuckDBSnapshot(TypedColumns):
     """A connection that reads only."""
 
     def __init__(self, config: SourceConfig, path: str) -> None:
@@ -52,22 +52,14 @@ class DuckDBSnapshot:
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(name) for (name,) in self._connection.execute(_TABLES).fetchall()]
 
-    def query_of(self, table: SourceTable) -> SourceQuery:
-        return SourceQuery(table=table.name)
-
-    def names(self, query: SourceQuery) -> Sequence[str]:
-        columns = duckdb_rows.columns_of(self._config, self._connection, self._from(query))
-        return [column.name for column in columns]
-
-    def schema(self, query: SourceQuery) -> pa.Schema:
-        columns = duckdb_rows.columns_of(self._config, self._connection, self._from(query))
-        return schema_of(chosen(columns, query))
-
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         return duckdb_rows.read(self._config, self._connection, self._from(query), query)
 
     def close(self) -> None:
         self._connection.close()
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        return duckdb_rows.columns_of(self._config, self._connection, self._from(query))
 
     def _from(self, query: SourceQuery) -> str:
         if query.sql is not None:

@@ -29,7 +29,7 @@ from featurestore.storage.files import FileStatus
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.location import is_uri, plain
 from featurestore_connectors.sources import duckdb_rows, places, sqltext
-from featurestore_connectors.sources.columns import chosen, schema_of
+from featurestore_connectors.sources.columns import SourceColumn, TypedColumns
 
 # Formats, the ends of their files' names, and what DuckDB reads them by. Types of texts are settled
 # by all rows, not by the first ones.
@@ -83,7 +83,7 @@ class FolderSource:
         return FolderSnapshot(self._config, self._place.opened(self._config))
 
 
-class FolderSnapshot:
+class FolderSnapshot(TypedColumns):
     """Files as they are listed; reading them ends with an error if they changed meanwhile."""
 
     def __init__(self, config: SourceConfig, path: str) -> None:
@@ -108,16 +108,6 @@ class FolderSnapshot:
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(path=table.name)
 
-    def names(self, query: SourceQuery) -> Sequence[str]:
-        source = self._from(self._files(query))
-        columns = duckdb_rows.columns_of(self._config, self._connection, source)
-        return [column.name for column in columns]
-
-    def schema(self, query: SourceQuery) -> pa.Schema:
-        source = self._from(self._files(query))
-        columns = duckdb_rows.columns_of(self._config, self._connection, source)
-        return schema_of(chosen(columns, query))
-
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         found = self._files(query)
         source = self._from(found)
@@ -126,6 +116,10 @@ class FolderSnapshot:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        source = self._from(self._files(query))
+        return duckdb_rows.columns_of(self._config, self._connection, source)
 
     def _from(self, found: _Files) -> str:
         listed = ", ".join(map(sqltext.text, map(_literal, found.found)))

@@ -35,6 +35,7 @@ from featurestore.plugins.source import (
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.columns import (
     SourceColumn,
+    TypedColumns,
     check_axes,
     chosen,
     fitted,
@@ -92,7 +93,7 @@ class PostgresSource:
         return PostgresSnapshot(self._config)
 
 
-class PostgresSnapshot:
+class PostgresSnapshot(TypedColumns):
     """A transaction of level "repeatable read", and connections that share what it sees."""
 
     def __init__(self, config: SourceConfig) -> None:
@@ -113,16 +114,6 @@ class PostgresSnapshot:
             whole = name if schema == "public" else f"{schema}.{name}"
             found.append(SourceTable(whole, bool(readable)))
         return found
-
-    def query_of(self, table: SourceTable) -> SourceQuery:
-        return SourceQuery(table=table.name)
-
-    def names(self, query: SourceQuery) -> Sequence[str]:
-        columns = self._columns(query)
-        return [column.name for column in columns]
-
-    def schema(self, query: SourceQuery) -> pa.Schema:
-        return schema_of(chosen(self._columns(query), query))
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         columns = chosen(self._columns(query), query)

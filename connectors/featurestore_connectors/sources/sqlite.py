@@ -30,7 +30,7 @@ from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import places, sqltext
-from featurestore_connectors.sources.columns import SourceColumn, chosen, fitted, schema_of
+from featurestore_connectors.sources.columns import SourceColumn, TypedColumns, chosen, fitted, schema_of
 from featurestore_connectors.sources.failures import guarded, translated
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
@@ -72,7 +72,7 @@ class SQLiteSource:
         return SQLiteSnapshot(self._config, places.existing(self._config, self._path))
 
 
-class SQLiteSnapshot:
+class SQLiteSnapshot(TypedColumns):
     """A transaction of one connection."""
 
     def __init__(self, config: SourceConfig, path: str) -> None:
@@ -92,16 +92,6 @@ class SQLiteSnapshot:
 
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(name) for (name,) in self._execute(_TABLES)]
-
-    def query_of(self, table: SourceTable) -> SourceQuery:
-        return SourceQuery(table=table.name)
-
-    def names(self, query: SourceQuery) -> Sequence[str]:
-        columns = self._columns(query)
-        return [column.name for column in columns]
-
-    def schema(self, query: SourceQuery) -> pa.Schema:
-        return schema_of(chosen(self._columns(query), query))
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         known = self._columns(query)

@@ -1,0 +1,393 @@
+"""Databases by SQLAlchemy, with any installed dialect: MySQL and MariaDB, and by name all others.
+
+One connection in one transaction, of the level at which it sees one state. What the server is asked
+for names the columns that are needed and the bounds of the window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidSql,
+    SourceChanged,
+    SourceError,
+    SourceTableNotFound,
+    SourceUnavailable,
+    did_you_mean,
+    listing,
+    missing_extra,
+)
+from featurestore.model.source import SourceTable
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore_connectors.sources import sqltext
+from featurestore_connectors.sources.columns import SourceColumn, TypedColumns, chosen, fitted, schema_of
+from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources.sqlalchemy_rows import BATCH_ROWS, RunningQuery
+from featurestore_connectors.sources.sqlalchemy_types import (
+    Described,
+    described_column,
+    is_zoned,
+    reflected_column,
+)
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_MYSQL = ("mysql", "mariadb")
+_DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
+# Kinds that have a connector of their own, which reads more and faster.
+_OWN = ("duckdb", "sqlite")
+_CONNECT_SECONDS = "10"
+# Levels at which a transaction sees one state, the first of them that a database has.
+_LEVELS = ("SNAPSHOT", "REPEATABLE READ", "SERIALIZABLE")
+# Error numbers of MySQL (https://mariadb.com/docs/server/reference/error-codes).
+_NO_TABLE, _NO_COLUMN, _CHANGED, _NO_RIGHTS = 1146, 1054, 1412, (1142, 1143)
+
+
+class SQLAlchemySource:
+    """A database that SQLAlchemy knows, read in a transaction."""
+
+    def __init__(self, config: SourceConfig) -> None:
+        self._config = config
+        if config.options:
+            raise InvalidArgument(
+                f"A source of SQLAlchemy has no options {listing(config.options)}.",
+                hint="settings of the driver stand in the URI: ?charset=utf8mb4",
+            )
+        self._url = _url(config)
+
+    def snapshot(self, at: int | datetime | None = None) -> SQLAlchemySnapshot:
+        """Connect, and begin a transaction, which sees one state to its end."""
+        if at is not None:
+            raise InvalidArgument(
+                f"at={at!r}: source {self._config.name!r} keeps no earlier versions.",
+                hint="leave at= out, or ask for the time in a view",
+            )
+        return SQLAlchemySnapshot(self._config, self._url)
+
+
+class SQLAlchemySnapshot(TypedColumns):
+    """A transaction of one connection."""
+
+    def __init__(self, config: SourceConfig, url: sa.URL) -> None:
+        self._config = config
+        self._secret = None if config.secret is None else config.secret()
+        self._lock = threading.RLock()
+        self._running: RunningQuery | None = None
+        self._closed = False
+        self._number = 0  # that MySQL gives a connection
+        self._connection = self._connected(url)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        self.identity = f"transaction of {datetime.now(UTC).isoformat()}"
+        version = self._dialect.server_version_info or ()
+        product = "mariadb" if getattr(self._dialect, "is_mariadb", False) else self._dialect.name
+        self.server = f"{product} {'.'.join(map(str, version))}".strip()
+
+    def tables(self) -> Sequence[SourceTable]:
+        import sqlalchemy as sa
+
+        with self._free():
+            inspector = sa.inspect(self._connection)
+            names = [*inspector.get_table_names(), *inspector.get_view_names()]
+        return [SourceTable(name) for name in sorted(set(names))]
+
+    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
+        known = self._columns(query)
+        columns = chosen(known, query)
+        schema = schema_of(columns)
+        condition = None
+        if query.window is not None:
+            by_name = {column.name: column for column in known}
+            condition = self._condition(query.window, by_name[query.window.column])
+        expressions = []
+        for column in columns:
+            expressions.append(f"{column.expression} AS {self._quote(column.name)}")
+        text = sqltext.select(expressions, source=self._from(query), condition=condition)
+        batches = fitted(self._batches(text, columns), schema)
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._running is not None:
+                self._interrupt(self._running)
+            self._connection.close()
+            self._connection.engine.dispose()
+
+    def _interrupt(self, running: RunningQuery) -> None:
+        """End a query in the middle of its rows, which a driver of MySQL would fetch to the last."""
+        import sqlalchemy as sa
+
+        # What was asked for is there or not needed: the connection closes either way.
+        with contextlib.suppress(sa.exc.DBAPIError):
+            if self._dialect.name in _MYSQL:
+                with self._connection.engine.connect() as other:
+                    other.exec_driver_sql(f"KILL QUERY {int(self._number)}")
+            running.end()
+
+    @property
+    def _dialect(self) -> Any:
+        return self._connection.dialect
+
+    def _connected(self, url: sa.URL) -> sa.Connection:
+        import sqlalchemy as sa
+        from sqlalchemy.pool import NullPool
+
+        if self._secret is not None:
+            url = url.set(password=self._secret)
+        try:
+            engine = sa.create_engine(url, poolclass=NullPool)
+        except (ImportError, sa.exc.NoSuchModuleError) as error:
+            raise _missing_driver(self._config, url, error) from error
+        with self._translated(connecting=True):
+            connection = engine.connect()
+            # Texts go to the driver as they are: per cent signs and colons are the user's own.
+            return connection.execution_options(no_parameters=True, max_row_buffer=BATCH_ROWS)
+
+    def _begin(self) -> None:
+        with self._translated(connecting=True):
+            try:
+                known = self._dialect.get_isolation_level_values(self._connection.connection)
+            except NotImplementedError:
+                known = ()
+            for level in _LEVELS:
+                if level in known:
+                    self._connection.execution_options(isolation_level=level)
+                    break
+            if self._dialect.name in _MYSQL:
+                self._connection.exec_driver_sql("SET time_zone = '+00:00'")
+                told = self._connection.exec_driver_sql("SELECT connection_id()")
+                self._number = told.scalar_one()
+                self._connection.exec_driver_sql(
+                    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
+                )
+            else:
+                import sqlalchemy as sa
+
+                self._connection.execute(sa.select(sa.literal(1)))  # the first read begins it
+
+    @contextlib.contextmanager
+    def _free(self) -> Iterator[None]:
+        """Have the connection for another query, whose errors are those of the store."""
+        with self._lock:
+            if self._running is not None:
+                self._running.put_aside()
+                self._running = None
+            with self._translated():
+                yield
+
+    def _batches(self, text: str, columns: Sequence[SourceColumn]) -> Iterator[pa.RecordBatch]:
+        """Yield what a query gives; it runs from the first batch on."""
+        with self._free():
+            streamed = self._connection.execution_options(stream_results=True)
+            running = RunningQuery(streamed.exec_driver_sql(text), columns, self._lock)
+        self._running = running
+        batches = running.batches()
+        while True:
+            with self._translated():
+                batch = next(batches, None)
+            if batch is None:
+                break
+            yield batch
+        if self._running is running:
+            self._running = None
+
+    def _from(self, query: SourceQuery) -> str:
+        if query.table is not None:
+            schema, table = self._place(query.table)
+            quoted = self._quote(table)
+            return quoted if schema is None else f"{self._quote(schema)}.{quoted}"
+        if query.sql is not None:
+            return f"(\n{query.sql.strip().rstrip(';')}\n) AS {self._quote('query')}"
+        raise InvalidArgument(
+            f"A source of SQLAlchemy has no {query}.",
+            hint="give table='orders', or sql='select ...'",
+        )
+
+    def _place(self, table: str) -> tuple[str | None, str]:
+        """Return schema and name of a table: ``orders``, or ``sales.orders``."""
+        before, dot, after = table.partition(".")
+        if not dot or table in [each.name for each in self.tables()]:
+            return None, table
+        return before, after
+
+    def _columns(self, query: SourceQuery) -> list[SourceColumn]:
+        if query.table is not None:
+            return self._reflected(query.table)
+        if self._dialect.name not in _MYSQL and query.sql is not None:
+            raise InvalidArgument(
+                f"Source {self._config.name!r}: {self._dialect.name} does not tell the types of a "
+                "query's columns without loss; those of tables and views are known.",
+                hint="create view ... as select ... in the database, then table='...'",
+            )
+        return self._described(self._from(query))
+
+    def _reflected(self, table: str) -> list[SourceColumn]:
+        import sqlalchemy as sa
+
+        schema, name = self._place(table)
+        try:
+            with self._free(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that it does not know
+                found = sa.inspect(self._connection).get_columns(name, schema=schema)
+        except sa.exc.NoSuchTableError:
+            known = [each.name for each in self.tables()]
+            raise SourceTableNotFound(
+                f"Source {self._config.name!r} has no table {table!r}; "
+                f"it has {listing(known, limit=50)}.",
+                hint=did_you_mean(table, known, write="table={!r}"),
+            ) from None
+        columns = []
+        for each in found:
+            quoted = self._quote(each["name"])
+            kind = each["type"]
+            columns.append(
+                reflected_column(each["name"], kind, dialect=self._dialect, quoted=quoted)
+            )
+        unknown = [each["name"] for each in found if isinstance(each["type"], sa.types.NullType)]
+        if unknown and self._dialect.name in _MYSQL:
+            source = f"(SELECT * FROM {self._from(SourceQuery(table=table))}) AS query"
+            by_name = {column.name: column for column in self._described(source)}
+            columns = [by_name[each.name] if each.name in unknown else each for each in columns]
+        return columns
+
+    def _described(self, source: str) -> list[SourceColumn]:
+        """Return the columns of a query of MySQL: no row of it is needed for what tells its types."""
+        nothing = f"FROM (SELECT 1) AS one_row LEFT JOIN {source} ON 1 = 0"
+        with self._free():
+            result = self._connection.exec_driver_sql(f"SELECT {self._quote('query')}.* {nothing}")
+            description: Any = result.cursor.description
+            result.close()
+            looks = [f"charset({self._quote(each[0])})" for each in description]
+            sets = self._connection.exec_driver_sql(f"SELECT {', '.join(looks)} {nothing}").one()
+        columns = []
+        for each, charset in zip(description, sets, strict=True):
+            given = Described(each[0], each[1], each[4], each[5], charset == "binary")
+            columns.append(described_column(given, quoted=self._quote(each[0])))
+        return columns
+
+    def _condition(self, window: TimeRange, column: SourceColumn) -> str:
+        start, end = self._literal(window.start, column), self._literal(window.end, column)
+        return sqltext.within(window, column=self._quote(column.name), start=start, end=end)
+
+    def _literal(self, value: datetime, column: SourceColumn) -> str:
+        """Return a time as the database writes it; one without a zone is in UTC."""
+        import sqlalchemy as sa
+
+        zoned = is_zoned(column)
+        given = value.astimezone(UTC)
+        literal = sa.literal(
+            given if zoned else given.replace(tzinfo=None), sa.DateTime(timezone=zoned)
+        )
+        return str(literal.compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
+
+    def _quote(self, name: str) -> str:
+        """Return an identifier as the database quotes it; nothing else puts a name into SQL."""
+        if "\0" in name:
+            raise InvalidArgument(f"{name!r} is no name: it has a NUL in it.")
+        quote = self._dialect.identifier_preparer.quote_identifier
+        quoted = str(quote(name))
+        if quote("%").count("%") == 2:  # doubled for texts with parameters, which ours have not
+            quoted = quoted.replace("%%", "%")
+        return quoted
+
+    @contextlib.contextmanager
+    def _translated(self, *, connecting: bool = False) -> Iterator[None]:
+        """Let errors of SQLAlchemy and the driver leave the block as errors of the store."""
+        import sqlalchemy as sa
+
+        try:
+            yield
+        except sa.exc.NoSuchTableError:
+            raise
+        except sa.exc.DBAPIError as error:
+            # Not chained: the text of the cause may hold the secret.
+            raise self._error(error, connecting=connecting) from None
+        except (sa.exc.SQLAlchemyError, OSError) as error:
+            said = told(str(error), self._secret)
+            raise SourceError(f"Source {self._config.name!r}: {said}") from None
+
+    def _error(self, error: sa.exc.DBAPIError, *, connecting: bool) -> FeatureStoreError:
+        said = told(str(error.orig), self._secret)
+        place = f"Source {self._config.name!r}"
+        given = getattr(error.orig, "args", ())
+        number = given[0] if given else None
+        if connecting or error.connection_invalidated:
+            return SourceUnavailable(
+                f"{place} cannot be reached, or refuses the user: {said}",
+                hint="look at the URI and at the secret that secret= refers to",
+            )
+        if number == _NO_TABLE:
+            return SourceTableNotFound(f"{place}: {said}")
+        if number == _CHANGED:
+            return SourceChanged(f"{place}: {said}", hint="read it once more")
+        if number in _NO_RIGHTS:
+            return SourceError(f"{place}: {said}", hint="grant the user the right to select")
+        if number == _NO_COLUMN or type(error).__name__ == "ProgrammingError":
+            return InvalidSql(
+                f"{place}: {said}", hint="the SQL is that of the source's own database"
+            )
+        return SourceError(f"{place}: {said}")
+
+
+def _url(config: SourceConfig) -> sa.URL:
+    """Return the address as SQLAlchemy takes it, without the secret.
+
+    Raises:
+        InvalidArgument: It is none, or names a database that another connector reads.
+    """
+    import sqlalchemy as sa
+
+    given = config.uri.removeprefix("sqlalchemy+")
+    try:
+        url = sa.make_url(given)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise InvalidArgument(
+            f"Source {config.name!r}: {config.uri!r} is no URL of SQLAlchemy.",
+            hint="mysql://user@host:3306/database, or sqlalchemy+<dialect>+<driver>://...",
+        ) from error
+    backend = url.get_backend_name()
+    if backend in _OWN:
+        raise InvalidArgument(
+            f"Source {config.name!r}: {backend} has a connector of its own.",
+            hint=f"uri='{backend}:///...'",
+        )
+    if config.secret is not None and not url.username:
+        raise InvalidArgument(
+            "A URI with a secret needs a user.", hint=f"{backend}://user@host/database"
+        )
+    url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    if backend in _MYSQL and "connect_timeout" not in url.query:
+        url = url.update_query_dict({"connect_timeout": _CONNECT_SECONDS})
+    return url
+
+
+def _missing_driver(config: SourceConfig, url: sa.URL, error: Exception) -> FeatureStoreError:
+    if url.get_backend_name() in _MYSQL and url.get_driver_name() == "pymysql":
+        return missing_extra("pymysql", "mysql")
+    return SourceUnavailable(
+        f"Source {config.name!r}: the driver of {url.drivername} is not installed: {error}.",
+        hint="pip install the driver that SQLAlchemy names for this dialect",
+    )
+
+
+if TYPE_CHECKING:
+    _contract: type[Source] = SQLAlchemySource
+    _snapshot: type[SourceSnapshot] = SQLAlchemySnapshot

@@ -1,0 +1,75 @@
+"""Variants of a Delta table are refused by name, and only where they are asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from featurestore.errors import UnsupportedType
+from featurestore.store import FeatureStore
+
+# What a file has of a variant: https://github.com/apache/parquet-format, VariantEncoding.
+PARTS = pa.struct(
+    [
+        pa.field("metadata", pa.binary(), nullable=False),
+        pa.field("value", pa.binary(), nullable=False),
+    ]
+)
+ONE = {"metadata": b"\x01\x00\x00", "value": b"\x0c\x01"}
+FEATURES = ["variantType"]
+
+
+def written(path: Path) -> None:
+    """Write a table of a number and two variants, as Spark 4 and Databricks write those."""
+    log = path / "_delta_log"
+    log.mkdir(parents=True)
+    columns = {
+        "id": pa.array([1], pa.int64()),
+        "v": pa.array([ONE], PARTS),
+        "many": pa.array([[ONE]], pa.list_(PARTS)),
+    }
+    parquet.write_table(pa.table(columns), path / "a.parquet")
+    array = {"type": "array", "elementType": "variant", "containsNull": True}
+    fields = []
+    for name, kind in (("id", "long"), ("v", "variant"), ("many", array)):
+        fields.append({"name": name, "type": kind, "nullable": True, "metadata": {}})
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
+    actions: list[dict[str, Any]] = [
+        {"protocol": {**protocol, "readerFeatures": FEATURES, "writerFeatures": FEATURES}},
+        {
+            "metaData": {
+                "id": "variants",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps({"type": "struct", "fields": fields}),
+                "partitionColumns": [],
+                "configuration": {},
+            }
+        },
+        {
+            "add": {
+                "path": "a.parquet",
+                "partitionValues": {},
+                "size": os.path.getsize(path / "a.parquet"),
+                "modificationTime": 0,
+                "dataChange": True,
+            }
+        },
+    ]
+    (log / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
+
+
+def test_a_variant_is_refused_only_where_it_is_asked_for(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    written(tmp_path / "variants")
+    duckdb_store.add_source("variants", f"delta+{tmp_path}/variants")
+    read = duckdb_store.read_source("variants", columns=["id"])
+    assert read.to_arrow().to_pylist() == [{"id": 1}]
+    with pytest.raises(UnsupportedType, match=r"'v' \(variant\), 'many' \(variant\)"):
+        duckdb_store.read_source("variants").to_arrow()

@@ -1,0 +1,264 @@
+"""What MySQL and MariaDB hold comes without loss or is refused by name, and only what is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidSql,
+    SourceChanged,
+    SourceError,
+    SourceTableNotFound,
+    SourceUnavailable,
+    UnsupportedType,
+)
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapshot, find_source
+from tests.sources.mariadb_server import PASSWORD, USER, connected
+from tests.sources.places import opened
+
+pytestmark = pytest.mark.mariadb
+
+MANY = 20_000
+Begin = Callable[[], SourceSnapshot]
+
+
+@pytest.fixture(scope="module")
+def port(mariadb_port: int) -> int:
+    """The port of a server with a database that all tests of the module share."""
+    with connected(mariadb_port) as database, database.cursor() as cursor:
+        cursor.execute("create database types character set utf8mb4")
+        cursor.execute(f"create user {USER} identified by '{PASSWORD}'")
+        cursor.execute(f"grant select on types.* to {USER}")
+        cursor.execute("create table types.many (id int primary key, at datetime(6), total float)")
+        cursor.execute(
+            "insert into types.many select seq, timestampadd(second, seq, '2024-01-01'), seq / 8 "
+            f"from types.seq_0_to_{MANY - 1}"
+        )
+    return mariadb_port
+
+
+@pytest.fixture
+def database(port: int) -> Iterator[Any]:
+    with connected(port, database="types") as connection, connection.cursor() as cursor:
+        cursor.execute("set session time_zone = '+05:00'")
+        yield cursor
+
+
+@pytest.fixture
+def begin(port: int) -> Iterator[Callable[[], SourceSnapshot]]:
+    """Begin a snapshot, which sees the tables that were made before."""
+    found = []
+
+    def opened_now() -> SourceSnapshot:
+        found.append(opened("mariadb", f"mariadb://root@127.0.0.1:{port}/types").snapshot())
+        return found[-1]
+
+    yield opened_now
+    for each in found:
+        each.close()
+
+
+KEPT = [
+    ("decimal(12, 3)", "12.345", Decimal("12.345"), pa.decimal128(12, 3)),
+    ("decimal(38, 38)", "-0.5", Decimal("-0.5"), pa.decimal128(38, 38)),
+    ("decimal(9) unsigned", "999999999", Decimal(999999999), pa.decimal128(9, 0)),
+    ("bigint unsigned", "18446744073709551615", 2**64 - 1, pa.uint64()),
+    ("bigint", "-9223372036854775808", -(2**63), pa.int64()),
+    ("tinyint unsigned", "255", 255, pa.int64()),
+    ("float", "0.1", 0.10000000149011612, pa.float32()),
+    ("double", "0.1", 0.1, pa.float64()),
+    ("date", "'2024-02-29'", date(2024, 2, 29), pa.date32()),
+    ("datetime(6)", "'1000-01-01 00:00:00.000001'", datetime(1000, 1, 1, 0, 0, 0, 1, UTC), None),
+    ("timestamp(6) null", "'2024-01-01 05:00'", datetime(2024, 1, 1, tzinfo=UTC), None),
+    ("year", "2024", 2024, pa.int64()),
+    ("enum('a', 'é')", "'é'", "é", pa.string()),
+    ("set('a', 'b')", "'a,b'", "a,b", pa.string()),
+    ("text", "'o''neill 50% :x 🙂'", "o'neill 50% :x 🙂", pa.string()),
+    ("char(3) character set latin1", "'é'", "é", pa.string()),
+    ("varbinary(4)", "x'00ff'", b"\x00\xff", pa.binary()),
+    ("longblob", "x'00ff'", b"\x00\xff", pa.binary()),
+    ("json", "'{\"a\": 1}'", '{"a": 1}', pa.string()),
+    ("uuid", "'0b1b1f3e-0000-4000-8000-000000000001'", "0b1b1f3e-0000-4000-8000-000000000001", None),
+    ("inet6", "'::1'", "::1", pa.string()),
+]  # fmt: skip
+
+
+def kept_table(database: Any) -> None:
+    columns, values = [], []
+    for number, (kind, value, _, _) in enumerate(KEPT):
+        columns.append(f"c{number} {kind}")
+        values.append(value)
+    database.execute(f"create or replace table kept ({', '.join(columns)})")
+    database.execute(f"insert into kept values ({', '.join(values)})")
+    database.execute("insert into kept () values ()")
+
+
+def test_values_of_a_table_come_as_they_are(database: Any, begin: Begin) -> None:
+    kept_table(database)
+    read = begin().read(SourceQuery(table="kept")).read_all()
+    for number, (declared, _, value, kind) in enumerate(KEPT):
+        assert kind in (None, read.schema.field(number).type), declared
+        assert read.column(number).to_pylist() == [value, None], declared
+
+
+def test_values_of_a_query_come_as_they_are(database: Any, begin: Begin) -> None:
+    kept_table(database)
+    names = []
+    for number, (declared, *_) in enumerate(KEPT):
+        if declared != "bigint unsigned":  # whether there is a sign is not said of a query
+            names.append(f"c{number}")
+    query = SourceQuery(sql=f"select {', '.join(names)}, '50%' as `a``b%%c` from kept -- all")
+    snapshot = begin()
+    read = snapshot.read(query).read_all()
+    assert read.column("a`b%%c").to_pylist() == ["50%", "50%"]
+    for name in names:
+        value = KEPT[int(name[1:])][2]
+        assert read.column(name).to_pylist() == [value, None], name
+    too_much = SourceQuery(sql="select 18446744073709551615 as most")
+    with pytest.raises(UnsupportedType, match="'most'"):
+        snapshot.read(too_much).read_all()
+
+
+@pytest.mark.parametrize(
+    "kind", ["decimal(39)", "time", "bit(3)", "geometry", "point", "decimal(65, 30)"]
+)
+def test_types_without_a_place_are_refused_with_sql_that_works(
+    database: Any, begin: Begin, kind: str
+) -> None:
+    database.execute(f"create or replace table odd (id int, odd {kind})")
+    database.execute("insert into odd (id) values (1)")
+    snapshot = begin()
+    for query in (SourceQuery(table="odd"), SourceQuery(sql="select * from odd")):
+        with pytest.raises(UnsupportedType, match="'odd'") as error:
+            snapshot.schema(query)
+        way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
+        given = SourceQuery(sql=f"select {way_out} from odd")
+        assert snapshot.read(given).read_all().num_rows == 1
+        # What is not asked for is not in the way.
+        assert snapshot.read(replace(query, columns=("id",))).read_all().to_pylist() == [{"id": 1}]
+
+
+def test_a_date_of_zeros_is_refused_by_the_name_of_its_column(database: Any, begin: Begin) -> None:
+    database.execute("set session sql_mode = ''")
+    database.execute("create or replace table zeros (day date)")
+    database.execute("insert into zeros values ('0000-00-00')")
+    with pytest.raises(UnsupportedType, match=r"'day'.*0000-00-00"):
+        begin().read(SourceQuery(table="zeros")).read_all()
+
+
+def test_what_others_change_meanwhile_is_in_no_read(database: Any, begin: Begin) -> None:
+    database.execute("create or replace table busy (id int)")
+    database.execute("create or replace table altered (id int)")
+    snapshot = begin()
+    database.execute("insert into busy values (1)")
+    assert snapshot.read(SourceQuery(table="busy")).read_all().num_rows == 0
+    # One that was read could not be altered before the snapshot is closed.
+    database.execute("alter table altered modify column id bigint")
+    with pytest.raises(SourceChanged, match="definition"):
+        snapshot.read(SourceQuery(table="altered")).read_all()
+
+
+def test_what_is_left_of_a_read_waits_in_a_file_while_another_one_runs(
+    begin: Begin,
+) -> None:
+    snapshot = begin()
+    query = SourceQuery(table="many", columns=("id",))
+    first = snapshot.read(query)
+    ids = next(first).column(0).to_pylist()
+    second = snapshot.read(query)
+    others = next(second).column(0).to_pylist()
+    for batch in first:
+        ids += batch.column(0).to_pylist()
+    for batch in second:
+        others += batch.column(0).to_pylist()
+    assert ids == others == list(range(MANY))
+
+
+def test_a_snapshot_is_closed_in_the_middle_of_its_rows(begin: Begin) -> None:
+    snapshot = begin()
+    reader = snapshot.read(SourceQuery(table="many"))
+    next(reader)
+    snapshot.close()
+    snapshot.close()
+
+
+def test_the_server_sees_the_columns_and_the_bounds_alone(database: Any, begin: Begin) -> None:
+    database.execute("set global log_output = 'TABLE'")
+    database.execute("set global general_log = 1")
+    window = TimeRange(
+        "at", datetime(2024, 1, 1, 0, 0, 10, tzinfo=UTC), datetime(2024, 1, 1, 0, 0, 20, tzinfo=UTC)
+    )
+    query = SourceQuery(table="many", columns=("total",), window=window)
+    assert begin().read(query).read_all().column(0).to_pylist() == [n / 8 for n in range(10, 20)]
+    database.execute("set global general_log = 0")
+    database.execute(
+        "select convert(argument using utf8mb4) from mysql.general_log where argument like 'SELECT (`total`%'"
+    )
+    assert [row[0] for row in database.fetchall()] == [
+        "SELECT (`total` + 0e0) AS `total` FROM `many` WHERE "
+        "`at` >= '2024-01-01 00:00:10' AND `at` < '2024-01-01 00:00:20'"
+    ]
+
+
+def test_the_secret_opens_the_database_and_is_in_no_error(port: int) -> None:
+    uri = f"mysql://{USER}@127.0.0.1:{port}/types"
+    config = SourceConfig("shop", uri, {}, lambda: PASSWORD)
+    snapshot = find_source("mysql")(config).snapshot()
+    assert snapshot.read(SourceQuery(table="many")).read_all().num_rows == MANY
+    assert snapshot.server.startswith("mariadb 1")
+    with pytest.raises(SourceError):
+        snapshot.read(SourceQuery(sql="select * from mysql.user")).read_all()
+    snapshot.close()
+    wrong = replace(config, secret=lambda: "wr0ng&guess")
+    with pytest.raises(SourceUnavailable, match="denied") as error:
+        find_source("mysql")(wrong).snapshot()
+    assert "wr0ng" not in f"{error.value!r} {error.value}"
+    with pytest.raises(SourceUnavailable, match="reached"):
+        opened("mysql", "mysql://root@127.0.0.1:1/types").snapshot()
+
+
+def test_what_makes_no_sense_is_told(port: int, begin: Begin) -> None:
+    snapshot = begin()
+    with pytest.raises(SourceTableNotFound, match="'many'"):
+        snapshot.schema(SourceQuery(table="manny"))
+    with pytest.raises(InvalidSql, match="syntax"):
+        snapshot.schema(SourceQuery(sql="selec 1"))
+    with pytest.raises(InvalidSql, match="nothere"):
+        snapshot.schema(SourceQuery(sql="select nothere from many"))
+    with pytest.raises(FeatureStoreError, match=r"mysql\.nothere"):
+        snapshot.schema(SourceQuery(sql="select * from mysql.nothere"))
+    assert snapshot.read(SourceQuery(table="types.many")).read_all().num_rows == MANY
+    for uri in ("sqlalchemy+sqlite:///orders.db", "mysql://", "sqlalchemy+nothere://host/x"):
+        with pytest.raises(FeatureStoreError):
+            opened("sqlalchemy", uri).snapshot()
+    with pytest.raises(InvalidArgument, match="charset"):
+        opened("mysql", f"mysql://root@127.0.0.1:{port}/types", charset="utf8")
+    with pytest.raises(InvalidArgument, match="earlier"):
+        opened("mysql", f"mysql://root@127.0.0.1:{port}/types").snapshot(at=3)
+
+
+def test_rows_of_a_database_become_a_group_and_the_commit_says_from_where(
+    port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
+    store = featurestore.connect(tmp_path / "store")
+    uri = f"mysql://{USER}@127.0.0.1:{port}/types"
+    store.add_source("shop", uri, secret="env:SHOP_PASSWORD")
+    assert store.check_source("shop").ok
+    rows = store.read_source("shop", table="many")
+    group = store.create_featuregroup(rows, "many", primary_key="id", event_time="at")
+    assert store.get_featuregroup("many").count() == MANY
+    (told,) = group.history()[0].inputs.values()
+    assert (told["rows"], told["source"]) == (MANY, "source:shop")

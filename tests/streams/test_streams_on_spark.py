@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import signal
 import subprocess
 import sys
 import time
@@ -9,12 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import EngineError
+from featurestore.featuregroups.table import open_group
+from featurestore.model.stream import StreamSpec
+from featurestore.plugins.source import SourceConfig
 from featurestore.store import FeatureStore
+from featurestore_connectors.kafka import spark_stream
 from tests.streams import kafka_server
+from tests.streams.kafka_server import PASSWORD, USER
 from tests.streams.killing import where_ids_are
+from tests.streams.test_passwords import options
 from tests.streams.test_stream_kills import share, values
 from tests.streams.topics import Broker, clicks, job
 
@@ -58,54 +71,187 @@ def test_spark_reads_each_record_once_and_goes_on_from_the_table_of_either_engin
     embedded.close()
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "user", "password"),
+    [("PLAIN", USER, PASSWORD), ("SCRAM-SHA-256", "on spark", 'a "quoted" \\ one;')],
+)
+def test_spark_logs_in_by_the_secret_that_the_source_refers_to(
+    spark_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    monkeypatch: pytest.MonkeyPatch,
+    mechanism: str,
+    user: str,
+    password: str,
+) -> None:
+    topic = broker.topic(2)
+    broker.send(topic, clicks(0, 30))
+    if mechanism != "PLAIN":
+        broker.add_user(user, password)
+    monkeypatch.setenv("EVENTS_PASSWORD", password)
+    uri, given = f"kafka://{broker.secured}", options(mechanism, user)
+    spark_store.add_source("events", uri, secret="env:EVENTS_PASSWORD", options=given)
+    spark_store.register_jobs(job_file(job(topic, batch_records=20)))
+    (run,) = spark_store.run_job("clicks")
+    assert (run.state, run.rows) == ("done", 30)
+    written = [path for path in Path(spark_store.location).rglob("*") if path.is_file()]
+    assert not [path for path in written if password.encode() in path.read_bytes()]
+
+
+def test_a_password_that_spark_gives_in_vain_is_in_no_error(
+    spark_store: FeatureStore, broker: Broker
+) -> None:
+    topic = broker.topic(1)
+    broker.send(topic, clicks(0, 5))
+    config = SourceConfig(
+        "events", f"kafka://{broker.secured}", options("PLAIN", USER), lambda: "wr0ng&guess"
+    )
+    spec = StreamSpec("events", topic, pa.schema([("id", pa.int64())]))
+    engine = spark_store.session.engine
+    with pytest.raises(EngineError, match=topic) as caught:
+        list(spark_stream.batches(config, spec, {0: 0}, engine))
+    assert "wr0ng" not in f"{caught.value!r} {caught.value}"
+
+
 _RUNNER = """
 import sys, featurestore
 from pyspark.sql import SparkSession
+from featurestore.streams import loop
 from featurestore_connectors.spark_delta import configure_session
-location, jars, ready = sys.argv[1:]
+location, jars, commits = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
 for key, value in {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
                    "spark.sql.shuffle.partitions": "1",
                    "spark.databricks.delta.snapshotPartitions": "1",
-                   "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}.items():
+                   "spark.driver.extraJavaOptions":
+                       "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+                       "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+                   }.items():
     builder = builder.config(key, value)
 configure_session(builder).getOrCreate().sparkContext.setLogLevel("ERROR")
 store = featurestore.connect(location, engine="spark")
-open(ready, "w").close()
+land = loop.land
+def counted(*given, **named):
+    landed = land(*given, **named)
+    with open(commits, "a") as file:
+        file.write(f"{landed.delta_version}\\n")
+    return landed
+loop.land = counted
 while True:
     try:
         store.run_job("clicks")
-    except featurestore.errors.FeatureStoreError:
+    except featurestore.errors.FeatureStoreError:  # another runner may be in the way
         pass
 """
+_PATIENCE = 600.0
+
+
+class SparkRunner:
+    """A process with a JVM of its own that runs the job until it is killed."""
+
+    def __init__(self, store: FeatureStore, commits: Path) -> None:
+        self._commits = commits
+        jars = ",".join(map(str, kafka_server.spark_jars()))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RUNNER, store.location, jars, str(commits)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def commits(self) -> int:
+        """Return how many micro-batches this process has landed."""
+        if not self._commits.exists():
+            return 0
+        return len(self._commits.read_text().splitlines())
+
+    def wait_for_a_commit(self) -> None:
+        """Return once this process landed something: from here on it is at work."""
+        begun = time.monotonic()
+        while self.commits() == 0 and time.monotonic() - begun < _PATIENCE:
+            assert self._process.poll() is None, "the runner ended"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process and its JVM, which would live a little longer without it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def unread(store: FeatureStore, topic: str, sent: int) -> int:
+    """Return how many of the records that were sent to a topic have landed in no commit."""
+    transactions = read_snapshot(open_group(store.session, "clicks", 1).path).transactions
+    stream = StreamSpec("events", topic, pa.schema([("id", pa.int64())]))
+    return sent - sum(transactions.get(stream.app(number), 0) for number in range(4))
+
+
+def share_partitions(broker: Broker, topic: str, *, seconds: float) -> None:
+    """Be one more reader of a topic for some time, which takes partitions from the others."""
+    from confluent_kafka import Consumer
+
+    settings = {
+        "bootstrap.servers": broker.address,
+        "group.id": f"{topic}-readers",
+        "enable.auto.commit": False,
+        "partition.assignment.strategy": "range",
+        "log_level": 0,
+    }
+    end = time.monotonic() + seconds
+    consumer = Consumer(settings)
+    try:
+        consumer.subscribe([topic], on_assign=lambda _, given: consumer.pause(given))
+        while time.monotonic() < end:
+            consumer.poll(0.05)
+    finally:
+        consumer.close()
 
 
 def kill_runners(
-    store: FeatureStore, broker: Broker, file: JobFile, *, records: int, kills: int, batch: int
+    store: FeatureStore,
+    broker: Broker,
+    file: JobFile,
+    *,
+    records: int,
+    kills: int,
+    batch: int,
 ) -> None:
-    """Kill Sparks while they work; the embedded engine finishes what they left."""
+    """Kill Sparks at random after their first commit; the embedded engine finishes what they left.
+
+    Every second one is killed while its partitions are shared out anew.
+    """
     topic = broker.topic(4)
     given = values(records)
     store.add_source("events", broker.uri)
-    path = file(job(topic, statistics=False, batch_records=batch))
+    readers = f"{topic}-readers"
+    path = file(job(topic, statistics=False, batch_records=batch, consumer_group=readers))
     store.register_jobs(path)
-    jars = ",".join(map(str, kafka_server.spark_jars()))
+    seed = random.SystemRandom().randrange(2**32)
+    moments = random.Random(seed)
+    sent, after_commits, at_work = 0, 0, 0
     for number in range(kills):
-        broker.send(topic, share(given, number, kills))
-        ready = path.parent / f"ready-{number}"
-        process = subprocess.Popen(
-            [sys.executable, "-c", _RUNNER, store.location, jars, str(ready)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        records_of_turn = share(given, number, kills)
+        broker.send(topic, records_of_turn)
+        sent += len(records_of_turn)
+        runner = SparkRunner(store, path.parent / f"commits-{number}")
         try:
-            while not ready.exists() and process.poll() is None:
-                time.sleep(0.1)
-            time.sleep(3 + number * 0.37 % 9)
+            runner.wait_for_a_commit()
+            seconds = moments.uniform(0, 3)
+            if number % 2:
+                share_partitions(broker, topic, seconds=seconds)
+            else:
+                time.sleep(seconds)
         finally:
-            process.kill()
-            process.wait()
-    store.run_job("clicks")
+            runner.kill()
+        after_commits += runner.commits() > 0
+        at_work += unread(store, topic, sent) > 0
+        told = f"{number + 1} kills, {after_commits} after a commit, {at_work} at work"
+        (path.parent / "kills.txt").write_text(f"seed {seed}: {told}\n")
+    assert after_commits == kills
+    assert at_work > kills // 2
+    time.sleep(7)  # until the group of readers knows that they are dead
+    while store.run_job("clicks"):
+        pass
     assert where_ids_are(store) == dict.fromkeys(range(records), 1)
 
 
@@ -113,11 +259,11 @@ def kill_runners(
 def test_a_killed_spark_loses_and_doubles_nothing(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    kill_runners(duckdb_store, broker, job_file, records=1200, kills=1, batch=40)
+    kill_runners(duckdb_store, broker, job_file, records=4000, kills=1, batch=200)
 
 
 @pytest.mark.soak
 def test_a_hundred_killed_sparks_lose_and_double_nothing(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    kill_runners(duckdb_store, broker, job_file, records=200_000, kills=100, batch=400)
+    kill_runners(duckdb_store, broker, job_file, records=200_000, kills=100, batch=500)

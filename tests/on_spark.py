@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +18,29 @@ if TYPE_CHECKING:
 spark_in_soak = pytest.mark.parametrize(
     "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]
 )
+
+
+@contextmanager
+def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Yield how many rows each ``collect`` of the block brings here; other fetches are refused."""
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    fetched: list[int] = []
+    collect = DataFrame.collect
+
+    def counted(frame: Any) -> Any:
+        rows = collect(frame)
+        fetched.append(len(rows))
+        return rows
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("rows were fetched")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DataFrame, "collect", counted)
+        for name in ("toPandas", "toArrow", "toLocalIterator", "take", "head"):
+            patched.setattr(DataFrame, name, refused)
+        yield fetched
 
 
 class OnSpark:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import NullsInColumns
+from featurestore.model.item_rows import is_item_rows
 from featurestore.readers.arrow_numpy import Values
 from featurestore.readers.order import PADDING, Rows
 from featurestore.readers.selection import PRESENT, SelectedColumn
@@ -36,10 +37,10 @@ def finish(column: SelectedColumn, values: Values, *, in_place: bool = False) ->
     array, present = values
     if present is None or present.all():
         return array, present
-    if column.fill is not None:
+    if column.fill is not None and not is_item_rows(array):
         array = array if in_place else array.copy()
         array[~present] = column.fill
-    elif not column.masked:
+    elif column.fill is None and not column.masked:
         raise NullsInColumns(
             f"Column {column.name!r} has nulls, the manifest knows of none.",
             hint="TrainingDataset.open(path).verify() re-reads everything",

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.model.item_rows import is_item_rows, items_and_lengths
 from featurestore.model.types import numpy_type
 
 
@@ -50,11 +51,16 @@ def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
 def ragged_of(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
     """Return an object array of arrays, a row each, as one; other cells hold no items.
 
+    Rows may also be those of ``item_rows``.
+
     >>> rows = np.empty(3, object)
     >>> rows[:] = [np.array([1, 2]), b"", np.array([3])]
     >>> ragged_of(rows, np.dtype(np.int64))
     Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 2, 3]))
     """
+    if is_item_rows(rows):
+        items, lengths = items_and_lengths(rows)
+        return Ragged(items.astype(dtype, copy=False), np.cumsum(np.append(0, lengths)))
     parts = [np.empty(0, dtype=dtype)]
     splits = np.zeros(len(rows) + 1, dtype=np.int64)
     for row, cell in enumerate(rows.tolist()):

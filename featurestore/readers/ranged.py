@@ -1,60 +1,104 @@
-"""Records of a split in an object store, fetched by ranges: what a window needs, and the next one's.
+"""Records of a split in an object store, fetched by ranges: what a window needs, and what comes next.
 
-Blocks of consecutive rows are fetched whole, each once for a window: the rows that are mixed in it
-lie in them. Requests run beside each other, those to one shard in one call.
+Blocks of consecutive rows are fetched whole, each once: the rows that are mixed in a window lie in
+them. Of the windows after the one that is read as many are asked for at once as fit into a memory,
+so that requests are few.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from threading import Lock
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.readers.order import PADDING, Rows
+from featurestore.readers.aheadblocks import AheadBlocks, Room
+from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
 
 Records = npt.NDArray[np.uint8]
 
-_FETCHES = 8
-# Blocks of one shard that one call asks for, so that a window's requests run side by side.
-_BLOCKS_AT_ONCE = 16
+_EPOCHS_KEPT = 2
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the records of a split lie, for requests that outlive nobody's interest in them."""
+
+    paths: tuple[str, ...]
+    first_rows: Rows
+    block_rows: int
+    record_bytes: int
+
+    def rows_of(self, key: int) -> tuple[int, int]:
+        """Return the rows [begin, end) of its shard that a block has."""
+        shard, block = key >> ROW_BITS, key & ROW_MASK
+        first, stop = self.first_rows[shard : shard + 2].tolist()
+        begin = max(first, block * self.block_rows)
+        return begin - first, min(stop, (block + 1) * self.block_rows) - first
+
+    def fetch(self, shard: int, begin: int, end: int) -> Records:
+        """Return rows of a shard."""
+        width = self.record_bytes
+        wanted = [(begin * width, (end - begin) * width)]
+        (data,) = files.read_ranges(self.paths[shard], wanted)
+        return np.frombuffer(data, np.uint8).reshape(-1, width)
+
+    def blocks(self, keys: Sequence[int]) -> list[Records]:
+        """Return blocks of one shard that follow one another."""
+        first, stop = self.rows_of(keys[0])[0], self.rows_of(keys[-1])[1]
+        rows = self.fetch(keys[0] >> ROW_BITS, first, stop)
+        found = []
+        for key in keys:
+            begin, end = self.rows_of(key)
+            found.append(rows[begin - first : end - first])
+        return found
+
+
+@dataclass
+class _Reach:
+    """How far the windows of some lanes in an epoch were asked for.
+
+    Args:
+        stop: The first window that was not.
+        later: Of each block of the split whether it is read in that one or after it.
+    """
+
+    stop: int
+    later: npt.NDArray[np.bool_]
 
 
 @dataclass
 class RangedShardFiles(ShardFiles):
     """The records of a split whose shards are objects; ``records`` and ``slices`` serve threads.
 
-    In memory are at most ``most_blocks`` blocks, and what was asked for and is on its way.
+    In memory are at most ``read_blocks`` blocks that were read, ``ahead_bytes`` of those that come
+    next (one window at least), and what is on its way.
     """
 
-    most_blocks: int = 1
-    reads_ahead: ClassVar[bool] = True
-    _blocks: OrderedDict[int, Future[Records]] = field(default_factory=OrderedDict)
-    _blocks_lock: Lock = field(default_factory=Lock)
-    _pool: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(_FETCHES, thread_name_prefix="featurestore-get")
-    )
+    read_blocks: int = 1
+    ahead_bytes: int = 1
+    _reaches: OrderedDict[tuple[int, range], _Reach] = field(default_factory=OrderedDict)
 
     def records(self, locations: Rows, *, out: Records) -> None:
         """Copy the records at ascending locations into ``out``, (n, record bytes)."""
         if not len(locations):
             return
-        keys = self._keys(locations)
+        rows = locations & ROW_MASK
+        shards = locations >> ROW_BITS
+        blocks = (self.first_rows[shards] + rows) // self.manifest.block_rows
+        keys = (shards << ROW_BITS) + blocks
         changes = np.flatnonzero(keys[1:] != keys[:-1]) + 1
         bounds = [0, *changes.tolist(), len(keys)]
         wanted = keys[bounds[:-1]].tolist()
-        blocks = self._fetched(wanted)
-        rows = locations & ROW_MASK
-        for key, block, (begin, end) in zip(wanted, blocks, pairwise(bounds), strict=True):
-            first = self._range(key)[1]
+        found = self._blocks.get(wanted)
+        for key, block, (begin, end) in zip(wanted, found, pairwise(bounds), strict=True):
+            first = self._source.rows_of(key)[0]
             np.take(
                 block.result(), rows[begin:end] - first, axis=0, out=out[begin:end], mode="clip"
             )
@@ -63,72 +107,61 @@ class RangedShardFiles(ShardFiles):
         """Return the records of ranges, fetched at once."""
         found = []
         for shard, begin, end in self._parts_of(starts, stops):
-            found.append(self._pool.submit(self._fetch, shard, [(begin, end)]))
-        return [each.result()[0] for each in found]
+            found.append(self._blocks.pool.submit(self._source.fetch, shard, begin, end))
+        return [each.result() for each in found]
 
-    def expect(self, locations: Rows) -> None:
-        """Begin to fetch the blocks of locations that are needed soon."""
-        there = np.sort(locations[locations != PADDING], axis=None)
-        self._fetched(np.unique(self._keys(there)).tolist())
+    def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
+        """Begin to fetch a window that is read now, and then as many of the next as have room."""
+        key = (epoch.number, lanes)
+        reach = self._reaches.get(key)
+        if reach is None or window >= reach.stop:
+            reach = _Reach(window, self._read_from(epoch, lanes, window))
+            self._reaches[key] = reach
+            if len(self._reaches) > _EPOCHS_KEPT:
+                self._reaches.popitem(last=False)
+            self._ask(epoch, lanes, reach, stop=window + 1)
+        order = epoch.order
+        of_window = len(lanes) * (order.window_rows // order.block_rows)
+        ahead = max(1, self._blocks.room.ahead // of_window)
+        # Half of them at once: the more are asked for together, the fewer requests.
+        if reach.stop - 1 - window <= ahead // 2:
+            self._ask(epoch, lanes, reach, stop=window + 1 + ahead)
 
-    def _keys(self, locations: Rows) -> Rows:
-        """Return shard and block of locations, as one number each."""
-        shards, rows = locations >> ROW_BITS, locations & ROW_MASK
-        blocks = (self.first_rows[shards] + rows) // self.manifest.block_rows
-        return (shards << ROW_BITS) + blocks
+    def _ask(self, epoch: EpochOrder, lanes: range, reach: _Reach, *, stop: int) -> None:
+        """Begin to fetch the windows before ``stop`` that were not asked for yet."""
+        longest = max(epoch.windows(lane) for lane in lanes)
+        keys = set()
+        for window in range(reach.stop, min(stop, longest)):
+            for lane in lanes:
+                for shard, begin, end in self._parts_of(*epoch.window_ranges(lane, window)):
+                    first = int(self.first_rows[shard])
+                    size = self.manifest.block_rows
+                    for block in range((first + begin) // size, (first + end - 1) // size + 1):
+                        keys.add((shard << ROW_BITS) + block)
+                        reach.later[block] = False
+        reach.stop = max(stop, reach.stop)
+        if keys:
+            self._blocks.expect(sorted(keys), reach.later)
 
-    def _range(self, key: int) -> tuple[int, int, int]:
-        """Return (shard, begin, end in it) of a block's rows."""
-        shard, block = key >> ROW_BITS, key & ROW_MASK
-        first, stop = self.first_rows[shard : shard + 2].tolist()
-        begin = max(first, block * self.manifest.block_rows)
-        return shard, begin - first, min(stop, (block + 1) * self.manifest.block_rows) - first
-
-    def _fetched(self, keys: Sequence[int]) -> list[Future[Records]]:
-        """Return blocks, on their way or there; those used longest ago are forgotten."""
-        with self._blocks_lock:
-            by_shard: dict[int, list[int]] = {}
-            for key in keys:
-                known = self._blocks.get(key)
-                if known is None or (known.done() and known.exception() is not None):
-                    by_shard.setdefault(key >> ROW_BITS, []).append(key)
-            for absent in by_shard.values():
-                for start in range(0, len(absent), _BLOCKS_AT_ONCE):
-                    self._begin(absent[start : start + _BLOCKS_AT_ONCE])
-            found = []
-            for key in keys:
-                self._blocks.move_to_end(key)
-                found.append(self._blocks[key])
-            while len(self._blocks) > max(self.most_blocks, len(keys)):
-                self._blocks.popitem(last=False)
-            return found
-
-    def _begin(self, keys: Sequence[int]) -> None:
-        """Begin to fetch blocks of one shard."""
-        promises: list[Future[Records]] = []
-        for key in keys:
-            self._blocks[key] = Future()
-            promises.append(self._blocks[key])
-        ranges = [self._range(key) for key in keys]
-
-        def fetch() -> None:
-            try:
-                parts = self._fetch(ranges[0][0], [(begin, end) for _, begin, end in ranges])
-            except BaseException as error:  # whoever waits for a block raises it
-                for promise in promises:
-                    promise.set_exception(error)
-                return
-            for promise, part in zip(promises, parts, strict=True):
-                promise.set_result(part)
-
-        self._pool.submit(fetch)
-
-    def _fetch(self, shard: int, rows: Sequence[tuple[int, int]]) -> list[Records]:
-        """Return ranges of rows of a shard."""
-        width = self.record_bytes
-        path = files.inside(self.directory, self.split.shards[shard].path)
-        wanted = [(begin * width, (end - begin) * width) for begin, end in rows]
-        found = []
-        for data in files.read_ranges(path, wanted):
-            found.append(np.frombuffer(data, np.uint8).reshape(-1, width))
+    def _read_from(self, epoch: EpochOrder, lanes: range, window: int) -> npt.NDArray[np.bool_]:
+        """Return of each block whether lanes read it in a window or later."""
+        found = np.zeros(self.split.rows // self.manifest.block_rows + 1, np.bool_)
+        if self.kept is None:
+            for lane in lanes:
+                low, high = epoch.order.lane_bounds(lane)
+                starts, _ = epoch.ranges(low + window * epoch.order.window_rows, high)
+                found[starts // self.manifest.block_rows] = True
         return found
+
+    @cached_property
+    def _source(self) -> _Source:
+        paths = []
+        for shard in self.split.shards:
+            paths.append(files.inside(self.directory, shard.path))
+        return _Source(tuple(paths), self.first_rows, self.manifest.block_rows, self.record_bytes)
+
+    @cached_property
+    def _blocks(self) -> AheadBlocks:
+        block_bytes = self.manifest.block_rows * self.record_bytes
+        room = Room.of(block_bytes=block_bytes, ahead_bytes=self.ahead_bytes, read=self.read_blocks)
+        return AheadBlocks(self._source.blocks, room)

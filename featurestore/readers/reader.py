@@ -70,8 +70,9 @@ _MOST_ROWS = 32_768
 _MOST_BYTES = 16 * 1024 * 1024
 _WIDE_STEP_BYTES = 1024 * 1024
 _AHEAD = 3
-# Of records that come over a network: what is given out, what comes next, and what is on its way.
-_WINDOWS_IN_MEMORY = 3
+# Of records that come over a network: windows that are given out, and bytes of those that come next.
+_WINDOWS_READ = 2
+_BYTES_AHEAD = 256 * 1024 * 1024
 _THREADS = 2
 
 
@@ -613,7 +614,8 @@ class Reader:
             found.format,
             found.access,
             kept=self.kept,
-            most_blocks=_WINDOWS_IN_MEMORY * blocks + len(self.split.shards),
+            read_blocks=_WINDOWS_READ * blocks + len(self.split.shards),
+            ahead_bytes=_BYTES_AHEAD,
         )
 
     def blocks(self) -> Blocks:

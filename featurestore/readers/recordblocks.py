@@ -157,7 +157,8 @@ class RecordBlocks:
 
     def _padded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
         """Return the same; of texts numpy's bytes, which cross at half the cost of objects."""
-        if column.dtype == object and not column.shape and column.fill is None:
+        single = column.dtype == object and not column.shape and column.items is None
+        if single and column.fill is None:
             texts = self.access.padded_texts(records, column.name)
             if texts is not None:
                 return finish(column, (texts, self.access.present(records, column.name)))[0]
@@ -196,22 +197,15 @@ class RecordBlocks:
 
     def _window(self, part: WorkerEpoch, lanes: range, window: int) -> Rows:
         """Return the locations of a window of all lanes, ``PADDING`` beyond the end of a lane."""
-        with self._lock:
-            found = self._located(part, lanes, window)
-            if self.files.reads_ahead and window + 1 < part.epoch.windows(lanes.start):
-                self._located(part, lanes, window + 1)
-            return found
-
-    def _located(self, part: WorkerEpoch, lanes: range, window: int) -> Rows:
-        """Return the locations of a window, and say of a new one that it will be read."""
         key = (part.epoch.number, part.worker, part.workers, window)
-        known = self._windows.get(key)
-        if known is None:
-            known = self._windows[key] = self._make_window(part.epoch, lanes, window)
-            self.files.expect(known)
-            while len(self._windows) > _WINDOWS_KEPT:
-                self._windows.popitem(last=False)
-        return known
+        with self._lock:
+            self.files.expect(part.epoch, lanes, window)
+            known = self._windows.get(key)
+            if known is None:
+                known = self._windows[key] = self._make_window(part.epoch, lanes, window)
+                while len(self._windows) > _WINDOWS_KEPT:
+                    self._windows.popitem(last=False)
+            return known
 
     def _make_window(self, epoch: EpochOrder, lanes: range, window: int) -> Rows:
         # (lanes, rows): a window may be said to be wider than any lane.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
-from featurestore.readers.order import Rows
+from featurestore.readers.order import EpochOrder, Rows
 from featurestore.storage import files
 from featurestore.storage.location import is_uri
 from featurestore.storage.shardcache import ShardCache, local_path
@@ -55,7 +55,6 @@ class ShardFiles:
     access: RecordAccess | None
     kept: RowRanges | None = None
     cache: ShardCache | None = None
-    reads_ahead: ClassVar[bool] = False
     _maps: OrderedDict[int, npt.NDArray[np.uint8]] = field(default_factory=OrderedDict)
     _readers: OrderedDict[int, ShardReader] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
@@ -92,8 +91,8 @@ class ShardFiles:
         """Return the records of ranges as parts of the shards' memory maps."""
         return [self._map(shard)[begin:end] for shard, begin, end in self._parts_of(starts, stops)]
 
-    def expect(self, locations: Rows) -> None:
-        """Say that locations are read soon; records in memory maps need no time to come."""
+    def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
+        """Say that a window of lanes is read now; records in memory maps need no time to come."""
 
     @property
     def record_bytes(self) -> int:

@@ -110,8 +110,11 @@ class _Part:
     one_by_one: bool
 
     def dataset(self, iterations: Iterations, source: Blocks) -> Any:
-        """Return a dataset of batches; records of one width are read by several threads."""
-        if isinstance(source, PackedBlocks):
+        """Return a dataset of batches; records of one width are read by several threads.
+
+        Lists of varying length do not cross in one array, so they are read one after the other.
+        """
+        if isinstance(source, PackedBlocks) and not self.reader.ragged:
             steps = self.by_number(iterations, source)
         else:
             steps = self.in_turn(iterations)

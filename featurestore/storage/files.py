@@ -104,6 +104,24 @@ def write_atomically(path: str, data: bytes) -> None:
     if is_uri(path):
         remote.write(path, data)
         return
+    _put_in_place(path, data, sync=lambda file: os.fsync(file.fileno()))
+    with publication.after_publication(f"The file {path!r}"):
+        _sync_directory(os.path.dirname(path))
+
+
+def replace(path: str, data: bytes) -> None:
+    """Write a file so that readers see the old content or the new, while the machine runs.
+
+    Nothing is forced to the disk, which takes longer than all else: for what only living processes
+    tell one another.
+    """
+    if is_uri(path):
+        remote.write(path, data)
+        return
+    _put_in_place(path, data, sync=lambda file: None)
+
+
+def _put_in_place(path: str, data: bytes, *, sync: Callable[[IO[bytes]], None]) -> None:
     directory = os.path.dirname(path)
     make_directory(directory)
     temporary = os.path.join(directory, f".{os.path.basename(path)}.{uuid.uuid4().hex}.tmp")
@@ -112,14 +130,12 @@ def write_atomically(path: str, data: bytes) -> None:
             with open(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                sync(file)
             os.replace(temporary, path)
     except StorageError:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    with publication.after_publication(f"The file {path!r}"):
-        _sync_directory(directory)
 
 
 def write_new(path: str, data: bytes) -> bool:
@@ -444,13 +460,14 @@ def inside(directory: str, relative: str) -> str:
     return path
 
 
-def pieces(path: str) -> Iterator[bytes]:
-    """Yield the bytes of a file in order, some of them at a time."""
+def pieces(path: str, *, start: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of a file in order, some of them at a time, from one of them on."""
     with reading(path):
         if is_uri(path):
-            yield from remote.pieces(path)
+            yield from remote.pieces(path, start=start)
             return
         with open(path, "rb") as file:
+            file.seek(start)
             while piece := file.read(1 << 20):
                 yield piece
 

@@ -253,18 +253,21 @@ def remove_file(path: str) -> None:
     storage.remove(name)
 
 
-def pieces(path: str) -> Iterator[bytes]:
-    """Yield the bytes of an object, some megabytes at a time, the next ones fetched meanwhile."""
+def pieces(path: str, *, start: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of an object, some megabytes at a time, the next ones fetched meanwhile.
+
+    ``start``: the first byte that is wanted.
+    """
     storage, name = storage_of(path)
     size = status(path).size
 
-    def fetch(start: int) -> bytes:
-        return storage.ranges(name, [(start, min(_CHUNK_BYTES, size - start))])[0]
+    def fetch(position: int) -> bytes:
+        return storage.ranges(name, [(position, min(_CHUNK_BYTES, size - position))])[0]
 
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(_FETCHES) as pool:
-        for start in range(0, size, _CHUNK_BYTES):
-            waiting.append(pool.submit(fetch, start))
+        for position in range(start, size, _CHUNK_BYTES):
+            waiting.append(pool.submit(fetch, position))
             if len(waiting) == _FETCHES:
                 yield waiting.popleft().result()
         while waiting:

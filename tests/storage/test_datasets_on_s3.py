@@ -150,6 +150,10 @@ def test_readers_over_a_network_give_the_batches_of_a_disk(
             next(batches)
             batches.close()  # type: ignore[attr-defined]
             assert proxy.requests.total() <= 5 * 4
+        proxy.requests.clear()
+        assert sum(1 for _ in reader.batches(0)) == reader.steps_per_epoch
+        # A request for each block of 1024 rows would be 16.
+        assert proxy.requests.total() <= 3 * len(shards)
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "csv"])

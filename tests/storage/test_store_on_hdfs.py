@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 import featurestore
-from featurestore.errors import FeatureGroupNotFound, RegistryError, UnsupportedLocation
+from featurestore.errors import ConfigurationError, FeatureGroupNotFound, RegistryError
 from featurestore.recovery.rebuild import rebuild
 from featurestore.storage.location import storage_of
 from featurestore.store import FeatureStore
@@ -181,8 +181,12 @@ def test_what_an_option_holds_is_written_down_nowhere(
     store = connect_hdfs(storage_options={"hadoop.security.some.password": secret})
     store.create_featuregroup(labeled(50), "weather", primary_key="id")
     export(store)
-    with pytest.raises(UnsupportedLocation) as refused:
-        connect_hdfs(engine="spark", storage_options={"hadoop.security.some.password": secret})
+    with pytest.raises(ConfigurationError, match="no setting of Hadoop") as refused:
+        featurestore.connect(
+            "hdfs://elsewhere/store",
+            registry=f"sqlite:///{tmp_path / 'elsewhere.db'}",
+            storage_options={"some.password": secret},
+        )
     texts = [caplog.text, repr(store), repr(store.session), str(refused.value)]
     storage, _ = storage_of(store.location)
     for name in files_below(store.location):

@@ -84,7 +84,7 @@ def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
     before = objects()
     with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
         featurestore.connect("gs://bucket/a", engine="spark", registry="sqlite:///cache.db")
-    with pytest.raises(UnsupportedLocation, match=r"directory"):
+    with pytest.raises(UnsupportedLocation, match=r"need a directory.*\nHint: store=featurestore"):
         experiments.get_runs("some", store=store)
     assert objects() == before
 

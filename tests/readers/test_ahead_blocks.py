@@ -1,0 +1,84 @@
+"""Blocks fetched ahead: few requests, bounded memory, and none for a reader that is gone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from featurestore.readers.aheadblocks import AheadBlocks, Records, Room
+from featurestore.readers.shardfiles import ROW_BITS
+
+BLOCKS = 200
+EVERY = np.ones(BLOCKS, np.bool_)
+
+
+class Server:
+    """Blocks that hold their key, and the requests for them."""
+
+    def __init__(self) -> None:
+        self.requests: list[list[int]] = []
+        self.failing = False
+
+    def __call__(self, keys: Sequence[int]) -> list[Records]:
+        self.requests.append(list(keys))
+        if self.failing:
+            raise OSError("the server is gone")
+        rows = np.array([[key >> ROW_BITS, key & 0xFF] for key in keys], np.uint8)
+        return [rows[position : position + 1] for position in range(len(keys))]
+
+
+def test_blocks_that_are_read_in_any_order_come_in_few_requests_within_their_room() -> None:
+    server, random = Server(), np.random.default_rng(5)
+    room = Room(ahead=120, read=45, stretch=16, gap=4)
+    blocks = AheadBlocks(server, room)
+    order = random.permutation(BLOCKS)
+    keys = ((order // 67) << ROW_BITS) + order
+    later = EVERY.copy()
+    for start in range(0, BLOCKS, 40):
+        window = sorted(keys[start : start + 40].tolist())
+        later[[key & 0xFF for key in window]] = False
+        blocks.expect(window, later)
+        for key, found in zip(window, blocks.get(window), strict=True):
+            assert found.result().tolist() == [[key >> ROW_BITS, key & 0xFF]]
+        assert len(blocks._blocks) <= room.ahead + room.read
+    # Most of what was fetched between others was kept until it was read.
+    assert len(server.requests) < BLOCKS / 2
+    assert max(len(request) for request in server.requests) <= room.stretch + room.gap
+    assert sum(len(request) for request in server.requests) < 3 * BLOCKS
+
+
+def test_a_block_that_failed_is_asked_for_again() -> None:
+    server = Server()
+    blocks = AheadBlocks(server, Room(ahead=8, read=8, stretch=4, gap=0))
+    server.failing = True
+    blocks.expect([3, 4], EVERY)
+    with pytest.raises(OSError, match="gone"):
+        blocks.get([3])[0].result()
+    server.failing = False
+    assert [each.result().tolist() for each in blocks.get([3, 4])] == [[[0, 3]], [[0, 4]]]
+
+
+def test_what_a_reader_that_is_gone_expected_is_not_fetched() -> None:
+    going_on = threading.Event()
+    asked = []
+
+    def fetch(keys: Sequence[int]) -> list[Records]:
+        asked.append(keys)
+        going_on.wait(20)
+        return [np.zeros((1, 2), np.uint8) for _ in keys]
+
+    blocks = AheadBlocks(fetch, Room(ahead=100, read=1, stretch=1, gap=0))
+    pool = blocks.pool
+    blocks.expect(range(100), EVERY)
+    while len(asked) < 8:
+        time.sleep(0.001)
+    del blocks
+    gc.collect()
+    going_on.set()
+    pool.shutdown(wait=True)
+    assert len(asked) == 8

@@ -1,0 +1,93 @@
+"""Spark on HDFS: the embedded engine's tables and shards, by Hadoop's own client."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.delta.log import latest_version
+from featurestore.errors import ConfigurationError
+from featurestore.plugins.engine import Engine, TableWrite
+from featurestore.storage.location import use_options
+from tests.hdfs_server import HdfsServer
+from tests.storage.stores import Connect
+from tests.storage.test_spark_on_s3 import SCHEMA, epoch_of, export, write_both_ways
+from tests.storage.uri_path import UriPath
+
+pytestmark = pytest.mark.spark
+
+
+def test_spark_on_hdfs_writes_what_the_embedded_engine_writes_on_a_disk(
+    connect_hdfs: Connect, spark: Any, tmp_path: Path
+) -> None:
+    with featurestore.connect(tmp_path / "disk") as disk:
+        expected = write_both_ways(disk, disk)
+        here = export(disk)
+        ours, embedded = connect_hdfs(engine="spark"), connect_hdfs()
+        assert write_both_ways(ours, embedded) == expected
+        found = ours.get_features(["weather.x"]).to_pandas()["x"]
+        assert sorted(found) == sorted(disk.get_features(["weather.x"]).to_pandas()["x"])
+        there = export(ours)
+        assert there.manifest.content_hash == here.manifest.content_hash
+    assert there.verify(recompute=True).problems == ()
+    assert epoch_of(there.path) == epoch_of(here.path)
+    ours.compact_featuregroup("weather")
+    pd.testing.assert_series_equal(
+        embedded.get_featuregroup("weather").to_pandas()["x"].sort_values(ignore_index=True),
+        pd.Series(sorted(expected[1]), name="x"),
+    )
+    ours.delete_training_dataset("d", version=1)
+    ours.delete_featuregroup("weather", version=1)
+
+
+def test_appends_of_both_engines_at_once_all_land_on_hdfs(spark: Any, hdfs_folder: str) -> None:
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+    from featurestore_connectors.spark_delta import SparkEngine
+
+    path, engine = UriPath(hdfs_folder) / "some table", SparkEngine(spark)
+    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    embedded = DuckDBEngine()
+    landed: Counter[str] = Counter()
+
+    def append(engine: Engine, times: int) -> None:
+        for _ in range(times):
+            given = pa.table({"k": [landed[engine.name]], "by": [engine.name]}, SCHEMA)
+            assert engine.write(path, engine.from_arrow(given.to_reader()), TableWrite("append"))
+            landed[engine.name] += 1
+
+    rival = threading.Thread(target=append, args=(embedded, 10))
+    rival.start()
+    append(engine, 3)
+    rival.join()
+    found = embedded.stream(embedded.read_table(path)).read_all()
+    embedded.close()
+    assert Counter(found["by"].to_pylist()) == landed == {"duckdb": 10, "spark": 3}
+    assert latest_version(path) == 13
+
+
+def test_a_session_that_would_lose_commits_or_reach_another_cluster_is_refused(
+    spark: Any, hdfs_server: HdfsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from featurestore_connectors.spark_delta import buckets, session
+
+    root = f"hdfs://told-{hdfs_server.port}"
+    options = {
+        f"dfs.ha.namenodes.told-{hdfs_server.port}": "one",
+        f"dfs.namenode.rpc-address.told-{hdfs_server.port}.one": f"127.0.0.1:{hdfs_server.port}",
+    }
+    use_options(root, options)
+    buckets.use_table(spark, f"{root}/table")
+    use_options(root, {**options, next(iter(options)): "another"})
+    with pytest.raises(ConfigurationError, match="with other settings"):
+        buckets.use_location(spark, f"{root}/table")
+    monkeypatch.setattr(session, "_log_store_of", lambda *given: "io.delta.storage.S3LogStore")
+    with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
+        buckets.use_table(spark, f"{hdfs_server.root}/table")
+    assert "spark.delta.logStore.hdfs.impl=io.delta.storage.HDFSLogStore" in str(caught.value.hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
@@ -16,7 +17,12 @@ def values_at(array: Any, positions: Any) -> Any:
     >>> values_at(pa.array([1, 2, 3]).slice(1), [1, 0]).to_pylist()
     [3, 2]
     """
-    return _from_the_start(array).take(_indices(positions))
+    indices = _indices(positions)
+    rows = _numbers_in_rows(array)
+    if rows is None or indices.null_count:
+        return _from_the_start(array).take(indices)
+    # Row by row: pyarrow takes lists of a fixed size item by item.
+    return _lists_of_rows(np.take(rows, indices.to_numpy(), axis=0), array.type)
 
 
 def rows_at(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
@@ -50,6 +56,36 @@ def _indices(positions: Any) -> pa.Array:
     if isinstance(positions, pa.Array):
         return positions
     return pa.array(positions)
+
+
+def _numbers_in_rows(array: Any) -> Any | None:
+    """Return lists of a fixed size as (rows, items); None where nulls or other items are in them."""
+    if not isinstance(array, pa.FixedSizeListArray) or array.null_count:
+        return None
+    inner, items = array, 1
+    while pat.is_fixed_size_list(inner.type):
+        size = inner.type.list_size
+        inner, items = inner.values.slice(inner.offset * size, len(inner) * size), items * size
+        if inner.null_count:
+            return None
+    if items == 0 or not (pat.is_integer(inner.type) or pat.is_floating(inner.type)):
+        return None
+    return inner.to_numpy().reshape(len(array), items)
+
+
+def _lists_of_rows(rows: Any, kind: pa.DataType) -> Any:
+    """Return numbers of shape (rows, items) as lists of a fixed size, nested as their type is."""
+    kinds = []
+    while pat.is_fixed_size_list(kind):
+        kinds.append(kind)
+        kind = kind.value_type
+    lengths = [len(rows)]
+    for each in kinds[:-1]:
+        lengths.append(lengths[-1] * each.list_size)
+    values = pa.array(rows.reshape(-1), kind)
+    for each, length in zip(reversed(kinds), reversed(lengths), strict=True):
+        values = pa.Array.from_buffers(each, length, [None], 0, children=[values])
+    return values
 
 
 def _from_the_start(array: Any) -> Any:

@@ -106,7 +106,7 @@ class Manifest:
     digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds where a damaged file
     begins to differ. ``transformations`` is the file of the transformations that the dataset was made
     with, by path and SHA-256. ``reads`` tells what was read of registered sources: for the labels,
-    and of external feature groups.
+    and of external feature groups. ``max_lengths`` are the greatest lengths that were declared.
     """
 
     name: str
@@ -138,6 +138,7 @@ class Manifest:
     view: Mapping[str, Any] | None = None
     transformations: Mapping[str, str] | None = None
     reads: tuple[Mapping[str, Any], ...] = ()
+    max_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def split(self, name: str) -> ManifestSplit:
         """Return a split by name; InvalidSplit lists those that exist."""
@@ -177,7 +178,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""
         data = {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
-        for name in ("view", "transformations", "reads"):
+        for name in ("view", "transformations", "reads", "max_lengths"):
             if not data[name]:
                 del data[name]
         return data
@@ -250,9 +251,7 @@ def _manifest(data: JsonObject) -> Manifest:
         name = check_name(data.text("name"), noun="training dataset")
     except InvalidName as error:
         raise MalformedJson(error.message) from error
-    dropped, plan = None, None
-    if data.data.get("dropped_rows") is not None:
-        dropped = data.number("dropped_rows")
+    dropped, plan = data.optional_number("dropped_rows"), None
     if data.get("plan") is not None:
         plan = data.object("plan").data
     view = None
@@ -261,6 +260,9 @@ def _manifest(data: JsonObject) -> Manifest:
     reads: tuple[Mapping[str, Any], ...] = ()
     if "reads" in data:
         reads = tuple(map(_read, data.objects("reads")))
+    max_lengths: Mapping[str, int] = {}
+    if "max_lengths" in data:
+        max_lengths = data.object("max_lengths").each(JsonObject.number)
     transformations = None
     if "transformations" in data:
         noted = data.object("transformations")
@@ -295,6 +297,7 @@ def _manifest(data: JsonObject) -> Manifest:
         view=view,
         transformations=transformations,
         reads=reads,
+        max_lengths=max_lengths,
     )
 
 

@@ -33,7 +33,9 @@ class ColumnProfile:
     ``minimum``/``maximum`` are of integers, dates (days) and timestamps (microseconds), else None;
     of lists they are those of the items where they were counted. ``longest``/``total_length`` are
     bytes of strings and binaries, items of lists; 0 for other types. ``inner_nulls`` counts nulls
-    among the items of lists.
+    among the items of lists. Of lists of strings and binaries ``longest_item`` is the bytes of the
+    longest one and ``longest_bytes`` those of the items of one row together, at most. ``declared``:
+    the caller bounded the length and wants one width for all records, whatever it costs.
     """
 
     name: str
@@ -44,6 +46,9 @@ class ColumnProfile:
     longest: int = 0
     total_length: int = 0
     inner_nulls: int = 0
+    longest_item: int = 0
+    longest_bytes: int = 0
+    declared: bool = False
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,8 @@ class RecordAccess(Protocol):
         Values have the shape (n, *shape of the column). Booleans, integers and floats have the
         feature's own numpy type; dates are int64 days and timestamps int64 microseconds since 1970
         in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Where a
-        value is absent stand zeros or empty bytes.
+        value is absent stand zeros or empty bytes. Lists of varying length are the rows of
+        ``model.item_rows``, absent ones of length 0.
         """
         ...
 
@@ -182,7 +188,8 @@ class RecordAccess(Protocol):
 
         Empty where there is no value.
 
-        None where they cannot be held so: numpy drops zeros at the end.
+        None where they cannot be held so: numpy drops zeros at the end. Asked of single values, not
+        of lists.
         """
         ...
 

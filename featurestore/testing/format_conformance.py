@@ -17,11 +17,13 @@ import json
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -54,11 +56,19 @@ BATCHES = (1, 7, 64, 1000)
 
 
 def layout_of(
-    dataset_format: DatasetFormat, table: pa.Table, *, compression: str | None = None
+    dataset_format: DatasetFormat,
+    table: pa.Table,
+    *,
+    compression: str | None = None,
+    declared: bool = False,
 ) -> Layout:
-    """Return the layout for a table, gone through JSON as in a manifest."""
+    """Return the layout for a table, gone through JSON as in a manifest.
+
+    ``declared`` says that the lengths of its lists and texts were.
+    """
+    counted = [replace(profile, declared=declared) for profile in profiles(table)]
     layout = dataset_format.layout(
-        table.schema, profiles(table), compression=compression, block_rows=BLOCK_ROWS
+        table.schema, counted, compression=compression, block_rows=BLOCK_ROWS
     )
     assert json.loads(json.dumps(layout)) == layout
     loaded: Layout = json.loads(json.dumps(layout))
@@ -197,6 +207,36 @@ class FormatConformance:
         _, first = write(dataset_format, tmp_path / "clean", clean, layout)
         _, second = write(dataset_format, tmp_path / "littered", littered, layout)
         assert first == second
+
+    def test_declared_lengths_change_no_value(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
+        kinds = [kind for kind in supported(dataset_format) if "decimal" not in str(kind)]
+        table = example_table(kinds)
+        layout = layout_of(dataset_format, table, declared=True)
+        path, written = write(dataset_format, tmp_path / "whole", table, layout)
+        _, small = write(dataset_format, tmp_path / "small", table, layout, batch_rows=7)
+        assert small == written
+        assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
+        reader = dataset_format.open_shard(path, layout=layout)
+        expected = kept(table, dataset_format.encodings(layout))
+        for start, stop in ((0, 300), (7, 8), (50, 50)):
+            found = reader.read(start, stop, table.schema.names)
+            found.validate(full=True)
+            assert same(found, expected.slice(start, stop - start))
+        reader.close()
+        access = dataset_format.record_access(layout)
+        if access is None:
+            return
+        records = access.records(path)[[5, 299, 5, 0]]
+        for name, (values, present) in access.decode(records, table.schema.names).items():
+            column = expected[name].combine_chunks().take(pa.array([5, 299, 5, 0]))
+            if not pa.types.is_list(column.type):
+                assert len(values) == 4
+                continue
+            lengths = pc.fill_null(pc.list_value_length(column), 0)
+            assert values["length"].tolist() == lengths.to_pylist()
+            assert np.all(column.is_valid().to_numpy(zero_copy_only=False) == _presence(present))
 
     def test_empty_shards_are_shards(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table(supported(dataset_format), rows=20)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.errors import UnsupportedType
+from featurestore.model.item_rows import is_item_rows, items_and_lengths
 from featurestore.readers.arrow_numpy import to_numpy
 from featurestore.transform.forms import Form, Kind, form_of
 from featurestore.transform.ops import Lists, Value
@@ -45,12 +46,17 @@ def read_value(form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_
 def lists_of(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
     """Return an object array of arrays, a row each, as lists; other cells hold no items.
 
+    Rows may also be those of ``item_rows``.
+
     >>> rows = np.empty(2, object)
     >>> rows[:] = [np.array([1, 2]), b""]
     >>> lists_of(rows, "whole").lengths.tolist()
     [2, 0]
     """
     dtype = _ITEMS.get(item, object)
+    if is_item_rows(rows):
+        items, counts = items_and_lengths(rows)
+        return Lists(items.astype(dtype, copy=False), counts)
     parts = [np.empty(0, dtype=dtype)]
     lengths = np.zeros(len(rows), dtype=np.int64)
     for row, cell in enumerate(rows.tolist()):

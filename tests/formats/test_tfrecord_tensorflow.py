@@ -107,7 +107,8 @@ def test_every_parser_reads_the_same(
 ) -> None:
     table = data.draw(tables(supported(FORMAT)))
     compression = data.draw(st.sampled_from([None, "GZIP"]))
-    layout = layout_of(FORMAT, table, compression=compression)
+    declared = data.draw(st.booleans())
+    layout = layout_of(FORMAT, table, compression=compression, declared=declared)
     path, written = write(FORMAT, tmp_path_factory.mktemp("parsed"), table, layout)
     encodings = FORMAT.encodings(layout)
     records = [

@@ -96,6 +96,52 @@ def test_lists_of_any_length_get_the_variable_layout() -> None:
     assert "'x'" in layout["reason"]
 
 
+# A record a line.
+GOLDEN_LISTS = (
+    "2600000000000000734fe3000a0d0a0b0a016112061a040a0287007a0200000a0d0a0b0a016212060a040a0278797a0200001b556c39"
+    "2600000000000000734fe3000a0f0a0d0a016112081a060a04ac0281007a000a090a070a016212020a007a06000000000000bf798d0f"
+    "2600000000000000734fe3000a0b0a090a010112041a020a007a04000000000a0e0a0c0a016212070a050a017a0a007a0100339372e9"
+)
+
+
+def test_lists_of_declared_lengths_are_written_byte_for_byte_in_one_width(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "a": pa.array([[7], [300, 1], None], pa.list_(pa.int64())),
+            "b": pa.array([["xy"], [], ["z", ""]], pa.list_(pa.string())),
+        }
+    )
+    layout = layout_of(FORMAT, table, declared=True)
+    assert (layout["version"], layout["kind"]) == (2, "fixed")
+    path, written = write(FORMAT, tmp_path, table, layout)
+    assert Path(path).read_bytes().hex() == GOLDEN_LISTS
+    assert written.file.bytes == 3 * layout["record_bytes"]
+    assert written.sidecars == ()
+
+
+def test_declared_texts_keep_one_width_whatever_it_costs() -> None:
+    uneven = pa.table({"n": range(100), "text": ["x" * (row * 10) for row in range(100)]})
+    layout = layout_of(FORMAT, uneven, declared=True)
+    assert (layout["version"], layout["kind"]) == (1, "fixed")
+
+
+def test_damaged_lists_are_named_and_not_read(tmp_path: Path) -> None:
+    texts = pa.array([[f"w{row}"] * (row % 3) for row in range(50)])
+    numbers = pa.array([[300] * (row % 3) for row in range(50)])
+    table = pa.table({"texts": texts, "numbers": numbers})
+    layout = layout_of(FORMAT, table, declared=True)
+    path, _ = write(FORMAT, tmp_path, table, layout)
+    sound = Path(path).read_bytes()
+    for field in layout["fields"]:
+        for value in (0x7F, 1, 3):
+            whole = bytearray(sound)
+            whole[field["length_offset"] + layout["record_bytes"]] = value
+            Path(path).write_bytes(whole)
+            assert FORMAT.verify_shard(path, layout=layout, rows=50)[0].row == 1
+            with pytest.raises(DatasetDamaged, match=field["name"]):
+                FORMAT.open_shard(path, layout=layout).read(0, 50, [field["name"]])
+
+
 def test_varint_widths_come_from_the_values() -> None:
     table = pa.table(
         {"small": [0, 100], "large": [0, 10**9], "negative": [-1, 1], "flag": [True, False]}
@@ -179,19 +225,21 @@ def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_pat
         (pa.array(["ab", "c"]), pa.array(["ab", "cde"])),
         (pa.array(["ab", "c" * 40]), pa.array(["ab", "c" * 400])),
         (pa.array([[1], [2, 3]]), pa.array([[1], [2, 300]])),
+        (pa.array([["a"], ["b"]]), pa.array([["a"], None])),
     ],
 )
+@pytest.mark.parametrize("declared", [False, True])
 def test_rows_that_differ_from_those_counted_are_not_written(
-    counted: pa.Array, written: pa.Array, tmp_path: Path
+    counted: pa.Array, written: pa.Array, declared: bool, tmp_path: Path
 ) -> None:
-    layout = layout_of(FORMAT, pa.table({"x": counted}))
+    layout = layout_of(FORMAT, pa.table({"x": counted}), declared=declared)
     with pytest.raises(DatasetDamaged, match="'x' is not as it was counted"):
         write(FORMAT, tmp_path, pa.table({"x": written}), layout)
 
 
 def test_a_newer_layout_says_what_to_do(tmp_path: Path) -> None:
     table = pa.table({"x": [1]})
-    layout = {**layout_of(FORMAT, table), "version": 2}
+    layout = {**layout_of(FORMAT, table), "version": 3}
     with pytest.raises(InvalidArgument, match="upgrade featurestore"):
         FORMAT.open_shard(str(tmp_path / "x"), layout=layout)
 

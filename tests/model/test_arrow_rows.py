@@ -17,6 +17,12 @@ ARRAYS = {
     "numbers": pa.array(range(40)),
     "vectors": LISTS.flatten().slice(0, 40),
     "images": LISTS,
+    "null items": pa.array(
+        [[1.5, None if number % 5 == 0 else number] for number in range(40)],
+        pa.list_(pa.float32(), 2),
+    ),
+    "words": pa.array([[f"w{number}", ""] for number in range(40)], pa.list_(pa.string(), 2)),
+    "nothing": pa.array([[]] * 40, pa.list_(pa.int8(), 0)),
     "structs": pa.StructArray.from_arrays([LISTS], ["image"]),
     "nulls": pa.array(
         [None if number % 3 == 0 else row.tolist() for number, row in enumerate(PIXELS)], LISTS.type
@@ -31,7 +37,10 @@ def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
     expected = [values[start + place] for place in PLACES]
     part = ARRAYS[name].slice(start, 20)
     assert values_at(part, PLACES).to_pylist() == expected
-    assert values_at(part, pa.array(PLACES)).to_pylist() == expected
+    found = values_at(part, pa.array(PLACES))
+    found.validate(full=True)
+    assert found.type == part.type
+    assert found.to_pylist() == expected
     batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"]).slice(start, 20)
     found = rows_at(batch, PLACES)
     assert found.schema == batch.schema

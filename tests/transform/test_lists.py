@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore import transform as t
-from featurestore.errors import InvalidArgument, UnsupportedType
+from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType
 from featurestore.transform.arrow_values import lists_of
 from featurestore.transform.ops import placed
 
@@ -49,7 +49,15 @@ def lists(rows: int) -> pa.Table:
     )
 
 
-@pytest.fixture(params=["tfrecord", "parquet"])
+# Ways to store lists: records with an index beside them, records of one width, row groups.
+WAYS: dict[str, dict[str, Any]] = {
+    "variable": {},
+    "fixed": {"max_lengths": {"words": 5, "numbers": 9, "ids": 3, "whole": 2}},
+    "parquet": {"data_format": "parquet"},
+}
+
+
+@pytest.fixture(params=WAYS)
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     with featurestore.connect(tmp_path / "store") as store:
         yield store.create_training_dataset(
@@ -57,7 +65,7 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             "lists",
             label="y",
             key="id",
-            data_format=request.param,
+            **WAYS[request.param],
             splits={"train": 0.8, "test": 0.2},
             progress=False,
             transformations=CHAINS,
@@ -76,6 +84,45 @@ def test_the_first_or_last_items_stay_and_the_rest_is_filled(
         kept = row[:length] if first else row[-length:]
         assert items == kept + [0] * (length - len(kept))
         assert flags == [True] * len(kept) + [False] * (length - len(kept))
+
+
+def test_declared_lengths_keep_records_of_one_width_and_the_lists_as_they_are(
+    dataset: Any,
+) -> None:
+    layout = dataset.manifest.layout
+    declared = dataset.manifest.max_lengths
+    assert layout.get("kind") != "fixed" or layout["version"] == 2
+    assert bool(declared) == (layout.get("kind") == "fixed")
+    assert dataset.verify().ok
+    found = pa.concat_tables([dataset.read(split).to_arrow() for split in dataset.splits])
+    rows = {row["id"]: row for row in found.to_pylist()}
+    assert [rows[number] for number in range(ROWS)] == lists(ROWS).to_pylist()
+
+
+def test_longer_values_than_declared_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with featurestore.connect(tmp_path / "store") as store:
+
+        def make(lengths: Any) -> None:
+            store.create_training_dataset(
+                lists(ROWS), "lists", label="y", data_format="parquet", max_lengths=lengths
+            )
+
+        with pytest.raises(InvalidArgument, match=r"'words' \(5, declared 4\)") as refused:
+            make({"words": 4, "ids": 9})
+        assert "max_lengths={'words': 5, 'ids': 9}" in str(refused.value)
+        for lengths, words in (
+            (["words"], "no mapping"),
+            ({"y": 3}, "all of one length"),
+            ({"words": 0}, "no positive whole number"),
+            ({"words": True}, "no positive whole number"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                make(lengths)
+        with pytest.raises(FeatureNotFound, match="'wrods'"):
+            make({"wrods": 4})
+        assert store.get_training_datasets() == []
 
 
 def test_readers_give_codes_and_numbers_of_one_length(dataset: Any) -> None:
@@ -159,6 +206,7 @@ def test_named_lists_come_as_values_and_row_splits(dataset: Any, remainder: str)
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("framework", ["keras", "tf_keras"])
+@pytest.mark.parametrize("dataset", ["fixed"], indirect=True)
 def test_ragged_tensors_pass_through_a_saved_preprocessor(
     dataset: Any, framework: str, tmp_path: Path
 ) -> None:

@@ -13,14 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.errors import DatasetDamaged
 from featurestore.model.types import numpy_type
-from featurestore_connectors.tfrecord import framing, planes, wire
+from featurestore_connectors.tfrecord import framing, items, planes, wire
 from featurestore_connectors.tfrecord.columns import (
     BYTES,
     FLOAT,
     INT64,
-    WireColumn,
     assemble,
     binary_parts,
     bytes_to_arrow,
@@ -31,6 +29,15 @@ from featurestore_connectors.tfrecord.columns import (
     present,
     texts,
     to_arrow,
+)
+from featurestore_connectors.tfrecord.items import not_as_counted
+from featurestore_connectors.tfrecord.regions import (
+    fill_lists,
+    fill_region,
+    read_lengths,
+    read_lists,
+    read_present,
+    rows_of_items,
 )
 from featurestore_connectors.tfrecord.template import Slot, Template
 
@@ -71,6 +78,10 @@ class Encoder:
 
 def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
     column, valid = slot.field.column, present(array)
+    if slot.is_list:
+        write_keys(records, slot, valid)
+        fill_lists(records, array, slot)
+        return
     values = leaves(array, column)
     write_keys(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
@@ -134,46 +145,15 @@ def _fill_constant_bytes(
 
 def _fill_bytes(records: Records, parts: Parts, slot: Slot) -> None:
     offsets, data = parts
-    lengths, entry = np.diff(offsets), slot.entry
-    if entry is None or lengths.max(initial=0) > slot.field.width:
+    lengths = np.diff(offsets)
+    if lengths.max(initial=0) > slot.field.width:
         raise not_as_counted(
             slot.field.column, f"a text is longer than the {slot.field.width} bytes of the longest"
         )
-    for place, extra in entry.lengths:
-        start = slot.entry_offset + place
-        words = (lengths + extra).astype(np.uint64)
-        wire.write_varints(
-            records[:, start : start + entry.length_width], words, width=entry.length_width
-        )
-    region = records[:, slot.offset : slot.offset + slot.values_bytes]
-    region[...] = 0
-    region[np.arange(slot.values_bytes) < lengths[:, None]] = data
-    rest = np.zeros((len(records), slot.filler_width), np.uint8)
-    wire.write_varints(
-        rest, (slot.field.width - lengths).astype(np.uint64), width=slot.filler_width
-    )
-    rows = np.arange(len(records))
-    region[rows, lengths] = wire.FILLER
-    for place in range(slot.filler_width):
-        region[rows, lengths + 1 + place] = rest[:, place]
-
-
-def not_as_counted(column: WireColumn, what: str) -> DatasetDamaged:
-    """Return the error for values that the profile, counted before, did not have."""
-    return DatasetDamaged(
-        f"Column {column.name!r} is not as it was counted before writing: {what}.",
-        hint="the source changed while it was read; run the export again",
-    )
+    fill_region(records, lengths, data, slot)
 
 
 # -- decoding -----------------------------------------------------------------
-
-
-def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:
-    """Return which rows have a value, None for columns without nulls."""
-    if not slot.field.nullable:
-        return None
-    return records[:, slot.key_offset] != wire.MASKED
 
 
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
@@ -213,16 +193,16 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
     if slot.entry is None:
         data, valid = _constant_bytes(records, slot), read_present(records, slot)
         if valid is None:
-            return _binary(np.full(rows, width), data)
-        return _binary(np.where(valid, width, 0), data[valid])
-    lengths = _lengths(records, slot)
+            return items.binary(np.full(rows, width), data)
+        return items.binary(np.where(valid, width, 0), data[valid])
+    lengths = read_lengths(records, slot)
     step = max(1, BYTES_AT_ONCE // max(width, 1))
     pieces = [np.zeros(0, np.uint8)]
     for first in range(0, rows, step):
         part = lengths[first : first + step]
         region = records[first : first + step, slot.offset : slot.offset + width]
         pieces.append(region[np.arange(width) < part[:, None]])
-    return _binary(lengths, np.concatenate(pieces))
+    return items.binary(lengths, np.concatenate(pieces))
 
 
 def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
@@ -242,7 +222,7 @@ def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
         if valid is not None:
             lost &= valid
     else:
-        lengths = _lengths(records, slot)
+        lengths = read_lengths(records, slot)
         data[np.arange(width) >= lengths[:, None]] = 0
         lost = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
     if lost.any():
@@ -271,21 +251,6 @@ def _constant_bytes(records: Records, slot: Slot) -> Records:
     return data
 
 
-def _lengths(records: Records, slot: Slot) -> npt.NDArray[np.int64]:
-    """Return the lengths of strings of different lengths."""
-    if slot.entry is None:
-        raise TypeError("strings of one length keep none")
-    start, size = slot.entry_offset + slot.entry.lengths[-1][0], slot.entry.length_width
-    return wire.read_varints(records[:, start : start + size], width=size).view(np.int64)
-
-
-def _binary(lengths: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> pa.Array:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.Array.from_buffers(pa.binary(), len(lengths), buffers, 0)
-
-
 def read_column(records: Records, slot: Slot) -> pa.Array:
     """Return a column of records as its feature type."""
     return read_arrays(records, [slot])[0]
@@ -293,11 +258,13 @@ def read_column(records: Records, slot: Slot) -> pa.Array:
 
 def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
     """Return columns of records as their feature types."""
-    numeric = [slot for slot in slots if slot.field.column.wire != BYTES]
-    numbers = iter(read_numbers(records, numeric))
+    numbers = iter(read_numbers(records, _numeric(slots)))
     result = []
     for slot in slots:
         column = slot.field.column
+        if slot.is_list:
+            result.append(read_lists(records, slot))
+            continue
         if column.wire == BYTES:
             values = bytes_to_arrow(read_bytes(records, slot), column.leaf)
         else:
@@ -306,19 +273,25 @@ def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
     return result
 
 
+def _numeric(slots: Sequence[Slot]) -> list[Slot]:
+    """Return the places of columns with as many numbers in each row."""
+    return [slot for slot in slots if slot.field.column.wire != BYTES and not slot.is_list]
+
+
 Decoded = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 
 
 def decode(records: Records, template: Template, columns: Sequence[str]) -> dict[str, Decoded]:
     """Return ``{column: (values, present)}`` as ``RecordAccess.decode`` promises."""
     slots = [template.slot(name) for name in columns]
-    numbers = iter(
-        read_numbers(records, [slot for slot in slots if slot.field.column.wire != BYTES])
-    )
+    numbers = iter(read_numbers(records, _numeric(slots)))
     result: dict[str, Decoded] = {}
     for name, slot in zip(columns, slots, strict=True):
-        if slot.field.column.wire == BYTES:
-            values: npt.NDArray[Any] = read_bytes(records, slot).to_numpy(zero_copy_only=False)
+        values: npt.NDArray[Any]
+        if slot.is_list:
+            values = rows_of_items(records, slot)
+        elif slot.field.column.wire == BYTES:
+            values = read_bytes(records, slot).to_numpy(zero_copy_only=False)
         else:
             values = next(numbers).reshape(len(records), *slot.field.column.shape or ())
         result[name] = values, read_present(records, slot)

@@ -3,14 +3,13 @@
 ``fixed``: every record has one width, so row i of a shard begins at ``i * record_bytes``.
 ``variable``: records are as long as their rows, and an index of offsets lies beside each shard;
 chosen for ragged lists and lists of strings, and where filling strings up would cost more than a
-quarter.
+quarter; not for columns whose greatest length was declared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import starmap
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -40,6 +39,8 @@ from featurestore_connectors.tfrecord.template import (
 )
 
 VERSION = 1
+# Records of one width that keep room for lists.
+VERSION_OF_LISTS = 2
 MOST_PADDING = 0.25
 MOST_BYTES = 2**31 - 1  # protobuf holds no longer message
 INDEX_ENTRY = 8
@@ -52,12 +53,11 @@ COMPRESSIONS = (None, "GZIP")
 class Tail:
     """A column behind the constant part of the variable layout.
 
-    ``item_head`` are the bytes before each string.
+    ``entry`` are the bytes before them.
     """
 
     field: Field
     entry: OpenEntry
-    item_head: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,19 @@ def choose_layout(
     found = {profile.name: profile for profile in profiles}
     pairs = [(column, found[column.name]) for column in wire_columns(schema)]
     _check_values(pairs)
-    fields = list(starmap(_field, pairs))
-    reason = _why_variable(fields, found)
-    kind = "fixed" if reason is None else "variable"
+    fields, with_room = [], []
+    for column, profile in pairs:
+        fields.append(_field(column, profile))
+        with_room.append(_with_room(fields[-1], profile))
+    reason = _why_variable(with_room, found)
+    kind = "variable"
+    version = VERSION
+    if reason is None:
+        kind, fields = "fixed", with_room
+    if any(field.room is not None for field in fields):
+        version = VERSION_OF_LISTS
     layout: dict[str, Any] = {
-        "version": VERSION,
+        "version": version,
         "kind": kind,
         "reason": reason,
         "compression": compression,
@@ -126,10 +134,10 @@ def read_layout(layout: Layout) -> RecordLayout:
     for known, ready in _READY:
         if known is layout:
             return ready
-    if layout["version"] != VERSION:
+    if layout["version"] not in (VERSION, VERSION_OF_LISTS):
         raise InvalidArgument(
             f"The shards have TFRecord layout version {layout['version']}; "
-            f"this release reads {VERSION}.",
+            f"this release reads up to {VERSION_OF_LISTS}.",
             hint="upgrade featurestore",
         )
     ready = _read(layout)
@@ -148,7 +156,7 @@ def _read(layout: Layout) -> RecordLayout:
     fields = []
     for column, given in zip(wire_columns(schema), layout["fields"], strict=True):
         decided = (given["width"], given["nullable"], given["constant"], given["longest"])
-        fields.append(Field(column, *decided))
+        fields.append(Field(column, *decided, room=given.get("room")))
     tails: tuple[Tail, ...] = ()
     if fixed:
         template = framed_template(fields)
@@ -176,9 +184,7 @@ def _tail(field: Field) -> Tail:
         return Tail(field, open_entry(column, longest=field.width, items=True))
     if column.wire == BYTES:
         # Nothing bounds the bytes of a list beforehand; five bytes hold the length of any record.
-        return Tail(
-            field, open_entry(column, longest=MOST_BYTES, items=False), item_head=1 + field.width
-        )
+        return Tail(field, open_entry(column, longest=MOST_BYTES, items=False))
     return Tail(field, open_entry(column, longest=field.longest * field.width, items=True))
 
 
@@ -197,6 +203,20 @@ def _field(column: WireColumn, profile: ColumnProfile) -> Field:
     return Field(column, profile.longest, nullable, constant)
 
 
+def _with_room(field: Field, profile: ColumnProfile) -> Field:
+    """Return a field with room for the longest list, where its length was declared."""
+    column = field.column
+    if not profile.declared or field.constant or column.shape == ():
+        return field
+    if pat.is_decimal(column.leaf):
+        return field
+    if column.wire != BYTES:
+        return replace(field, room=field.width * field.longest)
+    width = wire.varint_width(0, profile.longest_item)
+    items = profile.longest if column.shape is None else column.items
+    return replace(field, width=width, room=profile.longest_bytes + items * (1 + width))
+
+
 def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
     if profile.minimum is not None and profile.maximum is not None:
         return wire.varint_width(min(profile.minimum, 0), profile.maximum)
@@ -210,12 +230,15 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
 def _why_variable(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
     """Return why records cannot have one width, None when they can."""
     _, varying = _by_constancy(fields)
-    lists = [field.column.name for field in varying if field.column.shape != ()]
+    lists, padding = [], {}
+    for field in varying:
+        name = field.column.name
+        if field.column.shape != () and field.room is None:
+            lists.append(name)
+        elif not profiles[name].declared:
+            padding[name] = field.width - _mean_length(field, profiles)
     if lists:
         return f"lists of different lengths or of strings: {listing(lists)}"
-    padding = {}
-    for field in varying:
-        padding[field.column.name] = field.width - _mean_length(field, profiles)
     record = len(framed_template(fields).data)
     total = sum(padding.values())
     cost = total / max(record - total, 1)
@@ -245,7 +268,7 @@ def _mean_bytes(ready: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> f
         if tail.field.column.shape != ():
             items = profile.total_length / max(profile.rows, 1)
             each = tail.field.width
-        if tail.item_head:
+        if tail.field.item_head:
             # The bytes of strings in lists are not counted by the profile: a guess, used for the
             # number of shards alone.
             each += STRING_GUESS
@@ -269,7 +292,7 @@ def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
 
 
 def _described(field: Field) -> dict[str, Any]:
-    return {
+    described = {
         "name": field.column.name,
         "list": field.column.wire,
         "width": field.width,
@@ -278,10 +301,13 @@ def _described(field: Field) -> dict[str, Any]:
         "constant": field.constant,
         "longest": field.longest,
     }
+    if field.room is not None:
+        described["room"] = field.room
+    return described
 
 
 def _places(slot: Slot) -> dict[str, int]:
-    """Return where values, key and (of strings of different lengths) the length lie in a record."""
+    """Return where values, key and (of strings and lists) the length lie in a record."""
     places = {"offset": slot.offset, "key_offset": slot.key_offset}
     if slot.entry is not None:
         places["length_offset"] = slot.entry_offset + slot.entry.lengths[-1][0]

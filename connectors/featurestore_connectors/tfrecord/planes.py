@@ -34,7 +34,7 @@ Records = npt.NDArray[np.uint8]
 
 def is_number(slot: Slot) -> bool:
     """Tell whether a column holds one number in each row."""
-    return slot.field.column.wire != BYTES and not slot.field.column.shape
+    return slot.field.column.wire != BYTES and slot.field.column.shape == ()
 
 
 def number_type(slot: Slot) -> np.dtype[Any]:

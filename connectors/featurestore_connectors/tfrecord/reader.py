@@ -16,7 +16,7 @@ from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane
 from featurestore.plugins.plain import selected
 from featurestore.storage import files
-from featurestore_connectors.tfrecord import fixed
+from featurestore_connectors.tfrecord import fixed, regions
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import FixedPlaneReader
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, Span
@@ -139,7 +139,7 @@ class FixedAccess:
         return fixed.decode(records, self._layout.template, columns)
 
     def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bool_] | None:
-        return fixed.read_present(records, self._layout.template.slot(column))
+        return regions.read_present(records, self._layout.template.slot(column))
 
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.bytes_] | None:
         return fixed.read_padded(records, self._layout.template.slot(column))

@@ -1,9 +1,9 @@
 """Records of one width: the constant bytes, and the places of the bytes that vary.
 
-A record is ``frame header | features of the columns of constant width | one region for each string
+A record is ``frame header | features of the columns of constant width | one region for each other
 column | CRC``. A region is a ``features`` field of its own (protobuf merges them), whose lengths
 are varints of constant width, followed by a filler that makes the region as wide as the longest
-string needs. So every column has one place.
+string or list needs. So every column has one place.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Field:
     ``width`` is the bytes of one value: of a varint, of a float (4), of a string (of all when
     ``constant``, else of the longest), of the length before each string of a list. ``nullable``
     says that its key may be masked. ``longest`` is the most values of a row of a ragged list.
+    ``room`` is the bytes that records of one width keep for the values of a list; None: lists are
+    as long as they are.
     """
 
     column: WireColumn
@@ -32,6 +34,21 @@ class Field:
     nullable: bool
     constant: bool
     longest: int = 0
+    room: int | None = None
+
+    @property
+    def item_head(self) -> int:
+        """Bytes before each text of a list: a tag and the text's length; 0 for other columns."""
+        if self.column.wire == BYTES and self.column.shape != ():
+            return 1 + self.width
+        return 0
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that the values of a row take at most, where records have one width."""
+        if self.room is not None:
+            return self.room
+        return self.width * self.column.items
 
 
 @dataclass(frozen=True)
@@ -64,10 +81,15 @@ class Slot:
     @property
     def values_bytes(self) -> int:
         """Bytes from ``offset`` on that belong to the values, filler included."""
-        size = self.field.width * self.field.column.items
+        size = self.field.most_bytes
         if self.entry is None:
             return size
         return size + 1 + self.filler_width
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the values are a list of varying length, or a list of texts."""
+        return self.field.room is not None
 
     @property
     def entry_offset(self) -> int:
@@ -101,8 +123,8 @@ def framed_template(fields: Sequence[Field]) -> Template:
     for field in fields:
         if field.constant:
             continue
-        entry = open_entry(field.column, longest=field.width, items=True)
-        filler_width = wire.varint_width(0, field.width)
+        entry = open_entry(field.column, longest=field.most_bytes, items=not field.item_head)
+        filler_width = wire.varint_width(0, field.most_bytes)
         place = framing.HEADER + len(body)
         slot = Slot(field, place + len(entry.head), place + entry.key_offset, entry, filler_width)
         slots.append(slot)

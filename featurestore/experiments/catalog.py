@@ -32,9 +32,19 @@ def directory_of(session: Session, record: RunRecord) -> str:
 
 def save(session: Session, record: RunRecord) -> None:
     """Write the record of a run, then register it."""
-    directories.write(directory_of(session, record), record)
-    with after_publication(f"Run {record.id!r}"), session.registry.transaction() as connection:
-        index.put(connection, record)
+    save_all(session, [record])
+
+
+def save_all(session: Session, records: Sequence[RunRecord]) -> None:
+    """Write the records of runs, then register them together."""
+    if not records:
+        return
+    for record in records:
+        directories.write(directory_of(session, record), record)
+    ids = " and ".join(repr(record.id) for record in records)
+    with after_publication(f"Run {ids}"), session.registry.transaction() as connection:
+        for record in records:
+            index.put(connection, record)
 
 
 def load(session: Session, run_id: str) -> RunRecord:
@@ -57,11 +67,18 @@ def find(
     dataset: tuple[str, int | None] | None = None,
     trials: bool = False,
     limit: int | None = None,
+    offset: int = 0,
 ) -> list[RunRecord]:
     """Return records, newest first; what cannot be read is left out with a warning."""
     with session.registry.reading() as connection:
         found = index.find(
-            connection, name=name, parent=parent, dataset=dataset, trials=trials, limit=limit
+            connection,
+            name=name,
+            parent=parent,
+            dataset=dataset,
+            trials=trials,
+            limit=limit,
+            offset=offset,
         )
     records = []
     for experiment, run_id in found:

@@ -1,4 +1,8 @@
-"""What a training function is given: its reader, checkpoints, reports and directories."""
+"""What a training function is given: its reader, checkpoints, reports and directories.
+
+What reads data is imported where a function asks for data: the start of a worker is most of what a
+short trial costs.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, Stopped
 from featurestore.experiments import randomness
-from featurestore.experiments.reading import RunReader, columns_without
 from featurestore.experiments.reports import TENSORBOARD, Reports, check_metrics, check_step
 from featurestore.experiments.teams import PARAMETER_SERVER
-from featurestore.readers import open_reader
-from featurestore.readers.checkpoint import ReaderCheckpoint
 from featurestore.storage import files
-from featurestore.training.dataset import TrainingDataset
-from featurestore.training.transformations import of_dataset
 
 if TYPE_CHECKING:
+    from featurestore.experiments.reading import RunReader
     from featurestore.experiments.tasks import Task
+    from featurestore.readers.checkpoint import ReaderCheckpoint
+    from featurestore.training.dataset import TrainingDataset
 
 Listener = Callable[[int, Mapping[str, float]], bool]
 CHECKPOINTS = "checkpoints"
@@ -134,6 +136,10 @@ class Context:
         transformed: Any = None,
     ) -> RunReader:
         """Return the reader of a split for this worker; arguments as of ``dataset.reader``."""
+        from featurestore.experiments.reading import RunReader, columns_without
+        from featurestore.readers import open_reader
+        from featurestore.training.transformations import of_dataset
+
         dataset = self.dataset
         if columns is None:
             roles = {column.name: column.role for column in dataset.manifest.columns}
@@ -171,6 +177,8 @@ class Context:
                 ``tf.train.Checkpoint`` takes.
             reader: Whose position is kept; None: the first one that was asked for.
         """
+        from featurestore.readers.checkpoint import ReaderCheckpoint
+
         chosen = reader or self._first_reader("context.checkpoint()")
         kept = ReaderCheckpoint(
             self.checkpoint_dir,
@@ -207,6 +215,7 @@ class Context:
             options: What ``model.fit`` takes beside data, epochs and steps.
         """
         from featurestore.experiments.strategies import report_callback
+        from featurestore.readers.checkpoint import ReaderCheckpoint
 
         if self.task.strategy == PARAMETER_SERVER:
             raise InvalidArgument(

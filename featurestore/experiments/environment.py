@@ -86,7 +86,7 @@ def _user() -> str:
 def _packages() -> dict[str, str]:
     found = {}
     for each in distributions():
-        name = each.metadata["Name"]
-        if name:
-            found[name] = each.version
+        told = each.metadata  # parsed anew each time that it is asked for, also by ``each.version``
+        if told["Name"]:
+            found[told["Name"]] = told["Version"]
     return dict(sorted(found.items()))

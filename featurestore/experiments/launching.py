@@ -289,8 +289,8 @@ def _attempt(drive: _Drive, *, number: int) -> AttemptEnd:
     def read(position: int) -> WorkerStatus | None:
         return read_status(drive.directory, position, attempt=number)
 
-    logs = [each.log for each in tasks]
-    with showing_logs(logs, drive.progress) as show:
+    logs = {f"worker {number}": each.log for number, each in enumerate(tasks)}
+    with showing_logs(lambda: logs, drive.progress) as show:
         return watch(drive.launcher.start(gang), read, team=team, each_poll=show)
 
 

@@ -1,11 +1,11 @@
-"""One line a worker, from the ends of their logs, while a run goes on."""
+"""One line a worker or a trial, from the ends of their logs, while a run or a study goes on."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from featurestore.model.printable import printable_line
@@ -13,12 +13,14 @@ from featurestore.storage.appending import last_lines
 
 Lines = Callable[[], None]
 Listener = Callable[[list[str]], None]
+# Gives the logs to show now, each by what it is called.
+Logs = Callable[[], Mapping[str, str]]
 _WIDTH = 100
 _NOTEBOOK_SECONDS = 0.25
 
 
 @contextmanager
-def showing_logs(logs: Sequence[str], progress: bool | Listener | None) -> Iterator[Lines]:
+def showing_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
     """Give a function that shows the last line of each log.
 
     True shows them in the notebook or terminal, None does so where there is one, and a function is
@@ -41,7 +43,7 @@ def showing_logs(logs: Sequence[str], progress: bool | Listener | None) -> Itera
         yield lambda: live.update(Text("\n".join(_latest(logs))))
 
 
-def _in_notebook(logs: Sequence[str]) -> Lines:
+def _in_notebook(logs: Logs) -> Lines:
     """Return what shows the lines below the cell, in the place of those before."""
     display = importlib.import_module("IPython.display").display
     shown, looked = "", 0.0
@@ -60,12 +62,12 @@ def _in_notebook(logs: Sequence[str]) -> Lines:
     return show
 
 
-def _latest(logs: Sequence[str]) -> list[str]:
+def _latest(logs: Logs) -> list[str]:
     shown = []
-    for worker, path in enumerate(logs):
+    for name, path in logs().items():
         said = [line for line in last_lines(path, 20) if line.strip()]
         last = printable_line(said[-1].split("\r")[-1]) if said else ""
-        shown.append(f"worker {worker}: {last}"[:_WIDTH])
+        shown.append(f"{printable_line(name)}: {last}"[:_WIDTH])
     return shown
 
 

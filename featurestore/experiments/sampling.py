@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -200,7 +201,10 @@ def name_of(given: Any) -> str | None:
 def import_optuna() -> Any:
     """Return the module ``optuna``, or raise MissingExtra."""
     try:
-        import optuna
+        with warnings.catch_warnings():
+            # Of a notebook without widgets; no bar of Optuna is ever shown.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            import optuna
     except ImportError as error:
         raise missing_extra("optuna", "experiments") from error
     return optuna

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Mapping
@@ -66,8 +67,9 @@ def status_path(run: str, number: int) -> str:
 
 
 def write_status(task: Task, status: WorkerStatus) -> None:
-    """Write how a worker stands."""
-    files.write_json(status_path(task.run, task.number), vars(status))
+    """Write how a worker stands, for the driver that started it."""
+    text = json.dumps(vars(status), indent=2, ensure_ascii=False)
+    files.replace(status_path(task.run, task.number), text.encode())
 
 
 def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:

@@ -66,7 +66,7 @@ def search(
         seed: Of the sampler, and of every trial.
         environment: As of ``launch``.
         store: As of ``launch``.
-        progress: As of ``launch``.
+        progress: As of ``launch``; the lines are those of the trials under way.
 
     Raises:
         InvalidMetric: A trial finished without the metric.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import ManifestMismatch
 from featurestore.experiments.teams import CHIEF, PARAMETER_SERVER, WORKER
 from featurestore.model.json_object import JsonObject
-from featurestore.training.dataset import TrainingDataset
+
+if TYPE_CHECKING:
+    from featurestore.training.dataset import TrainingDataset
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Task:
 
     def open_dataset(self) -> TrainingDataset:
         """Return the dataset, which has to be the one that the run was launched with."""
+        from featurestore.training.dataset import TrainingDataset
+
         told = JsonObject.of(self.dataset, "dataset")
         opened = TrainingDataset.open(told.text("path"))
         if opened.manifest.content_hash != told.text("manifest"):

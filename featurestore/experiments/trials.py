@@ -5,6 +5,7 @@ A worker that dies is replaced, and its trial is tried again from its last check
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -100,8 +101,7 @@ class TrialPool:
         try:
             for _ in range(self.parallel):
                 self._start_worker(server)
-            logs = [slot.log for slot in self._slots]
-            with showing_logs(logs, self.progress) as show:
+            with showing_logs(self._logs, self.progress) as show:
                 while self._slots:
                     for message in server.poll(_POLL_SECONDS):
                         self._handle(server, message)
@@ -122,16 +122,36 @@ class TrialPool:
         if kind == "report":
             server.answer(message, {"stop": self._heard(slot, data)})
             return
-        if kind == "ended" and slot.trial is not None:
-            self._ended(slot)
-        self._early_deaths = 0
-        trial = self._next_trial()
-        if trial is None:
-            server.answer(message, {"done": True})
-            return
-        slot.trial, slot.begun = trial, utc_now().isoformat()
-        catalog.save(self.session, trial)
-        server.answer(message, {"task": self._task(trial).to_json()})
+        changed: list[RunRecord] = []
+        try:
+            if kind == "ended" and slot.trial is not None:
+                changed.append(self._ended(slot))
+                self.proposals.ended(changed[0])
+            self._early_deaths = 0
+            trial = self._next_trial()
+            if trial is None:
+                server.answer(message, {"done": True})
+                return
+            slot.trial, slot.begun = trial, utc_now().isoformat()
+            changed.append(trial)
+            # The worker trains while records reach the disk. Until then the trial before is one
+            # that runs, and the directory of this one belongs to no run.
+            server.answer(message, {"task": self._task(trial).to_json()})
+        finally:
+            catalog.save_all(self.session, changed)
+
+    def _logs(self) -> dict[str, str]:
+        """Return the log of what each worker is at: its trial, named by what it tries."""
+        found = {}
+        for slot in self._slots:
+            trial = slot.trial
+            if trial is None:
+                found[f"worker {slot.key}"] = slot.log
+                continue
+            path = os.path.join(catalog.directory_of(self.session, trial), "logs")
+            name = f"trial {trial.number} {_tried(trial)}".rstrip()
+            found[name] = os.path.join(path, "worker-00000.log")
+        return found
 
     def _heard(self, slot: _Slot, data: JsonObject) -> bool:
         if slot.trial is None or slot.trial.number is None:
@@ -170,7 +190,8 @@ class TrialPool:
             fold=Fold.from_json(trial.settings.get("fold")),
         )
 
-    def _ended(self, slot: _Slot) -> None:
+    def _ended(self, slot: _Slot) -> RunRecord:
+        """Return the record of a slot's trial whose worker says that it is over."""
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
@@ -179,13 +200,12 @@ class TrialPool:
         reason = None
         if status.state == "failed":
             reason = f"{status.error}: {status.message}"
-        record = self._save(slot, status.state, reason=reason, status=status)
-        self.proposals.ended(record)
+        return self._judged(slot, status.state, reason=reason, status=status)
 
-    def _save(
+    def _judged(
         self, slot: _Slot, state: Any, *, reason: str | None, status: WorkerStatus | None = None
     ) -> RunRecord:
-        """Write how an attempt of a slot's trial ended, and take the trial from the slot."""
+        """Return the record of how an attempt ended, and take the trial from its slot."""
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
@@ -194,7 +214,8 @@ class TrialPool:
         metrics = last_metrics(directory)
         if status is not None:
             metrics |= status.metrics
-        record = replace(
+        slot.trial = None
+        return replace(
             trial,
             state=state,
             ended=now,
@@ -203,8 +224,11 @@ class TrialPool:
             attempts=(*trial.attempts, told),
             readers=() if status is None else status.readers,
         )
-        slot.trial = None
-        catalog.save(self.session, record)
+
+    def _save(self, slot: _Slot, state: Any, *, reason: str) -> RunRecord:
+        """Write how an attempt that its worker says nothing of ended."""
+        record = self._judged(slot, state, reason=reason)
+        catalog.save_all(self.session, [record])
         return record
 
     def _look_after(self, server: TrialServer) -> None:
@@ -259,3 +283,20 @@ class TrialPool:
             if slot.key == key:
                 return slot
         return None
+
+
+def _tried(trial: RunRecord) -> str:
+    """Return what is special about a trial, short.
+
+    >>> params = {"lr": 0.0123456, "units": 8}
+    >>> _tried(RunRecord("20130101-000000-abcdef", "n", "trial", "running", "", params))
+    'lr=0.01235 units=8'
+    """
+    component = trial.settings.get("component")
+    if component is not None:
+        return str(component)
+    told = []
+    for name, value in trial.params.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        told.append(f"{name}={shown}")
+    return " ".join(told)

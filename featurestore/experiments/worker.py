@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import pickle
 import socket
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from featurestore.errors import FeatureStoreError, Stopped
 from featurestore.experiments import functions, randomness
@@ -23,6 +24,7 @@ from featurestore.experiments.context import Context, Listener
 from featurestore.experiments.reports import check_metrics
 from featurestore.experiments.status import WorkerStatus, write_status
 from featurestore.experiments.tasks import Task
+from featurestore.experiments.teams import CHIEF
 from featurestore.model.json_object import JsonObject
 
 EXIT_FAILED = 1
@@ -45,7 +47,10 @@ def main() -> int:
     if task.serves:
         return serve_chief(task)
     status = run_task(task, dumped)
-    return 0 if status.state != "failed" else EXIT_FAILED
+    code = 0 if status.state != "failed" else EXIT_FAILED
+    if task.role == CHIEF:
+        leave(code)
+    return code
 
 
 def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> WorkerStatus:
@@ -87,6 +92,18 @@ def serve_chief(task: Task) -> int:
         traceback.print_exc()
         write_status(task, status.failed(error))
     return EXIT_FAILED
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without taking its objects apart.
+
+    The coordinator of TensorFlow joins a daemon thread when it is collected. At the interpreter's
+    end that thread is stopped already, and a chief that has finished would wait for it for ever.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def returned_metrics(returned: Any) -> dict[str, float]:

@@ -21,8 +21,12 @@ MODEL_FILE = "model.json"
 DESCRIBED_FILE = "described.json"
 TRANSFORMATIONS_FILE = "transformations.json"
 FORMAT = 1
+# The columns that scores add to those of the labels.
+PREDICTION = "prediction"
+MODEL_VERSION = "model_version"
+LABEL_TIME = "label_time"
 
-Flavor = Literal["keras", "tf_keras", "tensorflow", "pickle", "joblib"]
+Flavor = Literal["keras", "tf_keras", "tensorflow", "spark", "pickle", "joblib"]
 Arrays = Literal["columns", "matrix"]
 Method = Literal["predict", "predict_proba", "decision_function"]
 Stage = Literal["development", "staging", "production", "archived"]

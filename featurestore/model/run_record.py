@@ -180,9 +180,7 @@ def parse_metrics(text: str) -> list[MetricValue]:
             # Two workers' lines never mix, but a killed one may leave half a line before the next.
             continue
         step = data.number("step")
-        time = None
-        if data.data.get("time") is not None:
-            time = data.real("time")
+        time = data.optional_real("time")
         for name, value in data.object("metrics").each(JsonObject.real).items():
             found[name, step] = MetricValue(name, step, value, time)
     return sorted(found.values(), key=lambda each: (each.step, each.name))

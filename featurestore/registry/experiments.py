@@ -64,6 +64,7 @@ def find(
     states: Sequence[str] = (),
     trials: bool = False,
     limit: int | None = None,
+    offset: int = 0,
 ) -> list[tuple[str, str]]:
     """Return (experiment, id) of runs, newest first; those of a parent by their number."""
     query = sa.select(_columns.name, _columns.id)
@@ -82,5 +83,10 @@ def find(
     order = [_columns.created.desc(), _columns.id.desc()]
     if parent is not None:
         order = [_columns.number.asc(), _columns.id.asc()]
-    rows = connection.execute(query.order_by(*order).limit(limit))
+    rows = connection.execute(query.order_by(*order).limit(limit).offset(offset))
     return [(str(row.name), str(row.id)) for row in rows]
+
+
+def names(connection: Connection) -> list[str]:
+    """Return the names of experiments."""
+    return list(connection.execute(sa.select(_columns.name).distinct().order_by("name")).scalars())

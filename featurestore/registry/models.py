@@ -93,15 +93,21 @@ def remembered(connection: Connection, name: str) -> list[int]:
 
 def every(connection: Connection, *, name: str | None = None) -> list[tuple[str, int]]:
     """Return name and version of every model, or of every version of one."""
-    query = sa.select(_columns.name, _columns.version).order_by(_columns.name, _columns.version)
-    if name is not None:
-        query = query.where(_columns.name == name)
-    return [(str(row.name), check_version(row.version)) for row in connection.execute(query)]
+    return _where(connection, sa.true() if name is None else _columns.name == name)
+
+
+def _where(connection: Connection, condition: sa.ColumnElement[bool]) -> list[tuple[str, int]]:
+    query = sa.select(_columns.name, _columns.version).where(condition)
+    rows = connection.execute(query.order_by(_columns.name, _columns.version))
+    return [(str(row.name), check_version(row.version)) for row in rows]
+
+
+def of_run(connection: Connection, run: str) -> list[tuple[str, int]]:
+    """Return name and version of the models that a run trained."""
+    return _where(connection, _columns.run == run)
 
 
 def of_dataset(connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
     """Return name and version of the models that were trained on a dataset."""
     same = sa.and_(_columns.dataset == name, _columns.dataset_version == version)
-    query = sa.select(_columns.name, _columns.version).where(same)
-    rows = connection.execute(query.order_by(_columns.name, _columns.version))
-    return [(str(row.name), check_version(row.version)) for row in rows]
+    return _where(connection, same)

@@ -9,7 +9,7 @@ import pytest
 
 import featurestore
 from featurestore.testing.window_conformance import WindowConformance
-from tests.on_spark import OnSpark
+from tests.on_spark import OnSpark, counted_fetches
 
 pytestmark = [pytest.mark.spark]
 ROWS = 2_000
@@ -22,32 +22,16 @@ class TestSpark(OnSpark, WindowConformance):
 def test_rows_and_labels_stay_with_the_executors(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyspark.sql.classic.dataframe import DataFrame
-
-    seen: list[int] = []
-    collect = DataFrame.collect
-
-    def counted(frame: Any) -> Any:
-        rows = collect(frame)
-        seen.append(len(rows))
-        return rows
-
-    def refused(*_: Any, **__: Any) -> Any:
-        raise AssertionError("rows were fetched")
-
     store = featurestore.connect(tmp_path / "store", engine="spark")
     moment = "timestamp_micros(1700000000000000 + id * 1000000) AS t"
     rows = spark.range(ROWS).selectExpr("id % 5 AS key", "id AS number", moment, "id * 0.1D AS x")
     labels = spark.range(ROWS).selectExpr("id % 6 AS key", moment)
     store.create_featuregroup(rows, "w", primary_key=["key", "number"], event_time="t")
-    with monkeypatch.context() as patched:
-        patched.setattr(DataFrame, "collect", counted)
-        for name in ("toPandas", "toArrow", "toLocalIterator", "take", "head"):
-            patched.setattr(DataFrame, name, refused)
+    with counted_fetches(monkeypatch) as fetched:
         asked = featurestore.windows("w.x", ["sum", "max", "count_distinct"], over=["50s", None])
         found = store.get_features(asked, labels=labels, label_time="t").native()
         found.write.parquet(str(tmp_path / "found"))
-    assert sum(seen) < 100
+    assert sum(fetched) < 100
     written = spark.read.parquet(str(tmp_path / "found"))
     assert written.count() == ROWS
     assert written.where("x_count_distinct_50s IS NOT NULL AND x_sum_50s IS NULL").count() > 0

@@ -49,8 +49,13 @@ def test_a_run_keeps_what_was_asked_what_it_read_and_how_it_went(
     assert record.dataset.manifest == sums.manifest.content_hash
     assert [(r["split"], r["seed"], r["epoch"]) for r in record.readers] == [("train", 7, 2)]
     assert "def regression" in record.code["source"]
+    assert record.code["git"] is None or set(record.code["git"]) == {"commit", "dirty"}
     assert record.environment["packages"]["numpy"]
-    assert [attempt["state"] for attempt in record.attempts] == ["finished"]
+    assert record.environment["user"]
+    assert (record.seed, record.readers[0]["global_batch_size"]) == (7, 40)
+    assert record.dataset.version == 1
+    (attempt,) = record.attempts
+    assert (attempt["state"], attempt["exits"]) == ("finished", ["exit code 0"])
     assert run.seconds is not None
     assert run.dataset is not None
     assert run.dataset.name == "sums"
@@ -134,7 +139,7 @@ def test_a_process_that_only_imported_a_kernel_is_no_notebook(tmp_path: Path) ->
     pytest.importorskip("ipykernel.kernelapp")
     log = tmp_path / "worker.log"
     log.write_text("a line\n")
-    with showing_logs([str(log)], None) as show:
+    with showing_logs(lambda: {"worker 0": str(log)}, None) as show:
         show()
 
 

@@ -327,6 +327,59 @@ def test_a_saved_model_answers_by_its_signature_where_it_is_trusted(
 
 
 @pytest.mark.spark
+def test_a_pipeline_of_spark_ml_is_registered_and_scores_as_it_transforms(
+    kept: FeatureStore, flights: TrainingDataset, asked: pa.Table, spark: Any
+) -> None:
+    del spark
+    from pyspark.ml import Pipeline
+    from pyspark.ml.classification import LogisticRegression
+    from pyspark.ml.feature import VectorAssembler
+
+    store = featurestore.connect(kept.location, engine="spark")
+    labels = store.get_featuregroup(
+        store.create_featuregroup(asked, "asked", primary_key="plane", event_time="asked_at").name
+    )
+    features = store.get_features(
+        ["weather.temp", "planes.seats as size"],
+        labels=labels,
+        label_time="asked_at",
+        join_key={"planes": {"plane": "id"}},
+    ).to_spark()
+    stages = [
+        VectorAssembler(inputCols=["temp", "size"], outputCol="inputs"),
+        LogisticRegression(featuresCol="inputs", labelCol="late"),
+    ]
+    pipeline = Pipeline(stages=stages).fit(features)
+    run = a_run(store, flights)
+    pipeline.save(Path(run.path, "artifacts", "pipeline").as_uri())
+    options: dict[str, Any] = {"artifact": "artifacts/pipeline", "trust": True}
+    with pytest.raises(InvalidArgument, match="transformed=False"):
+        experiments.register_model(run, "logistic", **options)
+    options["transformed"] = False
+    with pytest.raises(InvalidArgument, match="engine='spark'"):
+        experiments.register_model(Run(kept.session, run.record), "logistic", **options)
+    with pytest.raises(UntrustedModel):
+        experiments.register_model(run, "logistic", **{**options, "trust": False})
+    model = experiments.register_model(run, "logistic", **options)
+    assert (model.flavor, model.outputs) == ("spark", ("prediction",))
+    wanted = {}
+    for row in pipeline.transform(features).collect():
+        key = row["origin"], row["plane"], row["asked_at"].timestamp()
+        wanted[key] = row["prediction"]
+    scored = store.score("logistic", labels="asked", featuregroup="from_pipeline", trust=True)
+    assert scored.columns == [*asked.column_names, "prediction", "model_version"]
+    found = {}
+    for row in kept.featuregroup("from_pipeline").read().to_arrow().to_pylist():
+        found[row["origin"], row["plane"], row["asked_at"].timestamp()] = row["prediction"]
+    assert found == wanted
+    likely = experiments.register_model(run, "logistic", **options, method="predict_proba")
+    chances = store.score(likely, labels="asked", trust=True).to_arrow()["prediction"].to_pylist()
+    assert all(sum(pair) == pytest.approx(1) for pair in chances)
+    with pytest.raises(InvalidArgument, match="engine='spark'"):
+        kept.score("logistic", labels=asked, trust=True)
+
+
+@pytest.mark.spark
 def test_spark_gives_the_same_predictions(
     kept: FeatureStore, flights: TrainingDataset, asked: pa.Table
 ) -> None:

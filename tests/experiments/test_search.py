@@ -41,7 +41,12 @@ def outcome(study: Study) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "stop"), [("tpe", "asha"), ("random", "median"), ("evolution", None)]
+    ("sampler", "stop"),
+    [
+        ("tpe", "asha"),
+        pytest.param("random", "median", marks=pytest.mark.soak),
+        pytest.param("evolution", None, marks=pytest.mark.soak),
+    ],
 )
 def test_equal_seeds_give_equal_trials_also_when_a_search_goes_on_later(
     kept: FeatureStore, sampler: str, stop: str | None
@@ -151,8 +156,15 @@ def dying(x: int, context: Any) -> dict[str, float]:
 
 
 def test_a_dead_worker_is_replaced_and_its_trial_goes_on(sums: TrainingDataset) -> None:
+    shown: list[str] = []
     study = experiments.search(
-        dying, space={"x": [1, 2, 3, 4]}, metric="y", sampler="grid", parallel=2, dataset=sums
+        dying,
+        space={"x": [1, 2, 3, 4]},
+        metric="y",
+        sampler="grid",
+        parallel=2,
+        dataset=sums,
+        progress=shown.extend,
     )
     runs = {run.params["x"]: run for run in study.runs}
     assert {x: run.state for x, run in runs.items()} == {
@@ -167,6 +179,7 @@ def test_a_dead_worker_is_replaced_and_its_trial_goes_on(sums: TrainingDataset) 
         assert len(runs[x].history("y")) == 40
         assert "from 12" in runs[x].logs()
     assert study.best.params == {"x": 3}
+    assert set(shown) & {f"trial {number} x={number + 1}: from 0" for number in range(4)}
 
 
 DRIVER = """

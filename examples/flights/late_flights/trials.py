@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,12 +64,18 @@ def search(dataset: TrainingDataset, *, trials: int, parallel: int = 2, epochs: 
     )
 
 
-def ablate(dataset: TrainingDataset, *, repeats: int = 2, parallel: int = 2) -> Ablation:
-    """Tell what each feature group is worth to the network."""
+def ablate(
+    dataset: TrainingDataset,
+    *,
+    features: str | Mapping[str, Sequence[str]] = "groups",
+    repeats: int = 2,
+    parallel: int = 2,
+) -> Ablation:
+    """Tell what each feature group, or what lists of features, are worth to the network."""
     return experiments.ablate(
         train,
         dataset=dataset,
-        features="groups",
+        features=features,
         metric="val_auc",
         repeats=repeats,
         parallel=parallel,

@@ -62,7 +62,7 @@ class Model:
 
     @property
     def flavor(self) -> str:
-        """What wrote it: "keras", "tf_keras", "tensorflow", "pickle" or "joblib"."""
+        """What wrote it: "keras", "tf_keras", "tensorflow", "spark", "pickle" or "joblib"."""
         return self.spec.flavor
 
     @property

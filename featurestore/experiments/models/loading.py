@@ -1,7 +1,7 @@
 """Models read from files, by flavor, and what each answers for a batch of arrays.
 
-The Keras format is data: its loader refuses code (``safe_mode``). SavedModel and pickles are
-programs: whoever writes their files decides what runs, so a caller has to allow it.
+The Keras format is data: its loader refuses code (``safe_mode``). SavedModel, pickles and pipelines
+of Spark ML are programs: whoever writes their files decides what runs, so a caller has to allow it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, MissingExtra, ModelDamaged, UntrustedModel
+from featurestore.experiments.models import spark_ml
 from featurestore.model.registered_model import Flavor, ModelSpec
 from featurestore.storage import files
 
@@ -48,9 +49,12 @@ def flavor_of(path: str) -> Flavor:
         return _PICKLED[ending]  # type: ignore[return-value]
     if files.is_file(os.path.join(path, "saved_model.pb")):
         return "tensorflow"
+    if spark_ml.is_pipeline(path):
+        return "spark"
     raise InvalidArgument(
         f"{name!r} is no model of a known format.",
-        hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib",
+        hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib, "
+        "or the folder of a PipelineModel of Spark ML",
     )
 
 
@@ -90,6 +94,8 @@ def load_object(path: str, flavor: str) -> Any:
         return library.models.load_model(path, compile=False, safe_mode=True)
     if flavor == "tensorflow":
         return _library("tensorflow").saved_model.load(path)
+    if flavor == "spark":
+        return spark_ml.load(path)
     if flavor == "joblib":
         return importlib.import_module("joblib").load(path)
     return pickle.loads(files.read_bytes(path))

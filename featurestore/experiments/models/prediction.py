@@ -15,14 +15,16 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidArgument, NullsInColumns, listing
 from featurestore.experiments.models.loading import loaded
 from featurestore.model.arrow_json import type_from_json
-from featurestore.model.registered_model import ModelInput, ModelSpec
+from featurestore.model.registered_model import (
+    LABEL_TIME,
+    MODEL_VERSION,
+    PREDICTION,
+    ModelInput,
+    ModelSpec,
+)
 from featurestore.readers.arrow_numpy import to_numpy
 from featurestore.readers.selection import PRESENT
 from featurestore.transform.fitted import Transformations
-
-PREDICTION = "prediction"
-MODEL_VERSION = "model_version"
-LABEL_TIME = "label_time"
 
 
 @dataclass(frozen=True)

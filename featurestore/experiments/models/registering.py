@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, ModelNotFound, listing
-from featurestore.experiments.models import catalog, loading
+from featurestore.experiments.models import catalog, loading, spark_ml
 from featurestore.experiments.models.prediction import model_arrays, to_columns
 from featurestore.experiments.models.retrieval import retrieval_of
 from featurestore.experiments.run import Run
@@ -22,6 +22,7 @@ from featurestore.model.registered_model import (
     ModelSpec,
 )
 from featurestore.model.times import utc_now
+from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.reading import split_batches
@@ -90,7 +91,12 @@ def register(run: Run, asked: ModelRequest, said: ModelDescribed) -> ModelSpec:
         created=utc_now().isoformat(),
         libraries=_libraries(run),
     )
-    spec = replace(spec, outputs=_tried(spec, path, dataset, fitted))
+    if flavor == "spark" and fitted is not None:
+        raise InvalidArgument(
+            "A pipeline of Spark ML takes features as they are, and the run read them transformed.",
+            hint="transformed=False, and the transformations as stages of the pipeline",
+        )
+    spec = replace(spec, outputs=_tried(run.session, spec, path, dataset, fitted))
     content = None
     if fitted is not None:
         content = fitted.to_bytes()
@@ -195,7 +201,11 @@ def _libraries(run: Run) -> Mapping[str, str]:
 
 
 def _tried(
-    spec: ModelSpec, path: str, dataset: TrainingDataset, fitted: Transformations | None
+    session: Session,
+    spec: ModelSpec,
+    path: str,
+    dataset: TrainingDataset,
+    fitted: Transformations | None,
 ) -> tuple[ModelOutput, ...]:
     """Return the outputs of the model, by asking it for the first rows of its dataset."""
     names = [each.name for each in spec.inputs]
@@ -203,22 +213,30 @@ def _tried(
     batches = split_batches(dataset.path, dataset.manifest, split, columns=names)
     for batch in islice(batches, 1):
         rows = batch.slice(0, _TRIED_ROWS)
-        predict = loading.predictor(
-            loading.load_object(path, spec.flavor), spec.flavor, method=spec.method
-        )
-        try:
-            answers = predict(model_arrays(spec, fitted, rows))
-        except FeatureStoreError:
-            raise
-        except Exception as error:
-            text = str(error).strip().split("\n")[0]
-            raise InvalidArgument(
-                f"The model cannot take the inputs {listing(names)} as {spec.arrays!r}: {text}",
-                hint='arrays="matrix" gives one array of (rows, inputs), arrays="columns" one for '
-                "each input; columns=[...] names them in order",
-            ) from error
+        if spec.flavor == "spark":
+            answers = spark_ml.try_rows(path, spec.method, rows, session.engine)
+        else:
+            loaded = loading.load_object(path, spec.flavor)
+            answers = _answers(spec, loaded, model_arrays(spec, fitted, rows))
         found = []
         for name, column in to_columns(answers, rows.num_rows).items():
             found.append(ModelOutput(name, type_to_json(column.type)))
         return tuple(found)
     raise InvalidArgument(f"Training dataset {dataset.name!r} has no rows to try the model on.")
+
+
+def _answers(spec: ModelSpec, loaded: Any, given: Any) -> Mapping[str, Any]:
+    """Return what a model says of arrays, or say that it cannot take them."""
+    predict = loading.predictor(loaded, spec.flavor, method=spec.method)
+    try:
+        return predict(given)
+    except FeatureStoreError:
+        raise
+    except Exception as error:
+        text = str(error).strip().split("\n")[0]
+        names = [each.name for each in spec.inputs]
+        raise InvalidArgument(
+            f"The model cannot take the inputs {listing(names)} as {spec.arrays!r}: {text}",
+            hint='arrays="matrix" gives one array of (rows, inputs), arrays="columns" one for '
+            "each input; columns=[...] names them in order",
+        ) from error

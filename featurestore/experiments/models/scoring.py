@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from featurestore.errors import ColumnConflict, FeatureNotFound, listing
-from featurestore.experiments.models import loading
-from featurestore.experiments.models.prediction import LABEL_TIME, MODEL_VERSION, PredictBatch
+from featurestore.experiments.models import loading, spark_ml
+from featurestore.experiments.models.prediction import PredictBatch
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, to_reader, to_relation
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.references import parse_group_reference
-from featurestore.model.registered_model import ModelSpec, model_source
+from featurestore.model.registered_model import (
+    LABEL_TIME,
+    MODEL_VERSION,
+    ModelSpec,
+    model_source,
+)
 from featurestore.model.times import to_micros
 from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import Relation
@@ -97,6 +102,13 @@ def score(
             f"The labels have {listing(sorted(set(taken)))}, which predictions are called.",
             hint="rename these columns of the labels",
         )
+    if spec.flavor == "spark":
+        loading.check_files(model.path, spec)
+        rows = session.engine.to_spark(frame.relation)
+        answered = spark_ml.scored(model.artifact, spec, rows, kept=kept, label_time=fixed)
+        adopted = adopt_native(answered, engine=session.engine)
+        assert adopted is not None
+        return FeatureFrame(session, adopted)
     fitted = model.transformations
     if fitted is not None:
         fitted = fitted.portable(without=[n for n in spec.label if n not in model.inputs])

@@ -70,6 +70,7 @@ def connect(
     registry: str | None = None,
     durability: Literal["full", "fast"] | None = None,
     storage_options: Mapping[str, str] | None = None,
+    token: str | None = None,
 ) -> FeatureStore: ...
 def create_featuregroup(
     df: object,
@@ -447,6 +448,7 @@ def create_training_dataset(
     block_rows: int | None = None,
     version: int | None = None,
     compression: str | None = None,
+    max_lengths: Mapping[str, int] | None = None,
     description: str = "",
     tags: Mapping[str, str] | None = None,
     expectations: object = None,

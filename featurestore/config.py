@@ -16,7 +16,7 @@ DEFAULT_LOCATION = "featurestore-data"
 DEFAULT_ENGINE = "duckdb"
 DEFAULT_DURABILITY = "full"
 # Engines that work below URIs of some kinds alone.
-_SCHEMES = {"spark": ("s3",)}
+_SCHEMES = {"spark": ("s3", "hdfs")}
 _KEYS = ("location", "engine", "registry", "durability")
 
 

@@ -401,6 +401,18 @@ class TokenNotFound(FeatureStoreError, LookupError):
     """No token of this id is known to the server."""
 
 
+class QueryEnded(FeatureStoreError, TimeoutError):
+    """A query was ended: it took too long, or nobody waits for it any more."""
+
+
+class ServerUnavailable(FeatureStoreError, ConnectionError):
+    """A served store does not answer, or breaks off."""
+
+
+class UnsupportedRemotely(FeatureStoreError, NotImplementedError):
+    """A call needs the files of a store, and only its server can be reached."""
+
+
 class NotSignedIn(FeatureStoreError, PermissionError):
     """The server wants to know who asks: nobody, or somebody it does not know, did."""
 

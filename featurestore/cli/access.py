@@ -87,7 +87,7 @@ def show_log(
 
     def get(most: int | None, skip: int) -> list[Any]:
         with connected.session.registry.reading() as connection:
-            return audit_log.entries(connection, who=user, limit=most or 100_000, offset=skip)
+            return audit_log.entries(connection, who=user, limit=most, offset=skip)
 
     shown = get_page(context, get, limit=limit, page=page)
     rows = [vars(entry) for entry in shown.items]

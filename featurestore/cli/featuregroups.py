@@ -34,8 +34,6 @@ AsOf = Annotated[
 @app.command("list", epilog="Example: featurestore fg list --output json")
 def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature group."""
-    from featurestore.featuregroups.overview import overview
-
     opened = store(context)
     found = get_page(
         context,
@@ -43,7 +41,7 @@ def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 
         limit=limit,
         page=page,
     )
-    rows = [overview(group) for group in found.items]
+    rows = [group._summary() for group in found.items]
     show_rows(
         context,
         rows,
@@ -57,9 +55,7 @@ def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 
 @app.command(epilog="Example: featurestore fg show weather --version 2")
 def show(context: typer.Context, name: Name, version: Version = None) -> None:
     """Show the definition of a group, its size and its tags."""
-    from featurestore.featuregroups.overview import details
-
-    found = details(store(context).featuregroup(name, version=version))
+    found = store(context).featuregroup(name, version=version)._details()
     columns = found.pop("columns")
     if settings(context).output is Output.JSON:
         show_json({**found, "columns": columns})

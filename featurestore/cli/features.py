@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import typer
 
@@ -18,7 +19,7 @@ from featurestore.cli.output import (
     show_text,
 )
 from featurestore.cli.state import Output, settings, store
-from featurestore.errors import InvalidArgument, listing
+from featurestore.errors import InvalidArgument, UnsupportedRemotely, listing
 
 if TYPE_CHECKING:
     from featurestore.featuregroups.discovery import Match
@@ -103,6 +104,11 @@ def get(
         as_of=as_of,
         include_keys=include_keys,
     )
+    if explain and frame.plan is None:
+        raise UnsupportedRemotely(
+            f"{opened.location} does not send plans.",
+            hint=f"{opened.location}/basket?{urlencode([('feature', each) for each in features])}",
+        )
     if explain:
         show_text(
             context, str(frame.plan), data=None if frame.plan is None else frame.plan.to_json()

@@ -18,7 +18,7 @@ from featurestore.cli.terminal import escaping
 from featurestore.errors import FeatureStoreError
 
 # Options that mean the same for every command and may stand anywhere on the line.
-_GLOBAL = ("--location", "--engine", "--registry", "--output", "--log-format")
+_GLOBAL = ("--location", "--engine", "--registry", "--output", "--log-format", "--token")
 _GLOBAL_FLAGS = ("--wide",)
 
 
@@ -82,7 +82,9 @@ def options(
     location: Annotated[
         str | None,
         typer.Option(
-            help="Directory of the store.", envvar="FEATURESTORE_LOCATION", show_default=False
+            help="Directory of the store, or http://host:8787 of a served one.",
+            envvar="FEATURESTORE_LOCATION",
+            show_default=False,
         ),
     ] = None,
     engine: Annotated[
@@ -107,6 +109,10 @@ def options(
             show_default=False,
         ),
     ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="Of a served store; better in FEATURESTORE_TOKEN.", show_default=False),
+    ] = None,
     _version: Annotated[
         bool,
         typer.Option(
@@ -115,7 +121,7 @@ def options(
     ] = False,
 ) -> None:
     """Compute, version and retrieve features for deep learning."""
-    context.obj = Settings(location, engine, registry, output, wide, log_format)
+    context.obj = Settings(location, engine, registry, output, wide, log_format, token)
     if log_format is not None:
         log_to_stderr(log_format)
 

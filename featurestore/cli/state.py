@@ -31,6 +31,7 @@ class Settings:
     output: Output = Output.TEXT
     wide: bool = False
     log_format: LogFormat | None = None
+    token: str | None = None
 
 
 def settings(context: typer.Context) -> Settings:
@@ -46,12 +47,15 @@ def check_store(options: Settings) -> None:
     """
     from featurestore import config
     from featurestore.errors import ConfigurationError, listing
+    from featurestore.plugins.remote import is_address
     from featurestore.registry import is_store
     from featurestore.storage import files
 
     resolved = config.resolve(
         location=options.location, engine=options.engine, registry=options.registry
     )
+    if is_address(resolved.location):
+        return  # connecting asks the server
     directory = files.location_of(resolved.location)
     if is_store(directory) or resolved.registry is not None:
         return
@@ -72,5 +76,7 @@ def store(context: typer.Context) -> FeatureStore:
 
     options = settings(context)
     check_store(options)
-    connected = connect(options.location, engine=options.engine, registry=options.registry)
+    connected = connect(
+        options.location, engine=options.engine, registry=options.registry, token=options.token
+    )
     return context.with_resource(connected)

@@ -97,6 +97,12 @@ class JsonObject:
             raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
+    def optional_number(self, name: str) -> int | None:
+        """Return a whole number from 0, or None where there is null or nothing."""
+        if self.data.get(name) is None:
+            return None
+        return self.number(name)
+
     def flag(self, name: str) -> bool:
         """Return true or false."""
         value = self.get(name)
@@ -130,6 +136,12 @@ class JsonObject:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(name, "a number")
         return value
+
+    def optional_real(self, name: str) -> float | None:
+        """Return a number, or None where there is null or nothing."""
+        if self.data.get(name) is None:
+            return None
+        return self.real(name)
 
     def each(self, read: Callable[[JsonObject, str], T]) -> dict[str, T]:
         """Return every value, read by one of the methods above.

@@ -38,6 +38,7 @@ class TrainingDatasetRequest:
     block_rows: int | None = None
     version: int | None = None
     compression: str | None = None
+    max_lengths: Mapping[str, int] | None = None
     description: str = ""
     tags: Mapping[str, str] | None = None
     expectations: object = None

@@ -6,8 +6,9 @@ without knowing of them; see docs/adr/0019.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Collection, Iterator, Sequence
+import json
+import threading
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -17,16 +18,27 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import NotAllowed
 from featurestore.registry import tables
+from featurestore.registry.change_watch import ChangeWatch
 from featurestore.registry.database import Registry
-from featurestore.registry.hidden import Hidden
+from featurestore.registry.hidden import Hidden, hidden_from
 
-# Filled at the begin of each reading with what is hidden in it.
+# What is hidden in a reading: in SQLite tables, in Postgres views on settings of the session, as a
+# transaction that writes, be it to a temporary table, is one more that all others have to look at.
 _LISTS = {
-    "hidden_groups": "name text primary key",
-    "hidden_outputs": "kind text, name text, version integer, primary key (kind, name, version)",
+    "hidden_groups": "name text",
+    "hidden_outputs": "kind text, name text, version integer",
     "hidden_sources": "source text, version integer",
-    "hidden_jobs": "name text primary key",
+    "hidden_jobs": "name text",
 }
+_INDEXES = {
+    "hidden_groups": "name",
+    "hidden_outputs": "kind, name, version",
+    "hidden_sources": "source",
+    "hidden_jobs": "name",
+}
+_FILLED = "featurestore_hidden"
+# A connection makes some thirty views before it answers, so many are left open.
+_CONNECTIONS = 15
 _VISIBLE = (
     "not exists (select 1 from hidden_outputs h "
     "where h.kind = {kind} and h.name = {name} and h.version = {version})"
@@ -107,9 +119,10 @@ class CutRegistry(Registry):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Yield a connection that does not see what is hidden."""
-        with super().reading() as connection:
+        with self._connection(immediate=False) as connection:
             _fill(connection, self._hidden)
-            yield connection
+            with connection.begin():
+                yield connection
 
     def check_writable(self) -> NoReturn:
         """Refuse: whoever may change something is given the whole store, after a look at roles."""
@@ -129,13 +142,35 @@ class Views:
 
     def __init__(self, whole: Registry) -> None:
         self._whole = whole
-        self.engine = whole.engine_beside()
+        self._beside = whole.beside(connections=_CONNECTIONS)
+        self.engine = self._beside._engine
         event.listen(self.engine, "connect", _make_views)
-        weakref.finalize(self, self.engine.dispose)
+        self._watch = ChangeWatch(whole)
+        self._lock = threading.Lock()
+        self._state: object = None
+        self._known: dict[tuple[frozenset[str], bool], Hidden] = {}
 
     def registry(self, hidden: Hidden) -> CutRegistry:
         """Return the registry without what is hidden."""
         return CutRegistry(self._whole, self, hidden)
+
+    def registry_for(self, *, granted: Collection[str], reads_store: bool) -> CutRegistry:
+        """Return the registry without what is hidden from somebody, as ``hidden_from`` finds it.
+
+        It is found once and kept until anything is committed to the registry.
+        """
+        rights = (frozenset(granted), reads_store)
+        with self._lock:
+            state = self._watch.state()  # what is found is of this state, or of one after it
+            if state != self._state:
+                self._known.clear()
+                self._state = state
+            hidden = self._known.get(rights)
+            if hidden is None:
+                with self._whole.reading() as connection:
+                    hidden = hidden_from(connection, granted=granted, reads_store=reads_store)
+                self._known[rights] = hidden
+        return self.registry(hidden)
 
 
 def _make_views(connection: Any, _record: object) -> None:
@@ -147,8 +182,15 @@ def _make_views(connection: Any, _record: object) -> None:
         cursor.execute("select quote_ident(current_schema())")
         base = f"{cursor.fetchone()[0]}."
     for name, columns in _LISTS.items():
-        cursor.execute(f"create temporary table {name} ({columns})")
-    cursor.execute("create index hidden_sources_source on hidden_sources (source)")
+        if is_sqlite:
+            cursor.execute(f"create temporary table {name} ({columns})")
+            cursor.execute(f"create index {name}_columns on {name} ({_INDEXES[name]})")
+        else:
+            # Without the setting the view is an error: nothing is shown before it is known.
+            cursor.execute(
+                f"create temporary view {name} as select * from jsonb_to_recordset("
+                f"current_setting('featurestore.{name}')::jsonb) as h({columns})"
+            )
     for table in tables.metadata.sorted_tables:
         cursor.execute(_view(table, base))
     cursor.close()
@@ -170,19 +212,42 @@ def _view(table: sa.Table, base: str) -> str:
 
 
 def _fill(connection: Connection, hidden: Hidden) -> None:
-    """Write the lists of what is hidden, in place of those of the reading before."""
-    for name in _LISTS:
-        connection.exec_driver_sql(f"delete from {name}")
-    _insert(connection, "hidden_groups", ("name",), [(name,) for name in hidden.groups])
-    _insert(connection, "hidden_jobs", ("name",), [(name,) for name in hidden.jobs])
-    _insert(connection, "hidden_outputs", ("kind", "name", "version"), hidden.outputs)
-    _insert(connection, "hidden_sources", ("source", "version"), hidden.sources)
+    """Write the lists of what is hidden, unless those of the reading before are the same."""
+    known = connection.info
+    if known.get(_FILLED) is hidden:
+        return
+    known.pop(_FILLED, None)
+    lists: dict[str, list[tuple[Any, ...]]] = {
+        "hidden_groups": list(zip(hidden.groups)),
+        "hidden_outputs": list(hidden.outputs),
+        "hidden_sources": list(hidden.sources),
+        "hidden_jobs": list(zip(hidden.jobs)),
+    }
+    with connection.begin():
+        for name, rows in lists.items():
+            if connection.dialect.name == "sqlite":
+                _write_table(connection, name, rows)
+            else:
+                _write_setting(connection, name, rows)
+    known[_FILLED] = hidden
 
 
-def _insert(
-    connection: Connection, name: str, columns: Sequence[str], rows: Collection[tuple[Any, ...]]
-) -> None:
-    target = sa.table(name, *map(sa.column, columns))
-    values = [dict(zip(columns, row, strict=True)) for row in rows]
-    if values:
-        connection.execute(target.insert(), values)
+def _column_names(name: str) -> list[str]:
+    return [column.split()[0] for column in _LISTS[name].split(", ")]
+
+
+def _write_table(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
+    connection.exec_driver_sql(f"delete from {name}")
+    if rows:
+        columns = _column_names(name)
+        marks = ", ".join("?" * len(columns))
+        connection.exec_driver_sql(f"insert into {name} values ({marks})", rows)
+
+
+def _write_setting(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
+    columns = _column_names(name)
+    told = []
+    for row in rows:
+        told.append(dict(zip(columns, row, strict=True)))
+    setting = sa.select(sa.func.set_config(f"featurestore.{name}", json.dumps(told), False))
+    connection.execute(setting)

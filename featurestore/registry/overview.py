@@ -95,10 +95,11 @@ class Incident:
 def counts(connection: Connection) -> dict[str, int]:
     """Return how many groups, features, datasets, views and jobs there are, versions not counted."""
     groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
+    latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
     columns = (
         sa.select(sa.func.count())
-        .select_from(features.join(featuregroups))
-        .where(features.c.role == "feature", is_latest(featuregroups))
+        .select_from(features)
+        .where(features.c.role == "feature", features.c.featuregroup_id.in_(latest))
     )
     datasets = sa.select(sa.func.count(sa.distinct(training_datasets.c.name)))
     views = sa.select(sa.func.count(sa.distinct(feature_views.c.name)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,13 @@ from featurestore import __version__
 from featurestore.errors import missing_extra
 from featurestore.registry.cut import Views
 from featurestore.server.access.provider import ProviderClient
-from featurestore.server.headers import API, HEADERS
+from featurestore.server.headers import API
 from featurestore.server.origins import known_hosts
 from featurestore.server.settings import ServerSettings, is_loopback
 from featurestore.store import FeatureStore
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI, Request, Response
+    from fastapi import FastAPI
 
 
 def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> FastAPI:
@@ -32,11 +31,14 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
     from featurestore.server.api import router as api
+    from featurestore.server.etags import Tags
     from featurestore.server.failures import answer_errors
     from featurestore.server.guard import check_form, find_visitor
+    from featurestore.server.kept import Kept
     from featurestore.server.limits import BodyLimit
     from featurestore.server.pages import router as pages
     from featurestore.server.pages.sign_in import router as sign_in
+    from featurestore.server.streams.uploads import MEDIA_TYPE
 
     app = FastAPI(
         title="Feature store",
@@ -58,8 +60,12 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     static = str(files("featurestore.server").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static), name="static")
     answer_errors(app)
-    app.add_middleware(BodyLimit, most=app.state.settings.body)
-    _add_headers(app)
+    larger = app.state.settings.upload + app.state.settings.body
+    app.add_middleware(
+        BodyLimit, most=app.state.settings.body, larger={MEDIA_TYPE.encode(): larger}
+    )
+    app.add_middleware(Tags)
+    app.add_middleware(Kept)
     # Who can make a browser resolve a name of theirs to this machine still cannot read from it.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_hosts(app.state.settings))
     return app
@@ -73,23 +79,3 @@ def _hosts(settings: ServerSettings) -> list[str]:
     if settings.names or is_loopback(settings.host):
         return known_hosts(settings.host, settings.names)
     return ["*"]
-
-
-def _add_headers(app: FastAPI) -> None:
-    """Add the headers that keep a page to itself, and tags by which answers are not sent again."""
-    from fastapi.responses import PlainTextResponse
-
-    from featurestore.server.etags import tag_answer
-    from featurestore.server.origins import comes_from_elsewhere
-
-    @app.middleware("http")
-    async def add(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        if comes_from_elsewhere(request.method, request.headers):
-            response: Response = PlainTextResponse("A page of another site sent this.", 403)
-        else:
-            response = await tag_answer(request, await call_next(request))
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        return response

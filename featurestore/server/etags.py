@@ -3,39 +3,75 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
 
 if TYPE_CHECKING:
-    from fastapi import Request, Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _TAGGED = ("application/json", "text/html")
 
 
-async def tag_answer(request: Request, response: Response) -> Response:
-    """Return an answer with its tag, or 304 where the client named that tag.
+class Tags:
+    """Gives whole answers of the REST interface and pages a tag, or says 304 to who named it.
 
-    Streams and files are left as they are: only whole answers of the REST interface and pages are
-    hashed.
+    Streams and files are passed on as they come.
     """
-    from starlette.responses import Response as Whole
 
-    kind = response.headers.get("content-type", "").split(";")[0]
-    if request.method != "GET" or response.status_code != 200 or kind not in _TAGGED:
-        return response
-    streamed: Any = response
-    body = b"".join([bytes(chunk) async for chunk in streamed.body_iterator])
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {**response.headers, "etag": tag, "cache-control": "private, no-cache"}
-    if _is_known(request.headers.get("if-none-match", ""), tag):
-        headers.pop("content-length", None)
-        return Whole(status_code=304, headers=headers)
-    return Whole(body, status_code=200, headers=headers)
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+            return
+        named = Headers(scope=scope).get("if-none-match", "")
+        await self._app(scope, receive, _Held(send, named))
 
 
-def _is_known(named: str, tag: str) -> bool:
+class _Held:
+    """Holds an answer that gets a tag until all of it is there."""
+
+    def __init__(self, send: Send, named: str) -> None:
+        self._send = send
+        self._named = named
+        self._start: Message | None = None
+        self._body = bytearray()
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and _is_tagged(message):
+            self._start = message
+        elif self._start is None or message["type"] != "http.response.body":
+            await self._send(message)
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._finish(self._start)
+
+    async def _finish(self, start: Message) -> None:
+        body = bytes(self._body)
+        tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        headers = MutableHeaders(scope=start)
+        headers["etag"] = tag
+        headers.setdefault("cache-control", "private, no-cache")
+        if is_known(self._named, tag):
+            start["status"] = 304
+            del headers["content-length"]
+            body = b""
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _is_tagged(start: Message) -> bool:
+    kind = MutableHeaders(scope=start).get("content-type", "").split(";")[0]
+    return start["status"] == 200 and kind in _TAGGED
+
+
+def is_known(named: str, tag: str) -> bool:
     """Tell whether a header names a tag.
 
-    >>> _is_known('"a", W/"b"', '"b"'), _is_known("*", '"b"'), _is_known("", '"b"')
+    >>> is_known('"a", W/"b"', '"b"'), is_known("*", '"b"'), is_known("", '"b"')
     (True, True, False)
     """
     known = [each.strip().removeprefix("W/") for each in named.split(",")]

@@ -13,6 +13,7 @@ from featurestore.server.access import visitors
 from featurestore.server.access.secrets import is_form_token
 from featurestore.server.access.visitors import Visitor
 from featurestore.server.settings import ServerSettings
+from featurestore.server.streams.uploads import MEDIA_TYPE as UPLOAD
 from featurestore.store import FeatureStore
 
 COOKIE = "featurestore"
@@ -85,8 +86,8 @@ async def check_token(request: Request, cookie: str) -> None:
     Raises:
         NotAllowed: The token is missing or wrong.
     """
-    given = request.headers.get(FORM_HEADER)
-    if given is None:
+    given = request.headers.get(FORM_HEADER, "")
+    if not given and request.headers.get("content-type") != UPLOAD:  # which may be of any length
         given = (await form_of(request)).get(FORM_FIELD, "")
     if not is_form_token(cookie, given):
         raise NotAllowed("This form is of no page of this browser.", hint="open the page again")

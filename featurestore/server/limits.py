@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -14,28 +15,34 @@ if TYPE_CHECKING:
 
 
 class BodyLimit:
-    """Refuses requests whose body is longer than ``most`` bytes, whether they say so or not."""
+    """Refuses requests whose body is longer than ``most`` bytes, whether they say so or not.
 
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
+    ``larger``: by content type, where another limit holds: of what is written down as it comes.
+    """
+
+    def __init__(self, app: ASGIApp, *, most: int, larger: Mapping[bytes, int]) -> None:
         self._app = app
         self._most = most
+        self._larger = larger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > self._most:
-                await self._refuse(send)
-                return
-        await self._app(scope, _Counted(receive, self._most), send)
+        headers = dict(scope["headers"])
+        most = self._larger.get(headers.get(b"content-type", b""), self._most)
+        said = headers.get(b"content-length", b"")
+        if said.isdigit() and int(said) > most:
+            await self._refuse(send, most)
+            return
+        await self._app(scope, _Counted(receive, most), send)
 
-    async def _refuse(self, send: Send) -> None:
+    async def _refuse(self, send: Send, most: int) -> None:
         told = {
             "type": "about:blank",
             "title": "Request too long",
             "status": 413,
-            "detail": f"A request has at most {self._most:,} bytes.",
+            "detail": f"A request has at most {most:,} bytes.",
         }
         headers = [(b"content-type", MEDIA_TYPE.encode()), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 413, "headers": headers})

@@ -43,6 +43,9 @@ class ServerSettings:
         key: File of the certificate's key.
         behind_proxy: A proxy on this machine ends TLS and says who asks.
         body: The most bytes of a request.
+        upload: The most bytes of rows that a client sends (labels, writes); they lie on disk.
+        seconds: How long the next rows of a query may take, to be computed or to be taken by the
+            client, before it is ended.
         provider: Who else says who somebody is.
         rows: The most rows that a page or an answer of the REST interface shows of a group.
         page: How many lines of a list are on a page.
@@ -56,6 +59,8 @@ class ServerSettings:
     key: str | None = None
     behind_proxy: bool = False
     body: int = 1 << 20
+    upload: int = 8 << 30
+    seconds: float = 600.0
     provider: Provider | None = None
     rows: int = 100
     page: int = 50

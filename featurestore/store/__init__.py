@@ -11,6 +11,7 @@ from featurestore.config import check_remote
 from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import answering
 from featurestore.plugins.engine import find_engine
+from featurestore.plugins.remote import is_address
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.location import is_uri, use_options
@@ -65,12 +66,14 @@ def connect(
     registry: str | None = None,
     durability: Literal["full", "fast"] | None = None,
     storage_options: Mapping[str, str] | None = None,
+    token: str | None = None,
 ) -> FeatureStore:
     """Connect to the store at a directory and make it the module's current store.
 
     Args:
-        location: Directory, ``s3://bucket/prefix`` or ``hdfs://namenode:port/path``; else
-            ``$FEATURESTORE_LOCATION``, featurestore.toml found upwards, ``./featurestore-data``.
+        location: Directory, ``s3://bucket/prefix``, ``hdfs://namenode:port/path``, or
+            ``http://host:8787`` of ``featurestore serve``; else ``$FEATURESTORE_LOCATION``,
+            featurestore.toml found upwards, ``./featurestore-data``.
         engine: "duckdb" (default), "spark" or any entry point of
             ``featurestore.plugins.lookup.engine``.
         registry: SQLAlchemy URL; default is SQLite in the location. A URI needs one: Postgres, or
@@ -83,6 +86,8 @@ def connect(
         storage_options: How to reach the storage of a URI: ``aws_region``, ``aws_endpoint_url``,
             ``aws_access_key_id``, ..., or settings of Hadoop's client; else the environment and the
             usual files say it. Credentials are never written down.
+        token: What ``featurestore user token`` made, for a served store; else
+            ``$FEATURESTORE_TOKEN``.
 
     >>> with featurestore.connect("my-store") as store:
     ...     store.get_featuregroups()
@@ -97,6 +102,14 @@ def connect(
     settings = config.resolve(
         location=location, engine=named, registry=registry, durability=durability
     )
+    if is_address(settings.location):
+        _current.store = _connect_remotely(settings.location, token)
+        return _current.store
+    if token is not None:
+        raise InvalidArgument(
+            f"token= is for a served store, and the location is {settings.location!r}.",
+            hint="featurestore.connect('http://host:8787', token='fs_...')",
+        )
     directory = files.location_of(settings.location)
     if is_uri(directory):
         check_remote(directory, settings)
@@ -121,3 +134,9 @@ def connect(
         recover(session)
     _current.store = FeatureStore(session)
     return _current.store
+
+
+def _connect_remotely(address: str, token: str | None) -> FeatureStore:
+    from featurestore.store.remote import RemoteFeatureStore
+
+    return RemoteFeatureStore(address, token=token or os.environ.get("FEATURESTORE_TOKEN"))

@@ -41,6 +41,7 @@ class TrainingDatasetCalls(Connected):
         block_rows: int | None = None,
         version: int | None = None,
         compression: str | None = None,
+        max_lengths: Mapping[str, int] | None = None,
         description: str = "",
         tags: Mapping[str, str] | None = None,
         expectations: object = None,
@@ -77,6 +78,9 @@ class TrainingDatasetCalls(Connected):
             block_rows: Rows of a block, the unit that readers shuffle; default 1024.
             version: The version to make; None takes the next one.
             compression: "GZIP" for tfrecord (gives up random access).
+            max_lengths: ``{column: n}``: no list has more items, no text more bytes (else nothing
+                is written). Records of tfrecord then keep room for the longest one and stay of one
+                width, the fast layout.
             description: What it is for.
             tags: Small texts to find it by.
             expectations: What the rows must fulfil, as for feature groups.
@@ -126,6 +130,7 @@ class TrainingDatasetCalls(Connected):
             block_rows=block_rows,
             version=version,
             compression=compression,
+            max_lengths=max_lengths,
             description=description,
             tags=tags,
             expectations=expectations,

@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 import featurestore
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
+from tests.server.trained import train
 
 HARM = "<script>alert('x')</script>\"'{{ 'xyz' * 3 }}"
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -66,6 +67,7 @@ def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureSt
         for _ in range(2):
             store.create_training_dataset(frame, "sells", label="good", progress=False)
         store.create_feature_view("selling", features=["visits.sales"], description=HARM)
+        train(store, "sells", "seller", text=HARM)
         file = folder / "shop_jobs.py"
         file.write_text(JOBS)
         store.register_jobs(file)

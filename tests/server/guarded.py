@@ -14,6 +14,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
+from tests.server.trained import train
 
 ROOT = Actor("root", "command line")
 PASSWORD = "a horse on a hill"
@@ -67,6 +68,7 @@ def fill(store: FeatureStore, folder: Path) -> None:
         for _ in range(2):
             store.create_training_dataset(frame, f"of_{group}", label="good", progress=False)
         store.create_feature_view(f"view_{group}", features=[f"{group}.pay"])
+        train(store, f"of_{group}", f"model_{group}")
     (folder / "pay_jobs.py").write_text(JOB)
     store.register_jobs(folder / "pay_jobs.py")
     store.backfill_job("raise_pay", NOON, NOON + timedelta(hours=1))

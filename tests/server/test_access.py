@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 import featurestore
 from featurestore.registry import audit_log
 from featurestore.server.access import changes
+from featurestore.server.streams.uploads import MEDIA_TYPE
 from featurestore.store import FeatureStore
 from tests.server.guarded import PASSWORD, ROOT, USERS, client_of, field_of, fill, sign_in, token_of
 
@@ -34,12 +35,21 @@ CHANGES = {
     ("GET", "/account"): "browser",
 }  # fmt: skip
 READERS = {"ann", "wil", "rea", "mia"}
+WRITERS = {"ann", "wil"}
+# Empty requests: which writes land is in test_remote_writes.
+WRITES = {
+    ("POST", "/api/v1/featuregroups/{name}"),
+    ("POST", "/api/v1/featuregroups/{name}/{version}/rows"),
+    ("POST", "/api/v1/featuregroups/{name}/{version}/deletions"),
+    ("POST", "/api/v1/featuregroups/{name}/{version}/tags"),
+}
 ADMINS = {("GET", "/audit")}
 VALUES = {
     "name": {"groups": "visits", "featuregroups": "visits", "datasets": "of_visits",
              "training-datasets": "of_visits", "views": "view_visits", "jobs": "raise_pay",
-             "monitors": "watch_pay"},
-    "version": "1", "split": "train", "run_id": "none", "identifier": "none",
+             "monitors": "watch_pay", "models": "model_visits"},
+    "run_id": {"experiments": "20240301-120000-model-visits"},
+    "path:path": "train/tfrecord-00000-of-00001", "version": "1", "split": "train", "identifier": "none",
 }  # fmt: skip
 
 
@@ -73,11 +83,18 @@ def address_of(path: str, group: str = "visits") -> str:
         if isinstance(value, dict):
             value = value.get(noun, "none")
         path = path.replace(f"{{{name}}}", value.replace("visits", group))
-    if path == "/api/v1/search":
+    if path in ("/api/v1/search", "/api/v1/matches"):
         path += "?q=pay"
     if path.endswith("/diff"):
         path += "?against=2"
+    if path.endswith("/compare"):
+        path += f"?run=20240301-120000-model-{group}&run=20240302-120000-model-{group}"
     return path
+
+
+def is_of_one(path: str) -> bool:
+    """Tell whether a route is about one thing of the store, which may be private."""
+    return "{name}" in path or "{run_id}" in path or path.endswith("/compare")
 
 
 def test_each_route_lets_in_whom_it_may(client: TestClient, guarded_store: FeatureStore) -> None:
@@ -117,10 +134,17 @@ def expected_of(method: str, path: str, who: str) -> set[int]:
     user, _, scope = who.partition(" ")
     if (method, path) in ADMINS:
         return {200} if user == "ann" and not scope else {403}
-    if "{run_id}" in path:
+    noun = path.removeprefix("/api/v1").split("/")[1]
+    if "{run_id}" in path and noun == "jobs":
         return {404}
-    if "{name}" in path:
-        noun = path.removeprefix("/api/v1").split("/")[1]
+    if path == "/api/v1/rows":
+        return {400}  # an empty request; what it may read is in test_remote_client
+    if (method, path) in WRITES:
+        if user in READERS:
+            writes = user in WRITERS and scope != "read"
+            return {400, 422} if writes else {403}
+        return {403, 404}
+    if is_of_one(path):
         # The job reads a private group and writes a public one; the monitor watches the private one.
         sees = {"jobs": {"ann", "mia"}, "monitors": {"ann", "mia", "own"}}
         return {200, 307} if user in sees.get(noun, READERS) else {404}
@@ -134,15 +158,16 @@ def test_what_is_private_is_nowhere(
     """Every page that links lead to, and every address of the REST interface, by itself too."""
     headers = token_of(guarded_store, name)
     for method, path in routes_of(client):
-        if "{name}" in path:
+        if is_of_one(path):
             answer = client.request(method, address_of(path, "salaries"), headers=headers)
             assert answer.status_code == 404, path
     assert "boss_of_salaries" not in crawl(client, headers)
     basket = client.get("/basket?feature=salaries.pay&q=pay", headers=headers)
     assert "boss_of_salaries" not in basket.text
     for text in ("salaries", "boss_of", "pay"):
-        found = client.get("/api/v1/search", params={"q": text}, headers=headers)
-        assert "salaries" not in found.text
+        for search in ("search", "matches"):
+            found = client.get(f"/api/v1/{search}", params={"q": text}, headers=headers)
+            assert "salaries" not in found.text
     lineage = client.get("/api/v1/lineage?node=featuregroup:raises@1", headers=headers).text
     assert "salaries" not in lineage
     commits = client.get("/api/v1/featuregroups/raises/1/commits", headers=headers)
@@ -156,6 +181,7 @@ def test_what_is_private_is_nowhere(
 def crawl(client: TestClient, headers: dict[str, str]) -> str:
     """Return all pages that a user reaches by links; none of them may name what is private."""
     waiting = deque(["/", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"])
+    waiting += ["/experiments", "/models", "/api/v1/experiments", "/api/v1/models"]
     waiting += ["/search?q=pay", "/metrics", "/api/v1/store", "/api/v1/features"]
     seen: dict[str, str] = {}
     while waiting:
@@ -217,6 +243,7 @@ def test_forms_need_the_token_of_the_browser(client: TestClient) -> None:
     address = "/datasets/of_visits/1/verify"
     assert client.post(address).status_code == 403
     assert client.post(address, data={"form_token": "0" * 64}).status_code == 403
+    assert client.post(address, data={"form_token": "\u00e4" * 64}).status_code == 403
     token = field_of(client.get(address).text)
     assert client.post(address, data={"form_token": token}).status_code == 200
     assert client.post("/api/v1/training-datasets/of_visits/1/verify").status_code == 403
@@ -225,6 +252,19 @@ def test_forms_need_the_token_of_the_browser(client: TestClient) -> None:
     form = {"name": "rea", "password": PASSWORD, "form_token": token}
     client.cookies.clear()
     assert client.post("/sign-in", data=form).status_code == 403
+
+
+def test_a_stream_is_not_searched_for_the_token_of_a_form(client: TestClient) -> None:
+    """Or a page could make the server hold in memory what may be of any length."""
+    assert sign_in(client, "rea") == 303
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b"x" * 100_000
+
+    for kind, status in ((MEDIA_TYPE, 403), ("application/x-www-form-urlencoded", 413)):
+        answer = client.post("/api/v1/rows", content=parts(), headers={"Content-Type": kind})
+        assert answer.status_code == status
 
 
 def test_guessing_passwords_is_slowed_down(client: TestClient, guarded_store: FeatureStore) -> None:

@@ -51,7 +51,8 @@ def test_a_walk_goes_from_source_to_dataset_and_back(client: TestClient) -> None
     around = keys("featuregroup:visits@2")
     assert {"training_dataset:sells@1", "training_dataset:sells@2"} <= around
     assert "job:doubled" in keys("featuregroup:doubled@1")
-    assert keys("training_dataset:sells@1", up=0) == {"training_dataset:sells@1"}
+    below = {"training_dataset:sells@1", "model:seller@1", "model:seller@2"}
+    assert keys("training_dataset:sells@1", up=0) == below
     whole = client.get("/api/v1/lineage").json()
     assert whole["complete"]
     assert {"from": "job:doubled", "to": "featuregroup:doubled@1"} in whole["edges"]

@@ -11,12 +11,14 @@ import pytest
 from starlette.testclient import TestClient
 
 import featurestore
+from featurestore import experiments
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.headers import POLICY
 from featurestore.store import FeatureStore
 from tests.server.conftest import HARM
 
 STARTS = ["/", "/search?q=s", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"]
+STARTS += ["/experiments", "/models"]
 STARTS += ["/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed&fresh=1d&owner=ann"]
 
 
@@ -87,6 +89,8 @@ def test_an_empty_store_shows_what_to_type_and_its_lists_are_empty(
         "/jobs",
         "/monitors",
         "/lineage",
+        "/experiments",
+        "/models",
         "/search?q=x",
     ]:
         assert empty_client.get(address).status_code == 200
@@ -151,6 +155,41 @@ def test_a_monitor_shows_its_windows_and_findings_as_the_library_has_them(
     findings = sum(len(each.findings) for each in history[3:6])
     assert len(table) == findings + 1
     assert client.get("/monitors/doubled").status_code == 404
+
+
+def test_two_runs_are_drawn_over_one_another(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    runs = experiments.get_runs("seller", store=served_store)[1:]
+    listed = client.get("/experiments?name=seller&dataset=sells&version=1&page=1").text
+    for run in runs:
+        assert f'href="/experiments/{run.id}"' in listed
+        assert f"{run.params['rate']}</td>" in listed
+    ids = "&".join(f"run={run.id}" for run in runs)
+    text = client.get(f"/experiments/compare?{ids}").text
+    assert len(re.findall('<polyline class="run-[12]" points="64.0,', text)) == 2
+    table = client.get(f"/experiments/compare?{ids}&format=csv").text.splitlines()
+    losses = [line for line in table if ",loss," in line]
+    told = []
+    for run in runs:
+        for step, value in run.history("loss").items():
+            told.append(f"{run.id},loss,{step},{value}")
+    assert losses == told
+    for wrong in ("", f"run={runs[0].id}", f"{ids}&run=third"):
+        assert client.get(f"/experiments/compare?{wrong}").status_code == 400
+    assert client.get(f"/experiments/compare?run={runs[0].id}&run=none-such").status_code == 404
+
+
+def test_models_lead_to_run_dataset_and_lineage(client: TestClient) -> None:
+    text = client.get("/models/seller/2").text
+    for address in ("/datasets/sells/1", "/experiments/2024", "/models/seller/1", "/lineage?node="):
+        assert f'href="{address}' in text
+    assert 'href="/models/seller/2"' in client.get("/datasets/sells/1").text
+    table = client.get("/models?format=csv").text.splitlines()
+    assert [line.split(",")[:3] for line in table[1:]] == [
+        ["seller", "2", "development"],
+        ["seller", "1", "development"],
+    ]
 
 
 def test_prometheus_reads_what_the_library_says(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -99,12 +102,45 @@ def test_beyond_this_machine_it_listens_only_where_people_sign_in(tmp_path: Path
         process.communicate(timeout=60)
 
 
-def _read(address: str, headers: dict[str, str] | None = None) -> str:
+def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed: nothing makes a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    made += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    made += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = str(Path(sys.executable).with_name("featurestore"))
+    words = [command, "--location", str(tmp_path / "store"), "serve", "--port", str(port)]
+    words += ["--tls-certificate", str(certificate), "--tls-key", str(key)]
+    featurestore.connect(tmp_path / "store").close()
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert f"https://127.0.0.1:{port}" in process.stdout.readline()
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        assert _read(f"https://localhost:{port}/healthz", context=trusted) == "ok\n"
+        with pytest.raises((OSError, http.client.HTTPException)):
+            urllib.request.urlopen(f"http://localhost:{port}/healthz", timeout=10)
+    finally:
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def _read(
+    address: str,
+    headers: dict[str, str] | None = None,
+    *,
+    context: ssl.SSLContext | None = None,
+) -> str:
     request = urllib.request.Request(address, headers=headers or {})
     until = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
+            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
                 return str(answer.read().decode())
         except OSError:
             if time.monotonic() > until:

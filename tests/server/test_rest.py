@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from starlette.testclient import TestClient
 
 import featurestore
+from featurestore import experiments
 from featurestore.featuregroups.overview import details
 from featurestore.server import create_app
 from featurestore.server.records.jsonable import jsonable
@@ -43,6 +44,19 @@ def test_what_it_says_of_datasets_and_jobs_is_what_the_library_says(
     assert {run["state"] for run in runs} == {"done"}
     assert "log" not in runs[0]
     assert client.get("/api/v1/jobs/doubled").json()["definition"]["name"] == "doubled"
+
+
+def test_what_it_says_of_runs_and_models_is_what_the_library_says(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    runs = experiments.get_runs("seller", store=served_store)
+    told = client.get("/api/v1/experiments?name=seller&dataset=sells").json()["items"]
+    assert [each["run"] for each in told] == [run.id for run in runs]
+    run = client.get(f"/api/v1/experiments/{runs[-1].id}").json()
+    assert run["reported"]["loss"] == {"1": 0.1, "2": 0.05, "3": 0.1 / 3}
+    model = experiments.get_model("seller", store=served_store)
+    assert client.get("/api/v1/models/seller/2").json() == jsonable(model.to_json())
+    assert len(client.get("/api/v1/models").json()["items"]) == 2
 
 
 def test_lists_come_by_page(client: TestClient) -> None:
@@ -82,6 +96,8 @@ def test_the_interface_keeps_to_its_description(served_store: FeatureStore) -> N
     schema = schemathesis.openapi.from_asgi(
         "/api/v1/openapi.json", app, headers={"Host": "localhost"}
     )
+    # A stream has no description that requests could be made from: see test_remote_client.
+    schema = schema.exclude(path=["/api/v1/rows"]).exclude(tag="writes")
     operations = 0
     for found in schema.get_all_operations():
         operation = found.ok()

@@ -2,8 +2,16 @@
 
 from fastapi import APIRouter
 
-from featurestore.server.api import featuregroups, jobs, store, training_datasets
+from featurestore.server.api import (
+    experiments,
+    featuregroups,
+    jobs,
+    rows,
+    store,
+    training_datasets,
+    writes,
+)
 
 router = APIRouter()
-for _module in (store, featuregroups, training_datasets, jobs):
+for _module in (store, featuregroups, training_datasets, jobs, experiments, rows, writes):
     router.include_router(_module.router)

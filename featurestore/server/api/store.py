@@ -35,6 +35,17 @@ def find(
     return Items(items=[record(asdict(each)) for each in found], next=None)
 
 
+@router.get("/matches")
+def list_matches(
+    store: Store,
+    q: Annotated[str, Query(min_length=1, max_length=200, description="A part of a text.")],
+    limit: Limit = 1000,
+) -> Items:
+    """Return what the library's own search finds, for clients."""
+    found = store.search(q, limit=limit) if q.strip() else []
+    return Items(items=[record(asdict(each)) for each in found], next=None)
+
+
 @router.get("/features")
 def list_features(
     store: Store,

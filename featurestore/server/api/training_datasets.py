@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from featurestore.server.api.answers import (
     REFUSALS,
@@ -19,8 +20,13 @@ from featurestore.server.api.answers import (
 )
 from featurestore.server.context import Store
 from featurestore.server.records import training_datasets as records
+from featurestore.server.streams.files import file_response
 
 router = APIRouter(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
+_PART: dict[int | str, dict[str, Any]] = {
+    206: {"description": "The rest of the file.", "content": {"application/octet-stream": {}}},
+    416: {"description": "The file ends before."},
+}
 Split = Annotated[str, Path(max_length=200, description="A split.")]
 
 
@@ -57,6 +63,28 @@ def get_version(store: Store, name: Name, version: Version) -> dict[str, Any]:
 def get_statistics(store: Store, name: Name, version: Version, split: Split) -> dict[str, Any]:
     """Return the statistics of a split (statistics.schema.json)."""
     return record(store.get_training_dataset(name, version=version).statistics(split).to_json())
+
+
+@router.get("/{name}/{version}/manifest")
+def get_manifest(store: Store, name: Name, version: Version) -> Response:
+    """Return the manifest as it is stored; the files that it names can be read by their paths."""
+    manifest = store.get_training_dataset(name, version=version).manifest
+    return Response(manifest.to_bytes(), media_type="application/json")
+
+
+@router.get(
+    "/{name}/{version}/files/{path:path}", response_class=StreamingResponse, responses=_PART
+)
+def get_file(
+    request: Request,
+    store: Store,
+    name: Name,
+    version: Version,
+    path: Annotated[str, Path(max_length=1000, description="A path that the manifest names.")],
+) -> StreamingResponse:
+    """Return a file of a version, or the rest of it (``Range: bytes=1000-``)."""
+    dataset = store.get_training_dataset(name, version=version)
+    return file_response(dataset, path, request.headers.get("range", ""))
 
 
 @router.post("/{name}/{version}/verify")

@@ -32,7 +32,7 @@ def draw(graph: Graph, *, focus: Node | None, address: str) -> Markup:
     parts = [
         Markup(
             '<svg class="graph" viewBox="0 0 {width} {height}" width="{width}" '
-            'height="{height}" role="img" aria-label="lineage of {count} things">'
+            'height="{height}" role="group" aria-label="lineage of {count} things">'
         ).format(width=max(width, 1), height=max(height, 1), count=len(graph.nodes))
     ]
     for before, after in graph.edges:

@@ -20,8 +20,10 @@ from featurestore.model.printable import printable_line, value_text
 from featurestore.model.statistics import ColumnStatistics
 from featurestore.server.access.secrets import form_token
 from featurestore.server.access.visitors import Visitor
+from featurestore.server.pages.markdown import markdown
 
 _LONGEST = 24
+_LONGEST_VALUE = 48
 
 
 def page(request: Request, template: str, **values: Any) -> HTMLResponse:
@@ -37,7 +39,8 @@ def error_page(request: Request, status: int, told: Mapping[str, object]) -> HTM
 def is_partial(request: Request) -> bool:
     """Tell whether a script asks for the part of a page that changed."""
     headers = request.headers
-    return headers.get("hx-request") == "true" and "hx-history-restore-request" not in headers
+    whole = "hx-history-restore-request" in headers or "hx-boosted" in headers
+    return headers.get("hx-request") == "true" and not whole
 
 
 def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
@@ -54,14 +57,14 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 def _cell(value: object) -> str:
     """Return a value as a cell; a text that a spreadsheet would compute is kept a text.
 
-    >>> _cell("=1+1"), _cell(-1), _cell(None)
-    ("'=1+1", '-1', '')
+    >>> _cell("=1+1"), _cell(-1), _cell(None), _cell(0.1 / 3)
+    ("'=1+1", '-1', '', '0.03333333333333333')
     """
     if value is None:
         return ""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
-    return value if isinstance(value, str) else value_text(value)
+    return str(value) if isinstance(value, str | float) else value_text(value)
 
 
 def _render(
@@ -111,6 +114,8 @@ def _environment() -> Environment:
         ago=ago,
         share=share,
         line=printable_line,
+        markdown=markdown,
+        short=short,
         text=value_text,
         statistic=statistic,
     )
@@ -143,6 +148,16 @@ def statistic(value: object, column: ColumnStatistics) -> str:
         return str(value)[:19].replace("T", " ")
     text = printable_line(number(value))
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def short(value: object) -> str:
+    """Return any value on one short line.
+
+    >>> short([1, 2]), short("a" * 60)[-2:], short(None)
+    ('1, 2', 'a…', '')
+    """
+    text = printable_line(number(value))
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
 
 
 def share(value: float | None) -> str:

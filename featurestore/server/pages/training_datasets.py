@@ -11,10 +11,13 @@ from featurestore.server.context import Settings, Store
 from featurestore.server.drawing.histogram import histogram
 from featurestore.server.pages.paging import PageNumber, one_page
 from featurestore.server.pages.rendering import csv_file, page
+from featurestore.server.records import experiments
 from featurestore.server.records import training_datasets as records
+from featurestore.server.records.experiments import RunFilter
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/datasets")
+_RUNS = 10
 _COLUMNS = ["name", "version", "rows", "format", "created", "description"]
 
 
@@ -72,6 +75,8 @@ def dataset_page(
         counted=counted,
         columns=columns,
         histogram=histogram,
+        models=experiments.used(store, name, version),
+        runs=experiments.find(store, RunFilter(dataset=name, version=version), limit=_RUNS),
     )
 
 

@@ -26,6 +26,7 @@ _PAGES = {
     "featuregroup": "/groups/{name}/{version}",
     "feature_view": "/views/{name}/{version}",
     "training_dataset": "/datasets/{name}/{version}",
+    "model": "/models/{name}/{version}",
     "job": "/jobs/{name}",
 }
 

@@ -1,0 +1,153 @@
+"""Retrievals as a remote client writes them: what to read, what to cut from it, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.on_demand import OnDemandFeature, feature
+from featurestore.model.window_features import WindowFeature
+from featurestore.model.window_json import window_from_json
+from featurestore.retrieval import FeatureFrame
+from featurestore.store import FeatureStore
+
+Name = str
+AsOf = int | str | None
+
+
+class _Strict(BaseModel, extra="forbid"):
+    """An object without other entries than these."""
+
+
+class ReadGroup(_Strict):
+    """The data of a feature group."""
+
+    kind: Literal["featuregroup"]
+    name: Name
+    version: int | None = None
+    as_of: AsOf = None
+
+
+class ReadFeatures(_Strict):
+    """Features joined to labels: those that were uploaded, or the group of a name.
+
+    A feature is a reference, ``{"window": what window_to_json writes}``, or ``{"on_demand": {name,
+    sql}}``.
+    """
+
+    kind: Literal["features"]
+    features: list[str | dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    labels: str | None = None
+    uploaded: bool = False
+    label_time: str | None = None
+    versions: dict[str, int] | None = None
+    join_key: str | list[str] | dict[str, Any] | None = None
+    join: Literal["left", "inner"] = "left"
+    as_of: int | str | dict[str, int | str] | None = None
+    include_keys: bool = False
+    created_time_filter: bool = True
+
+
+class ReadSplit(_Strict):
+    """A split of a training dataset."""
+
+    kind: Literal["split"]
+    name: Name
+    version: int
+    split: str
+
+
+class Sample(_Strict):
+    """A share of the rows."""
+
+    fraction: float
+    seed: int = 0
+    by: list[str] | None = None
+
+
+class Step(_Strict):
+    """One cut: columns, a condition, or a sample; exactly one of them is given."""
+
+    select: list[str] | None = None
+    filter: str | None = Field(default=None, max_length=100_000)
+    sample: Sample | None = None
+
+
+class Retrieval(_Strict):
+    """What a client asks for; ``answer`` "schema" gives no rows, "count" their number."""
+
+    read: ReadGroup | ReadFeatures | ReadSplit = Field(discriminator="kind")
+    steps: list[Step] = Field(default_factory=list, max_length=100)
+    answer: Literal["rows", "schema", "count"] = "rows"
+    limit: int | None = Field(default=None, ge=0)
+    batch_rows: int = Field(default=65_536, ge=1, le=1_048_576)
+
+
+def frame_of(store: FeatureStore, asked: Retrieval, labels: object | None) -> FeatureFrame:
+    """Return the lazy frame that a client asks for; no row is read."""
+    frame = _read(store, asked.read, labels)
+    for step in asked.steps:
+        given = [each for each in (step.select, step.filter, step.sample) if each is not None]
+        if len(given) != 1:
+            raise InvalidArgument("A step is one of select, filter and sample.")
+        if step.select is not None:
+            frame = frame.select(*step.select)
+        elif step.filter is not None:
+            frame = frame.filter(step.filter)
+        elif step.sample is not None:
+            sample = step.sample
+            frame = frame.sample(fraction=sample.fraction, seed=sample.seed, by=sample.by)
+    return frame
+
+
+def _read(
+    store: FeatureStore,
+    read: ReadGroup | ReadFeatures | ReadSplit,
+    labels: object | None,
+) -> FeatureFrame:
+    found: FeatureFrame
+    if isinstance(read, ReadGroup):
+        found = store.get_featuregroup(read.name, version=read.version, as_of=read.as_of)
+    elif isinstance(read, ReadSplit):
+        found = store.get_training_dataset(read.name, version=read.version).read(read.split)
+    else:
+        if read.uploaded != (labels is not None):
+            raise InvalidArgument("The labels that were announced did not come.")
+        found = store.get_features(
+            list(map(_feature, read.features)),
+            labels=labels if read.uploaded else read.labels,
+            label_time=read.label_time,
+            versions=read.versions,
+            join_key=read.join_key,
+            join=read.join,
+            as_of=_as_of(read.as_of),
+            include_keys=read.include_keys,
+            created_time_filter=read.created_time_filter,
+        )
+    return found
+
+
+def _feature(given: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFeature:
+    if isinstance(given, str):
+        return given
+    try:
+        data = JsonObject.of(given, "features")
+        if "window" in data:
+            return window_from_json(data.object("window"))
+        on_demand = data.object("on_demand")
+        return feature(on_demand.text("name"), on_demand.text("sql"))
+    except MalformedJson as error:
+        raise InvalidArgument(f"This is no feature: {error}.") from error
+
+
+def _as_of(given: int | str | Mapping[str, int | str] | None) -> Any:
+    if isinstance(given, int):
+        raise InvalidArgument(
+            f"as_of={given} is a Delta version of one group, not of a retrieval.",
+            hint="as_of={group: version}",
+        )
+    return given

@@ -1,0 +1,82 @@
+"""Writes as a remote client asks for them: what beside the rows a call of the library takes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.featuregroup import Commit
+from featurestore.server.records.jsonable import jsonable
+from featurestore.store import FeatureStore
+
+Names = str | list[str]
+
+
+class NewGroup(BaseModel, extra="forbid"):
+    """The arguments of ``create_featuregroup``; ``may_exist``: of ``get_or_create_featuregroup``."""
+
+    may_exist: bool = False
+    primary_key: Names = Field(default_factory=list)
+    event_time: str | None = None
+    created_time: str | None = None
+    partition_by: Names = Field(default_factory=list)
+    version: int | None = None
+    ttl: str | None = None
+    description: str = ""
+    descriptions: dict[str, str] | None = None
+    tags: dict[str, str] | None = None
+    expectations: list[dict[str, Any]] | None = None
+    validation: str = "strict"
+    event_time_tolerance: str | None = None
+    statistics: bool = True
+    compact: Literal["auto"] | None = None
+
+    def make(self, store: FeatureStore, name: str, rows: object) -> dict[str, Any]:
+        """Make the group, and return its name and version."""
+        told = self.model_dump(exclude={"may_exist"})
+        make = store.get_or_create_featuregroup if self.may_exist else store.create_featuregroup
+        made = make(rows, name, **told)
+        return {"name": made.name, "version": made.version}
+
+
+class Insert(BaseModel, extra="forbid"):
+    """The arguments of ``insert_into_featuregroup``."""
+
+    mode: Literal["append", "upsert", "overwrite"] = "append"
+    schema_change: Literal["add"] | None = None
+    on_duplicates: Literal["error", "last"] = "error"
+    transaction: tuple[str, int] | None = None
+    validation: str | None = None
+
+    def write(self, store: FeatureStore, name: str, version: int, rows: object) -> dict[str, Any]:
+        """Write the rows, and return the commit."""
+        commit = store.insert_into_featuregroup(rows, name, version=version, **self.model_dump())
+        return commit_record(commit)
+
+
+class Deletion(BaseModel, extra="forbid"):
+    """Rows to delete: those for which a condition is true."""
+
+    where: str = Field(max_length=100_000)
+
+
+class Tag(BaseModel, extra="forbid"):
+    """A tag to set, or to remove where it has no value."""
+
+    key: str = Field(max_length=200)
+    value: str | None = Field(default=None, max_length=2000)
+
+
+def commit_record(commit: Commit) -> dict[str, Any]:
+    """Return a commit as JSON has it."""
+    found: dict[str, Any] = jsonable(vars(commit))
+    return found
+
+
+def needed(rows: object | None) -> object:
+    """Return rows that came; a write without any is refused."""
+    if rows is None:
+        raise InvalidArgument("The rows that were announced did not come.")
+    return rows

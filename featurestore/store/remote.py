@@ -1,0 +1,194 @@
+"""A store that ``featurestore serve`` shows: the same calls, as far as they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from featurestore import ingest
+from featurestore.errors import FeatureGroupNotFound, InvalidReference
+from featurestore.featuregroups.discovery import Match
+from featurestore.featuregroups.table import wanted_version
+from featurestore.model.names import check_name
+from featurestore.model.on_demand import OnDemandFeature
+from featurestore.model.statistics import Statistics
+from featurestore.model.window_features import WindowFeature
+from featurestore.model.window_json import window_to_json
+from featurestore.plugins.remote import open_client
+from featurestore.retrieval import check_dataframe_type, convert
+from featurestore.store import FeatureStore
+from featurestore.store.remote_datasets import RemoteTrainingDatasetCalls
+from featurestore.store.remote_handles import RemoteFeatureGroup, RemoteFrame
+from featurestore.store.remote_session import Recipe, remote_session
+from featurestore.store.remote_writes import RemoteWriteCalls
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups import FeatureGroup
+    from featurestore.model.featuregroup import Commit
+    from featurestore.retrieval.conversions import DataframeType
+    from featurestore.retrieval.join_keys import JoinKey
+
+AsOf = datetime | str | Mapping[str, int | datetime | str]
+
+
+class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureStore):
+    """A connection to a served store; what needs its files says so."""
+
+    def __init__(self, address: str, *, token: str | None = None) -> None:
+        self._client = open_client(address.rstrip("/"), token=token)
+        super().__init__(remote_session(self._client))
+        self._client.get("/store")  # who is not let in is told here, not at the first call
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    def featuregroup(self, name: str, *, version: int | None = None) -> FeatureGroup:
+        name, wanted = wanted_version(name, version)
+        path = f"/featuregroups/{check_name(name)}"
+        if wanted is not None:
+            path += f"/{wanted}"
+        found = self._client.get(path)
+        return self._group(found["name"], found["version"])
+
+    def get_featuregroups(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]:
+        found: list[FeatureGroup] = []
+        for line in self._client.items("/featuregroups"):
+            versions = [line["version"]]
+            if line["version"] > 1:
+                versions = self._client.get(f"/featuregroups/{line['name']}")["versions"]
+            for version in sorted(versions):
+                found.append(self._group(line["name"], version))
+        end = None if limit is None else offset + limit
+        return found[offset:end]
+
+    def get_featuregroup(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        as_of: datetime | str | int | None = None,
+        dataframe_type: DataframeType | None = None,
+    ) -> Any:
+        check_dataframe_type(dataframe_type)
+        frame = self.featuregroup(name, version=version).read(as_of=as_of)
+        return convert(frame, dataframe_type)
+
+    def get_latest_featuregroup_version(self, name: str) -> int:
+        try:
+            return int(self._client.get(f"/featuregroups/{check_name(name)}")["version"])
+        except FeatureGroupNotFound:
+            return 0
+
+    def get_featuregroup_history(
+        self, name: str, *, version: int | None = None, limit: int = 100, before: int | None = None
+    ) -> list[Commit]:
+        return self.featuregroup(name, version=version).history(limit=limit, before=before)
+
+    def get_featuregroup_tags(self, name: str, *, version: int | None = None) -> dict[str, str]:
+        return self.featuregroup(name, version=version).tags
+
+    def get_featuregroup_statistics(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        delta_version: int | datetime | str | None = None,
+    ) -> Statistics:
+        return self.featuregroup(name, version=version).statistics(delta_version=delta_version)
+
+    def get_features_list(self) -> list[str]:
+        found = []
+        for item in self._client.items("/features"):
+            if item["role"] == "feature":
+                found.append(item["reference"])
+        return found
+
+    def search(self, text: str, *, limit: int | None = None) -> list[Match]:
+        found = []
+        for item in self._client.get("/matches", q=text, limit=limit)["items"]:
+            found.append(Match(**item))
+        return found
+
+    # -- features ---------------------------------------------------------------------------------
+
+    def get_feature(self, feature: str, *, dataframe_type: DataframeType | None = None) -> Any:
+        return self.get_features([feature], dataframe_type=dataframe_type)
+
+    def get_features(
+        self,
+        features: str
+        | WindowFeature
+        | OnDemandFeature
+        | Sequence[str | WindowFeature | OnDemandFeature],
+        *,
+        labels: object | None = None,
+        label_time: datetime | str | None = None,
+        versions: Mapping[str, int] | None = None,
+        join_key: JoinKey | None = None,
+        join: Literal["left", "inner"] = "left",
+        as_of: AsOf | None = None,
+        include_keys: bool = False,
+        created_time_filter: bool = True,
+        dataframe_type: DataframeType | None = None,
+    ) -> Any:
+        check_dataframe_type(dataframe_type)
+        read: dict[str, Any] = {
+            "kind": "features",
+            "features": _references(features),
+            "label_time": _text(label_time),
+            "versions": None if versions is None else dict(versions),
+            "join_key": _plain(join_key),
+            "join": join,
+            "as_of": _text(as_of),
+            "include_keys": include_keys,
+            "created_time_filter": created_time_filter,
+        }
+        sent = None
+        if isinstance(labels, str):
+            read["labels"] = labels
+        elif labels is not None:
+            read["uploaded"] = True
+            sent = ingest.to_reader(labels).read_all()
+        frame = RemoteFrame.of(self._session, Recipe(self._client, read, sent))
+        return convert(frame, dataframe_type)
+
+    def _group(self, name: str, version: int) -> FeatureGroup:
+        return RemoteFeatureGroup(self._session, self._client, name, version)
+
+
+def _references(features: object) -> list[str | dict[str, Any]]:
+    """Return references as texts; aggregates and on-demand features as JSON."""
+    given = [features]
+    if isinstance(features, Sequence) and not isinstance(features, str):
+        given = list(features)
+    found: list[str | dict[str, Any]] = []
+    for each in given:
+        if isinstance(each, WindowFeature):
+            found.append({"window": window_to_json(each)})
+        elif isinstance(each, OnDemandFeature):
+            found.append({"on_demand": {"name": each.name, "sql": each.sql}})
+        elif isinstance(each, str):
+            found.append(each)
+        else:
+            raise InvalidReference(
+                f"{each!r} is no feature.", hint="get_features(['group.feature', ...])"
+            )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return names, lists and mappings as JSON has them."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return list(map(_plain, value))
+    return value
+
+
+def _text(value: Any) -> Any:
+    """Return times as ISO texts, also those in a mapping."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(name): _text(each) for name, each in value.items()}
+    return value

@@ -1,0 +1,170 @@
+"""Training datasets of a served store: what their manifests say, their rows, and downloads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from featurestore.model.html import Listing
+from featurestore.model.manifest import Manifest
+from featurestore.model.names import check_name
+from featurestore.model.statistics import Statistics
+from featurestore.storage import files
+from featurestore.storage.shardcache import write_checked
+from featurestore.store.connected import Connected
+from featurestore.store.remote_handles import RemoteFrame
+from featurestore.store.remote_session import Recipe, client_of, unsupported
+from featurestore.training import TrainingDataset
+from featurestore.training.download import download
+from featurestore.training.transformations import read_noted
+from featurestore.training.verification.problems import Problem, VerifyReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from featurestore.plugins.remote import Client
+    from featurestore.transform.fitted import Transformations
+
+_FOLDER = "/training-datasets"
+
+
+@dataclass(frozen=True)
+class RemoteTrainingDataset(TrainingDataset):
+    """One version of a training dataset at a server; ``download`` brings its files."""
+
+    client: Client = field(kw_only=True, repr=False, compare=False)
+
+    @property
+    def _address(self) -> str:
+        return f"{_FOLDER}/{self.name}/{self.version}"
+
+    @property
+    def _told(self) -> Mapping[str, Any]:
+        told: Mapping[str, Any] = self.client.get(self._address)
+        return told
+
+    @property
+    def description(self) -> str:
+        return str(self._told["description"])
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return dict(self._told["tags"])
+
+    @property
+    def stale(self) -> bool | None:
+        found: bool | None = self._told["stale"]
+        return found
+
+    def read(self, split: str) -> RemoteFrame:
+        self.manifest.split(split)
+        assert self.session is not None
+        read = {"kind": "split", "name": self.name, "version": self.version, "split": split}
+        return RemoteFrame.of(self.session, Recipe(self.client, read))
+
+    def statistics(self, split: str) -> Statistics:
+        name = self.manifest.split(split).name
+        return Statistics.from_json(self.client.get(f"{self._address}/statistics/{name}"))
+
+    def verify(self, *, recompute: bool = False) -> VerifyReport:
+        if recompute:
+            self._refuse("verify(recompute=True)", "verify()")
+        told = dict(self.client.post(f"{self._address}/verify"))
+        del told["ok"]
+        problems = [Problem(**each) for each in told.pop("problems")]
+        notes = tuple(told.pop("notes"))
+        return VerifyReport(**told, problems=tuple(problems), notes=notes)
+
+    @property
+    def transformations(self) -> Transformations | None:
+        noted = self.manifest.transformations
+        if noted is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            content = self.client.pieces(f"{self._address}/files/{noted['path']}")
+            write_checked(content, files.inside(folder, noted["path"]), sha256=noted["sha256"])
+            return read_noted(folder, self.manifest)
+
+    def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
+        def pieces(file: str) -> Iterator[bytes]:
+            return self.client.pieces(f"{self._address}/files/{file}")
+
+        return TrainingDataset(download(self.manifest, pieces, os.fspath(path)), self.manifest)
+
+    # -- what needs the files ---------------------------------------------------------------------
+
+    def path_of(self, split: str) -> NoReturn:
+        self._refuse("path_of()", "download('folder').path_of(...)")
+
+    def url_of(self, split: str) -> NoReturn:
+        self._refuse("url_of()", "download('folder').url_of(...)")
+
+    def matrix(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("matrix()", "download('folder').matrix(...)")
+
+    def reader(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("reader()", "download('folder').reader(...)")
+
+    def resume(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("resume()", "download('folder').resume(...)")
+
+    def petastorm_reader(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("petastorm_reader()", "download('folder').petastorm_reader(...)")
+
+    def diff(self, other: TrainingDataset) -> NoReturn:
+        self._refuse("diff()", "download('folder').diff(other.download('other'))")
+
+    def fit(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("fit()", "download('folder').fit(...)")
+
+    def preprocessor(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("preprocessor()", "download('folder').preprocessor(...)")
+
+    def keras_inputs(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse("keras_inputs()", "download('folder').keras_inputs(...)")
+
+    def drift(self) -> NoReturn:
+        raise unsupported(self.client.address, "drift()", hint="dataset.stale")
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        raise unsupported(self.client.address, what, hint=f"dataset.{instead}")
+
+
+class RemoteTrainingDatasetCalls(Connected):
+    """The calls on training datasets of a served store."""
+
+    def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
+        client = client_of(self._session)
+        check_name(name, noun="training dataset")
+        if version is None:
+            version = int(client.get(f"{_FOLDER}/{name}")["version"])
+        path = f"{_FOLDER}/{name}/{version}"
+        manifest = Manifest.from_bytes(client.content(f"{path}/manifest"), path=path)
+        return RemoteTrainingDataset(
+            f"{client.address}/api/v1{path}", manifest, self._session, client=client
+        )
+
+    def get_training_datasets(
+        self, *, limit: int | None = None, offset: int = 0
+    ) -> list[TrainingDataset]:
+        end = None if limit is None else offset + limit
+        found: list[TrainingDataset] = []
+        for line in client_of(self._session).items(_FOLDER)[offset:end]:
+            found.append(self.get_training_dataset(line["name"], version=line["version"]))
+        return Listing(found)
+
+    def get_latest_training_dataset_version(self, name: str) -> int:
+        for line in client_of(self._session).items(_FOLDER, q=name):
+            if line["name"] == name:
+                return max(self._versions(name))
+        return 0
+
+    def get_training_dataset_tags(self, name: str, *, version: int | None = None) -> dict[str, str]:
+        return self.get_training_dataset(name, version=version).tags
+
+    def _versions(self, name: str) -> list[int]:
+        found: list[int] = client_of(self._session).get(f"{_FOLDER}/{name}")["versions"]
+        return found

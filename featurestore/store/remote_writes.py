@@ -1,0 +1,106 @@
+"""Writes of a served store: rows go as an Arrow stream, and land through the server's own gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from featurestore import ingest
+from featurestore.model.durations import format_duration
+from featurestore.model.featuregroup import Commit
+from featurestore.model.names import check_name
+from featurestore.store.featuregroups import FeatureGroupCalls
+from featurestore.store.remote_session import client_of, unsupported
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups import FeatureGroup
+    from featurestore.session import Session
+
+
+def commit_of(record: Mapping[str, Any]) -> Commit:
+    """Return a commit as the server tells of it."""
+    return Commit(**{**record, "timestamp": datetime.fromisoformat(record["timestamp"])})
+
+
+def insert(session: Session, df: object, group: FeatureGroup, asked: Mapping[str, Any]) -> Commit:
+    """Send rows to a group; what they lack of types is the group's, as beside the store."""
+    rows = ingest.to_reader(df, like=group.schema)
+    path = f"/featuregroups/{group.name}/{group.version}/rows"
+    return commit_of(client_of(session).send(path, asked, rows))
+
+
+class RemoteWriteCalls(FeatureGroupCalls):
+    """The calls that write feature groups of a served store."""
+
+    def create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
+        return self._make(df, name, {**declared, "may_exist": False})
+
+    def get_or_create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
+        return self._make(df, name, {**declared, "may_exist": True})
+
+    def _make(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
+        asked = dict(declared)
+        for argument in ("ttl", "event_time_tolerance"):
+            if isinstance(asked.get(argument), timedelta):
+                asked[argument] = format_duration(asked[argument])
+        for argument in ("primary_key", "partition_by"):
+            if argument in asked and not isinstance(asked[argument], str):
+                asked[argument] = list(asked[argument])
+        expectations = asked.get("expectations")
+        if expectations is not None and not _is_plain(expectations):
+            raise unsupported(
+                self.location,
+                "An object of Great Expectations",
+                hint='expectations=[{"type": "expect_column_values_to_not_be_null", '
+                '"kwargs": {"column": "x"}}]',
+            )
+        path = f"/featuregroups/{check_name(name)}"
+        made = client_of(self._session).send(path, asked, ingest.to_reader(df))
+        return self.featuregroup(made["name"], version=made["version"])
+
+    def insert_into_featuregroup(
+        self,
+        df: object,
+        name: str,
+        *,
+        version: int | None = None,
+        mode: Literal["append", "upsert", "overwrite"] = "append",
+        schema_change: Literal["add"] | None = None,
+        on_duplicates: Literal["error", "last"] = "error",
+        transaction: tuple[str, int] | None = None,
+        validation: str | None = None,
+    ) -> Commit:
+        asked = {
+            "mode": mode,
+            "schema_change": schema_change,
+            "on_duplicates": on_duplicates,
+            "transaction": transaction,
+            "validation": validation,
+        }
+        return insert(self._session, df, self.featuregroup(name, version=version), asked)
+
+    def delete_from_featuregroup(
+        self, name: str, where: str, *, version: int | None = None
+    ) -> Commit:
+        told = self._change(name, version, "deletions", where=where)
+        return commit_of(told)
+
+    def add_featuregroup_tag(
+        self, name: str, key: str, value: str, *, version: int | None = None
+    ) -> None:
+        self._change(name, version, "tags", key=key, value=value)
+
+    def remove_featuregroup_tag(self, name: str, key: str, *, version: int | None = None) -> None:
+        self._change(name, version, "tags", key=key, value=None)
+
+    def _change(self, name: str, version: int | None, what: str, **asked: Any) -> Any:
+        group = self.featuregroup(name, version=version)
+        path = f"/featuregroups/{group.name}/{group.version}/{what}"
+        return client_of(self._session).send(path, asked)
+
+
+def _is_plain(expectations: object) -> bool:
+    if not isinstance(expectations, Sequence) or isinstance(expectations, str):
+        return False
+    return all(isinstance(each, Mapping) for each in expectations)

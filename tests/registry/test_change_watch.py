@@ -1,0 +1,112 @@
+"""What is hidden is found once for each state of the registry, and never told of an older one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+import featurestore
+from featurestore.registry import access, tables
+from featurestore.registry.change_watch import ChangeWatch
+from featurestore.registry.cut import Views
+from featurestore.registry.hidden import hidden_from
+from featurestore.store import FeatureStore
+
+
+@pytest.fixture
+def stores(tmp_path: Path, registry_url: str | None) -> Iterator[tuple[FeatureStore, FeatureStore]]:
+    """Two stores at one location: one as the server has it, one of another process."""
+    with (
+        featurestore.connect(tmp_path / "store", registry=registry_url) as served,
+        featurestore.connect(tmp_path / "store", registry=registry_url) as other,
+    ):
+        for name in ("pay", "visits"):
+            served.create_featuregroup([{"who": "a", "x": 1.0}], name, primary_key="who")
+        yield served, other
+
+
+@contextmanager
+def statements_of(store: FeatureStore) -> Iterator[list[str]]:
+    """Yield the statements that a store's own connections run from now on."""
+    engine = store.session.registry._engine
+    found: list[str] = []
+
+    def listen(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        found.append(statement)
+
+    event.listen(engine, "before_cursor_execute", listen)
+    yield found
+    event.remove(engine, "before_cursor_execute", listen)
+
+
+def names_in(views: Views, *, granted: tuple[str, ...] = ()) -> list[str]:
+    with views.registry_for(granted=granted, reads_store=True).reading() as connection:
+        names = connection.execute(sa.select(tables.featuregroups.c.name)).scalars()
+        return sorted(names)
+
+
+def test_what_is_hidden_is_found_once_until_something_is_committed(
+    stores: tuple[FeatureStore, FeatureStore],
+) -> None:
+    served, other = stores
+    with other.session.registry.transaction() as connection:
+        access.set_private(connection, "pay", True)
+    views = Views(served.session.registry)
+    names_in(views)  # a new connection makes its views, which Postgres takes for a change
+    names_in(views)
+    names_in(views, granted=("pay",))
+    with statements_of(served) as statements:
+        for _ in range(3):  # people in turns, over the same connections
+            assert names_in(views) == ["visits"]
+            assert names_in(views, granted=("pay",)) == ["pay", "visits"]
+    assert statements == []
+
+
+def test_a_change_of_any_process_is_hidden_at_once(
+    stores: tuple[FeatureStore, FeatureStore],
+) -> None:
+    """Each change by each of two stores; what is kept is what is found anew."""
+    served, other = stores
+    views = Views(served.session.registry)
+    labels = [{"who": "a", "good": True}]
+
+    def make_dataset(store: FeatureStore) -> None:
+        frame = store.get_features(["pay.x"], labels=labels)
+        store.create_training_dataset(frame, "good", label="good", progress=False)
+
+    def make_view(store: FeatureStore) -> None:
+        store.create_feature_view("v", features=["pay.x"])
+
+    for number, store in enumerate((other, served)):
+        for private in (True, False, True):
+            with store.session.registry.transaction() as connection:
+                access.set_private(connection, "pay", private)
+            assert names_in(views) == ["pay", "visits"][private:]
+        for change in (make_dataset, make_view):
+            change(store)
+            found = views.registry_for(granted=(), reads_store=True)._hidden
+            with served.session.registry.reading() as connection:
+                assert found == hidden_from(connection, granted=(), reads_store=True)
+        assert ("training_dataset", "good", number + 1) in found.outputs
+        assert ("feature_view", "v", number + 1) in found.outputs
+
+
+def test_states_are_told_apart(stores: tuple[FeatureStore, FeatureStore]) -> None:
+    served, other = stores
+    watch = ChangeWatch(served.session.registry)
+    seen = [watch.state()]
+    for store in (served, other, served):
+        assert watch.state() == seen[-1]
+        with store.session.registry.transaction() as connection:
+            access.put_failure(connection, "somebody")
+        assert watch.state() not in seen
+        seen.append(watch.state())
+    with served.session.registry.transaction() as connection:
+        access.put_failure(connection, "somebody")
+        uncommitted = watch.state()
+    assert watch.state() != uncommitted

@@ -1,0 +1,41 @@
+"""The axe that looks for barriers in pages: from npm, fetched once into a cache of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+from tests.maven import NotFetched, cache_folder
+
+VERSION = "4.14.1"
+
+
+def axe() -> str:
+    """Return the script, fetched where it is not there yet."""
+    script = cache_folder() / f"axe-core-{VERSION}" / "package" / "axe.min.js"
+    if not script.exists():
+        _fetch(script.parent.parent)
+    return script.read_text()
+
+
+def _fetch(folder: Path) -> None:
+    if shutil.which("npm") is None:
+        raise NotFetched("npm is not installed, so that axe-core cannot be fetched")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotFetched("npm did not fetch axe-core in two minutes") from None
+    if done.returncode:
+        raise NotFetched(f"npm could not fetch axe-core: {done.stderr[-300:]}")
+    with tarfile.open(folder / f"axe-core-{VERSION}.tgz") as packed:
+        packed.extract("package/axe.min.js", folder, filter="data")
+
+
+if __name__ == "__main__":
+    axe()

@@ -1,0 +1,117 @@
+"""A server that listens, and a browser that walks its pages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from featurestore.server import ServerSettings, create_app
+from featurestore.store import FeatureStore
+
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+# Files to download, and what is no page.
+_NO_PAGES = ("/static", "/api", "/metrics", "/healthz")
+# Links of pictures have their address as an attribute only.
+_LINKS = """Array.from(document.querySelectorAll("a[href]"), (link) => {
+  const url = new URL(link.getAttribute("href"), location.href);
+  return url.pathname + url.search;
+})"""
+
+
+@contextmanager
+def listening(store: FeatureStore, settings: ServerSettings) -> Iterator[str]:
+    """Yield the address of a server of this process."""
+    import uvicorn
+
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(store, settings), port=0, log_level="warning", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Yield a browser; the test is skipped with a sentence where there is none."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: no browser walks the pages"
+    )
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if program is None:
+        pytest.skip("Chromium is not installed: no browser walks the pages")
+    with playwright.sync_playwright() as started:
+        arguments = ["--no-sandbox"] if os.getuid() == 0 else []
+        browser = started.chromium.launch(executable_path=program, args=arguments)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def tab(browser: Any, address: str, **settings: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Yield a page, and what its console told of errors, refused scripts and styles among them."""
+    context = browser.new_context(base_url=address, **settings)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(f"{page.url}: {error}"))
+    page.on("console", lambda told: _note(errors, page.url, told))
+    yield page, errors
+    context.close()
+
+
+def _note(errors: list[str], address: str, told: Any) -> None:
+    if told.type in ("error", "warning"):
+        errors.append(f"{address}: {told.text}")
+
+
+def walk(
+    page: Any, starts: list[str], *, each_kind_once: bool = False, most: int = 200
+) -> Iterator[str]:
+    """Open every page that links lead to and yield its address while it is open."""
+    waiting = deque(starts)
+    seen: set[str] = set()
+    while waiting and len(seen) < most:
+        address = waiting.popleft()
+        mark = kind_of(address) if each_kind_once else address
+        if mark in seen:
+            continue
+        seen.add(mark)
+        answer = page.goto(address)
+        assert answer.status == 200, f"{address}: {answer.status}"
+        yield address
+        waiting.extend(filter(_is_page, page.evaluate(_LINKS)))
+
+
+def _is_page(address: str) -> bool:
+    is_file = "format=csv" in address or address.endswith("/log")
+    return not is_file and not address.startswith(_NO_PAGES)
+
+
+def kind_of(address: str) -> str:
+    """Return what pages of one template have in common.
+
+    >>> kind_of("/groups/visits/1/history?before=2"), kind_of("/experiments/20240301-120000-a")
+    ('/groups/_/_/history', '/experiments/_')
+    """
+    first, *others = urlsplit(address).path.strip("/").split("/")
+    words = {"statistics", "history", "rows", "validation", "compare", "verify", "diff", "search"}
+    kept = [each if each in words else "_" for each in others]
+    return re.sub("/$", "", "/".join(["", first, *kept])) or "/"

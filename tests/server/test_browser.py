@@ -1,0 +1,124 @@
+"""The pages in a browser: with and without a script, wide and narrow, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from featurestore.server import ServerSettings
+from featurestore.store import FeatureStore
+from tests.maven import NotFetched
+from tests.server.axe import axe
+from tests.server.browsing import chromium, kind_of, listening, tab, walk
+
+STARTS = ["/", "/search?q=s", "/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed"]
+WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}
+LOOKS: list[Any] = [
+    ("light", WIDE),
+    ("dark", PHONE),
+    pytest.param(("dark", WIDE), marks=pytest.mark.soak),
+    pytest.param(("light", PHONE), marks=pytest.mark.soak),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def address(browser: Any, served_store: FeatureStore) -> Iterator[str]:
+    with listening(served_store, ServerSettings(page=3)) as found:
+        yield found
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_every_page_opens_without_an_error(browser: Any, address: str, script: bool) -> None:
+    opened = set()
+    with tab(browser, address, java_script_enabled=script) as (page, errors):
+        for found in walk(page, STARTS):
+            assert page.locator("h1").count() == 1, found
+            opened.add(kind_of(found))
+    assert errors == []
+    assert opened >= {
+        "/", "/search", "/groups", "/groups/_/_", "/groups/_/_/history", "/groups/_/_/rows",
+        "/groups/_/_/statistics", "/groups/_/_/validation", "/datasets", "/datasets/_/_",
+        "/datasets/_/_/verify", "/datasets/_/_/diff", "/views", "/views/_/_", "/jobs", "/jobs/_",
+        "/monitors", "/monitors/_", "/experiments", "/experiments/_", "/models", "/models/_/_",
+        "/lineage", "/basket",
+    }  # fmt: skip
+
+
+def test_lists_are_searched_sorted_and_paged_in_place(browser: Any, address: str) -> None:
+    with tab(browser, address) as (page, errors):
+        page.goto("/groups?sort=changed")
+        names = page.locator("tbody th").all_inner_texts()
+        page.get_by_role("button", name="Name", exact=True).click()
+        assert page.locator("tbody th").all_inner_texts() == sorted(names)
+        page.get_by_role("button", name="Name", exact=True).click()
+        assert page.locator("tbody th").all_inner_texts() == sorted(names, reverse=True)
+        page.get_by_role("searchbox", name="Name").fill("doub")
+        page.locator("tbody tr").nth(1).wait_for(state="detached")
+        assert "q=doub" in page.url
+        assert page.get_by_role("button", name="Changed", exact=True).count() == 0  # one row
+        page.get_by_role("searchbox", name="Name").fill("")
+        page.get_by_role("button", name="Changed", exact=True).wait_for()
+        page.goto("/monitors/watch")
+        page.evaluate("window.same = true")
+        page.get_by_role("link", name="Next").click()
+        page.wait_for_url("**page=2")
+        assert page.locator("header").count() == page.locator("main").count() == 1
+        assert page.evaluate("window.same")
+        page.goto("/search")
+        page.get_by_label("Names, features").fill("sel")
+        page.wait_for_selector("#results a")
+        assert "selling" in page.locator("#results").inner_text()
+    assert errors == []
+
+
+def test_lists_are_filtered_and_paged_without_a_script(browser: Any, address: str) -> None:
+    with tab(browser, address, java_script_enabled=False) as (page, errors):
+        page.goto("/groups")
+        page.get_by_role("searchbox", name="Name").fill("doub")
+        page.get_by_role("button", name="Show").click()
+        assert page.locator("tbody th").all_inner_texts() == ["doubled"]
+        page.goto("/groups/visits/1")
+        page.get_by_label("take sales").check()
+        page.get_by_role("button", name="basket").click()
+        assert "store.get_features(" in page.locator("main").inner_text()
+        page.goto("/experiments")
+        for box in page.locator("input[name=run]").all()[1:]:
+            box.check()
+        page.get_by_role("button", name="Compare").click()
+        assert page.locator("svg polyline.run-2").count() >= 2
+    assert errors == []
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look[0]}, {look[1]['width']}")
+def test_axe_finds_no_serious_barrier(browser: Any, address: str, look: Any) -> None:
+    """One page of each kind; nothing is wider than the screen."""
+    try:
+        script = axe()
+    except NotFetched as error:
+        pytest.skip(f"nothing looks for barriers: {error}")
+    scheme, size = look
+    known: set[str] = set()
+    barriers = []
+    with tab(browser, address, color_scheme=scheme, viewport=size) as (page, errors):
+        for found in walk(page, STARTS, each_kind_once=True):
+            known.add(kind_of(found))
+            page.evaluate(script)
+            told = page.evaluate("axe.run({resultTypes: ['violations']})")
+            for each in told["violations"]:
+                if each["impact"] in ("serious", "critical"):
+                    nodes = [node["html"] for node in each["nodes"]]
+                    barriers.append((found, each["id"], nodes[:3]))
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            if wide > 0:
+                barriers.append((found, "wider than the screen", [wide]))
+    assert not barriers, "\n".join(map(str, barriers))
+    assert errors == []
+    assert len(known) >= 24

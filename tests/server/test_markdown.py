@@ -1,0 +1,82 @@
+"""Descriptions become a few harmless elements, whatever somebody writes into them."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featurestore.server.pages.markdown import markdown
+
+ELEMENTS = {"p", "em", "strong", "code", "pre", "ul", "ol", "li", "a", "br"}
+ATTRIBUTES = {("a", "href"), ("a", "title"), ("ol", "start"), ("code", "class")}
+SCHEMES = {"", "http", "https", "mailto"}
+ATTACKS = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "![a](x.png)",
+    "[a](javascript:alert(1))",
+    "[a](JaVaScRiPt:alert(1))",
+    "[a](java\tscript:alert(1))",
+    "[a](&#106;avascript:alert(1))",
+    "[a](data:text/html;base64,PHNjcmlwdD4=)",
+    "[a](vbscript:x)",
+    "[a](file:///etc/passwd)",
+    "[a](/x 'y\" onmouseover=\"alert(1)')",
+    '[a](http://x"onmouseover=alert(1))',
+    "[a][b]\n\n[b]: javascript:alert(1)",
+    "<javascript:alert(1)>",
+    "`<b>` ``` <script>",
+    '```"><script>alert(1)</script>\nx\n```',
+    "1. <svg/onload=alert(1)>",
+    "# heading\n<!-- comment --><style>*{}</style>",
+    "\x00\u202e[a](\x01javascript:alert(1))",
+]
+
+
+class Found(HTMLParser):
+    """Elements and attributes of a text as a browser would read them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ELEMENTS:
+            self.odd.append(tag)
+        for name, value in attrs:
+            if (tag, name) not in ATTRIBUTES:
+                self.odd.append(f"{tag} {name}")
+            if name == "href" and urlsplit((value or "").strip()).scheme not in SCHEMES:
+                self.odd.append(str(value))
+
+    def handle_comment(self, data: str) -> None:
+        self.odd.append(data)
+
+
+def harm_in(text: str) -> list[str]:
+    found = Found()
+    found.feed(markdown(text))
+    found.close()
+    return found.odd
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_description_becomes_a_script(attack: str) -> None:
+    assert harm_in(attack) == []
+
+
+@given(st.lists(st.sampled_from([*ATTACKS, "*", "`", "[", "](", ")", "\n", "<", ">", '"', "&"])))
+def test_no_mixture_of_attacks_becomes_a_script(parts: list[str]) -> None:
+    assert harm_in("".join(parts)) == []
+
+
+def test_what_people_write_is_shown() -> None:
+    text = "Weather, *hourly*.\n\n- `temp` in F\n- see [the source](https://example.org/a?b=1)"
+    shown = markdown(text)
+    assert "<em>hourly</em>" in shown
+    assert shown.count("<li>") == 2
+    assert '<a href="https://example.org/a?b=1">the source</a>' in shown

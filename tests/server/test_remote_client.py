@@ -1,0 +1,542 @@
+"""A client of a served store reads what the local store reads, row for row, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import re
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import uvicorn
+
+import featurestore
+from featurestore import transform
+from featurestore.errors import (
+    DuplicateKeys,
+    FeatureGroupExists,
+    FeatureGroupNotFound,
+    FeatureNotFound,
+    InvalidArgument,
+    InvalidSql,
+    NotAllowed,
+    NotSignedIn,
+    QueryEnded,
+    SchemaMismatch,
+    ServerUnavailable,
+    TrainingDatasetNotFound,
+    UnsupportedRemotely,
+)
+from featurestore.registry import audit_log
+from featurestore.registry.audit_log import Actor
+from featurestore.retrieval import FeatureFrame
+from featurestore.server import ServerSettings, create_app
+from featurestore.server.access import changes
+from featurestore.server.records.retrievals import Retrieval
+from featurestore.server.streams import uploads
+from featurestore.server.streams.answers import Answer, parts_of
+from featurestore.server.streams.uploads import MEDIA_TYPE
+from featurestore.store import FeatureStore
+from featurestore.store.remote_datasets import RemoteTrainingDataset
+from featurestore_connectors.duckdb_delta.interrupts import _COMPUTING
+from featurestore_connectors.duckdb_delta.relations import relation
+from featurestore_connectors.remote.client import HttpClient
+from featurestore_connectors.remote.streams import parts_of as parts_sent
+
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+ROOT = Actor("root", "test")
+ENDLESS = "select sum(a.range * b.range % 7) s from range(1000000) a, range(1000000) b"
+
+
+@contextmanager
+def served(store: FeatureStore, *, upload: int = 1 << 30) -> Iterator[str]:
+    """Yield the address at which a store is served."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = create_app(store, ServerSettings(auth=True, port=port, upload=upload))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+    with featurestore.connect(tmp_path_factory.mktemp("remote") / "store") as store:
+        rows = 20_000
+        numbers = pa.table(
+            {
+                "k": pa.array(np.arange(rows) % 500),
+                "at": pa.array([NOON + timedelta(seconds=n) for n in range(rows)]),
+                "x": pa.array(np.random.default_rng(0).random(rows)),
+                "text": pa.array([f"t{n}" for n in range(rows)]),
+                "pixels": pa.array([[n, n + 1] for n in range(rows)], pa.list_(pa.int32(), 2)),
+            }
+        )
+        store.create_featuregroup(
+            numbers, "numbers", primary_key="k", event_time="at", tags={"team": "a"},
+            descriptions={"x": "random"}, description="Numbers",
+        )  # fmt: skip
+        store.create_featuregroup(numbers.slice(0, 10), "numbers", primary_key=["k", "at"])
+        store.create_featuregroup([{"k": 1, "pay": 2.0}], "salaries", primary_key="k")
+        rows = store.get_featuregroup("numbers", version=1)
+        store.create_training_dataset(
+            rows, "wins", data_format="parquet", exclude="text",
+            transformations={"x": transform.min_max()}, tags={"team": "a"}, description="Who wins",
+            progress=False,
+        )  # fmt: skip
+        store.create_training_dataset(store.get_featuregroup("salaries"), "pays", progress=False)
+        changes.add_user(store.session, ROOT, "rea")
+        changes.set_private(store.session, ROOT, "salaries", True)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def address(local: FeatureStore) -> Iterator[str]:
+    with served(local) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def token(local: FeatureStore) -> str:
+    text, _ = changes.make_token(local.session, ROOT, "rea")
+    return text
+
+
+@pytest.fixture(scope="module")
+def remote(address: str, token: str) -> Iterator[FeatureStore]:
+    with featurestore.connect(address, token=token) as store:
+        yield store
+
+
+def labels(rows: int = 300) -> pa.Table:
+    keys = np.random.default_rng(1).integers(0, 520, rows)
+    times = [NOON + timedelta(seconds=int(n)) for n in np.arange(rows) * 60]
+    return pa.table({"k": keys, "asked": times, "good": keys % 2 == 0})
+
+
+def test_rows_are_those_of_the_local_call(local: FeatureStore, remote: FeatureStore) -> None:
+    features = ["numbers@v1.x", "numbers@v1.text as words", "numbers@v1.pixels"]
+    twice = featurestore.feature("twice", "2 * x + k")
+    counted = featurestore.window("numbers@v1.x", "sum", over="2h", where="x > 0.5", fill_value=0.0)
+    for ask in (
+        lambda store: store.get_features(features, labels=labels()),
+        lambda store: store.get_features(features, labels=labels(), join="inner"),
+        lambda store: store.get_features(["numbers@v1.x|max|1h"], labels=labels()),
+        lambda store: store.get_features([counted], labels=labels()),
+        lambda store: store.get_features(["numbers@v1.x", twice], labels=labels()),
+        lambda store: store.get_features(["numbers.x"], include_keys=True, versions={"numbers": 1}),
+        lambda store: store.get_featuregroup("numbers", version=1, as_of=1),
+        lambda store: store.get_feature("numbers.x"),
+    ):
+        here, there = ask(local), ask(remote)
+        assert there.schema == here.schema
+        assert there.to_arrow().equals(here.to_arrow())
+        assert there.count() == here.count()
+        assert there.head(3).equals(here.head(3))
+    assert (
+        remote.get_features(features, labels=labels())
+        .to_pandas()
+        .equals(local.get_features(features, labels=labels()).to_pandas())
+    )
+
+
+def test_cuts_are_made_by_the_server(local: FeatureStore, remote: FeatureStore) -> None:
+    def cut(store: FeatureStore) -> pa.Table:
+        frame = store.get_featuregroup("numbers", version=1)
+        frame = frame.filter("x > 0.25 and text != 't7'").sample(fraction=0.5, seed=3, by="k")
+        return frame.drop("pixels", "at").select("text", "k").to_arrow()
+
+    assert cut(remote).equals(cut(local))
+    frame = remote.get_featuregroup("numbers", version=1)
+    assert [batch.num_rows for batch in frame.to_batches(rows=8_000)] == [8_000, 8_000, 4_000]
+    for wrong in ("nothing = 1", "x >", "(select 1) = 1"):
+        with pytest.raises((InvalidSql, FeatureNotFound)):
+            frame.filter(wrong)
+
+
+def test_what_groups_say_is_what_they_say_locally(
+    local: FeatureStore, remote: FeatureStore
+) -> None:
+    here, there = (store.featuregroup("numbers", version=1) for store in (local, remote))
+    for name in ("schema", "primary_key", "event_time", "created_time", "delta_version",
+                 "description", "descriptions", "tags", "name", "version"):  # fmt: skip
+        assert getattr(there, name) == getattr(here, name), name
+    told = [(each.delta_version, each.rows, each.timestamp) for each in there.history()]
+    assert told == [(each.delta_version, each.rows, each.timestamp) for each in here.history()]
+    assert there.statistics().to_json() == here.statistics().to_json()
+    assert [str(group) for group in remote.get_featuregroups()] == ["numbers v1", "numbers v2"]
+    assert remote.get_latest_featuregroup_version("numbers") == 2
+    assert remote.get_latest_featuregroup_version("absent") == 0
+    assert remote.search("random") == [
+        each for each in local.search("random") if each.group == "numbers"
+    ]
+    assert "numbers.x" in remote.get_features_list()
+    assert "salaries.pay" not in remote.get_features_list()
+
+
+def test_what_it_may_not_or_cannot_is_said(remote: FeatureStore, address: str, token: str) -> None:
+    with pytest.raises(FeatureGroupNotFound, match="not found or not allowed"):
+        remote.get_featuregroup("salaries")
+    with pytest.raises(FeatureGroupNotFound, match="not found or not allowed"):
+        remote.get_features(["salaries.pay"], labels=labels())
+    with pytest.raises((InvalidSql, FeatureNotFound)):
+        remote.get_features([featurestore.feature("f", "(select 1)")], labels=labels())
+    with pytest.raises(NotSignedIn):
+        featurestore.connect(address)
+    with pytest.raises(NotSignedIn):
+        featurestore.connect(address, token=f"{token}x")
+    for ask in (
+        lambda: remote.delete_featuregroup("numbers", version=2),
+        lambda: remote.get_featuregroup("numbers", dataframe_type="spark"),
+        lambda: remote.get_featuregroup("numbers").native(),
+        lambda: remote.get_jobs(),
+        lambda: remote.sql("select * from numbers"),
+        lambda: remote.create_training_dataset(remote.get_featuregroup("numbers"), "d"),
+    ):
+        with pytest.raises(UnsupportedRemotely, match=r"127\.0\.0\.1"):
+            ask()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(ServerUnavailable, match="does not answer"):
+        featurestore.connect(nobody, token=token)
+
+
+def endless(store: FeatureStore) -> FeatureFrame:
+    """Return a frame whose first row never comes."""
+    engine = store.session.engine
+    native = engine.database.connection.sql(ENDLESS)  # type: ignore[attr-defined]
+    return FeatureFrame(store.session, relation(native, pa.schema([("s", pa.int64())])))
+
+
+@pytest.mark.parametrize(("seconds", "is_gone"), [(0.3, False), (600.0, True)])
+def test_a_query_ends_with_its_time_and_with_its_client(
+    local: FeatureStore, seconds: float, is_gone: bool
+) -> None:
+    asked = Retrieval.model_validate({"read": {"kind": "featuregroup", "name": "numbers"}})
+    ended = []
+
+    async def gone() -> bool:
+        return is_gone and bool(_COMPUTING)
+
+    answer = Answer(
+        parts_of(endless(local), asked),
+        interrupt=local.session.engine.interrupt,
+        is_gone=gone,
+        seconds=seconds,
+        done=lambda: ended.append(True),
+    )
+    with pytest.raises(QueryEnded):
+        asyncio.run(answer.begin())
+    assert ended == [True]
+    assert not _COMPUTING
+
+
+def files_in(folder: Path) -> int:
+    """Return how many files of a folder this process has open, with a name or without."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(link.readlink()).startswith(str(folder))
+    return found
+
+
+def test_a_client_that_goes_leaves_nothing_behind(
+    remote: FeatureStore, address: str, token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host, port = address.removeprefix("http://").split(":")
+    read = {"kind": "features", "features": ["numbers@v1.text", "numbers@v1.x"], "uploaded": True}
+    body = b"".join(parts_sent({"read": read, "batch_rows": 100}, labels(20_000).to_reader()))
+    head = f"POST /api/v1/rows HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert b"200 OK" in connection.recv(1000)
+        assert files_in(tmp_path) > 0
+    until = time.monotonic() + 60
+    while files_in(tmp_path) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert files_in(tmp_path) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert not _COMPUTING
+    assert remote.get_featuregroup("numbers", version=2).count() == 10
+
+
+def test_labels_and_rows_cross_as_streams(local: FeatureStore, remote: FeatureStore) -> None:
+    rows = iter(remote.get_featuregroup("numbers", version=1).to_batches(rows=100))
+    assert next(rows).num_rows == 100
+    del rows  # the rest is never asked for
+    many = labels(5_000)
+    found = remote.get_features(["numbers@v1.x"], labels=many).to_arrow()
+    assert found.column("k").equals(many.column("k"))
+
+
+def test_a_server_that_breaks_off_is_no_short_answer(tmp_path: Path) -> None:
+    whole = pa.table({"x": list(range(1000))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        for batch in whole.to_batches(max_chunksize=100):
+            writer.write_batch(batch)
+    content = sink.getvalue().to_pybytes()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            for end in (len(content) // 2, len(content) - 8):
+                connection, _ = listening.accept()
+                connection.recv(65_536)
+                part = content[:end]
+                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                connection.sendall(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+                connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = HttpClient(f"http://127.0.0.1:{listening.getsockname()[1]}", token="t")
+        for _ in range(2):
+            with pytest.raises(ServerUnavailable, match="broke off"):
+                client.rows({}).read_all()
+        thread.join()
+
+
+def test_rows_that_are_too_many_or_damaged_are_refused(
+    remote: FeatureStore, address: str, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sent(body: Iterable[bytes]) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(address.removeprefix("http://"))
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": MEDIA_TYPE}
+        connection.request("POST", "/api/v1/rows", b"".join(body), headers)
+        answer = connection.getresponse()
+        with contextlib.closing(connection):
+            return answer.status, answer.read().decode()
+
+    read = {"kind": "features", "features": ["numbers@v1.x"], "uploaded": True}
+    offsets = np.array([0, 1 << 30, 4], np.int32)  # a text that ends far beyond the letters
+    columns = [None, pa.py_buffer(offsets), pa.py_buffer(b"abcd")]
+    wild = pa.table({"k": pa.Array.from_buffers(pa.string(), 2, columns)})
+    assert sent(parts_sent({"read": read}, wild.to_reader()))[0] == 400
+    garbage = sent([json.dumps({"read": read}).encode(), b"\nno stream"])
+    assert garbage[0] == 400
+    assert "no Arrow stream" in garbage[1]
+    assert sent([b'{"read": {"kind": "folder"}}\n'])[0] == 400
+    monkeypatch.setattr(uploads, "_LONGEST_LINE", 1000)
+    assert sent([b"x" * 100_000])[0] == 400
+
+
+def test_the_server_ends_an_upload_that_is_too_long(local: FeatureStore, token: str) -> None:
+    frame_of = [f"numbers@v1.{name}" for name in ("x", "text")]
+    with (
+        served(local, upload=100_000) as address,
+        featurestore.connect(address, token=token) as store,
+    ):
+        frame = store.get_features(frame_of, labels=labels(1_000_000))
+        with pytest.raises(ServerUnavailable, match="Rows too long"):
+            frame.to_arrow()
+        assert store.get_features(frame_of, labels=labels(100)).count() == 100
+
+
+def test_a_training_dataset_is_read_and_downloaded(
+    local: FeatureStore, remote: FeatureStore, token: str, tmp_path: Path
+) -> None:
+    here = local.get_training_dataset("wins")
+    dataset = remote.get_training_dataset("wins")
+    assert (dataset.manifest, dataset.tags, dataset.description) == (
+        here.manifest, {"team": "a"}, "Who wins",
+    )  # fmt: skip
+    assert [str(each) for each in remote.get_training_datasets()] != []
+    assert remote.get_latest_training_dataset_version("wins") == 1
+    assert remote.get_latest_training_dataset_version("win") == 0
+    assert dataset.read("train").to_arrow().equals(here.read("train").to_arrow())
+    assert dataset.statistics("train").to_json() == here.statistics("train").to_json()
+    assert dataset.verify() == here.verify()
+    assert dataset.roles == here.roles
+    copy = dataset.download(tmp_path / "wins")
+    assert copy.verify().ok
+    assert copy.read("train").to_arrow().equals(here.read("train").to_arrow())
+    for refused in (
+        lambda: dataset.reader("train", global_batch_size=2),
+        lambda: dataset.matrix("train"),
+        lambda: dataset.path_of("train"),
+    ):
+        with pytest.raises(UnsupportedRemotely, match=r"dataset\.download\("):
+            refused()
+    assert isinstance(dataset, RemoteTrainingDataset)
+    for path in ("../../../registry.db", "manifest.json.tmp", "train"):
+        with pytest.raises((TrainingDatasetNotFound, ServerUnavailable)):
+            list(dataset.client.pieces(f"/training-datasets/wins/1/files/{path}"))
+    with pytest.raises(TrainingDatasetNotFound, match="not found or not allowed"):
+        remote.get_training_dataset("pays")
+
+
+def test_a_download_goes_on_where_its_connection_broke(
+    remote: FeatureStore, address: str, token: str, tmp_path: Path
+) -> None:
+    """Each connection to the server ends after some bytes, as behind a bad network."""
+    dataset = remote.get_training_dataset("wins")
+    most = 30_000
+    size = max(shard.bytes for split in dataset.manifest.splits for shard in split.shards)
+    assert size > 2 * most
+    with cutting(address, most) as (cut, asked):
+        client = HttpClient(cut, token=token)
+        through = RemoteTrainingDataset(dataset.path, dataset.manifest, client=client)
+        through.download(tmp_path / "wins")
+    assert featurestore.TrainingDataset.open(tmp_path / "wins").verify().ok
+    begun = [int(each) for each in re.findall(r"[Rr]ange: bytes=(\d+)-", "".join(asked))]
+    assert len(begun) >= 2
+    assert all(begun)
+
+
+@contextmanager
+def cutting(address: str, most: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield an address that passes on so many bytes of each answer, and what was asked there."""
+    host, port = address.removeprefix("http://").split(":")
+    asked: list[str] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection, socket.create_connection((host, int(port))) as server:
+            request = connection.recv(65_536)
+            asked.append(request.decode())
+            server.sendall(request.replace(cut.encode(), f"{host}:{port}".encode()))
+            passed = 0
+            while passed < most and (part := server.recv(min(65_536, most - passed))):
+                connection.sendall(part)
+                passed += len(part)
+
+    def listen() -> None:
+        while True:
+            connection, _ = listening.accept()
+            if ended.is_set():
+                connection.close()
+                return
+            threading.Thread(target=serve, args=(connection,)).start()
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        cut = f"127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=listen)
+        thread.start()
+        try:
+            yield f"http://{cut}", asked
+        finally:
+            ended.set()
+            socket.create_connection(listening.getsockname()).close()
+            thread.join()
+
+
+def test_the_command_line_takes_an_address(
+    local: FeatureStore,
+    address: str,
+    token: str,
+    tmp_path: Path,
+    command_line: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(location: str, *words: str) -> Any:
+        printed = command_line("--location", location, *words, "--output", "json").out
+        return json.loads(printed)
+
+    monkeypatch.setenv("FEATURESTORE_TOKEN", token)
+    for words in (
+        ("fg", "show", "numbers@v1"),
+        ("fg", "head", "numbers", "-n", "2"),
+        ("fg", "history", "numbers@v1"),
+        ("fg", "stats", "numbers@v1"),
+        ("td", "list"),
+        ("features", "get", "numbers@v1.x", "-n", "3"),
+    ):
+        here, there = asked(local.location, *words), asked(address, *words)
+        if words == ("td", "list"):
+            here = [each for each in here if each["name"] != "pays"]
+        assert there == here, words
+    shown = asked(address, "td", "show", "wins")
+    assert (
+        shown["transformations"] == asked(local.location, "td", "show", "wins")["transformations"]
+    )
+    groups = asked(address, "fg", "list")
+    assert groups == [each for each in asked(local.location, "fg", "list") if each in groups]
+    assert len(groups) == 2
+    out = str(tmp_path / "rows.parquet")
+    assert asked(address, "features", "get", "numbers@v1.x", "--out", out)["rows"] == 20_000
+    explained = ("features", "get", "numbers.x", "--explain")
+    told = command_line("--location", address, *explained, code=1)
+    assert f"{address}/basket?feature=numbers.x" in told.err
+    monkeypatch.delenv("FEATURESTORE_TOKEN")
+    assert "signed in" in command_line("--location", address, "fg", "list", code=1).err
+    assert asked(address, "--token", token, "fg", "list") == groups
+
+
+def test_writes_land_through_the_gate_of_the_server(
+    local: FeatureStore, remote: FeatureStore, address: str
+) -> None:
+    changes.add_user(local.session, ROOT, "wil", role="writer")
+    writes, _ = changes.make_token(local.session, ROOT, "wil", scope="write")
+    reads, _ = changes.make_token(local.session, ROOT, "wil", scope="read")
+    first = pa.table({"k": range(5), "at": [NOON] * 5, "x": [0.5] * 5, "box": [[1.0, 2.0]] * 5})
+    second = pa.table({"k": [4, 5], "at": [NOON] * 2, "x": [9.0, 8.0], "box": [[0.0, 0.0]] * 2})
+    declared: dict[str, Any] = {"primary_key": "k", "event_time": "at", "ttl": timedelta(days=2)}
+    with featurestore.connect(address, token=writes) as writer:
+        made = writer.create_featuregroup(first, "made", tags={"team": "b"}, **declared)
+        assert local.featuregroup("made")._details() == made._details()
+        assert made._details()["ttl"] == "2d"
+        commit = writer.insert_into_featuregroup(
+            second, "made", mode="upsert", transaction=("a", 1)
+        )
+        assert commit == local.get_featuregroup_history("made")[0]
+        again = made.insert(second, mode="upsert", transaction=("a", 1))
+        assert (again.applied, again.delta_version) == (False, commit.delta_version)
+        assert local.get_featuregroup("made").count() == 6
+        assert writer.get_or_create_featuregroup(first, "made", **declared).version == 1
+        doubled = pa.concat_tables([second, second])
+        for error, ask in (
+            (DuplicateKeys, lambda: made.insert(doubled, mode="upsert")),
+            (SchemaMismatch, lambda: made.insert(second.rename_columns(["k", "at", "y", "box"]))),
+            (FeatureGroupExists, lambda: writer.create_featuregroup(first, "made", version=1)),
+            (InvalidArgument, lambda: writer.create_featuregroup(first, "other", primary_kye="k")),
+            (InvalidSql, lambda: writer.delete_from_featuregroup("made", "(select 1) = 1")),
+            (FeatureGroupNotFound, lambda: writer.insert_into_featuregroup(first, "salaries")),
+            (FeatureGroupNotFound, lambda: writer.create_featuregroup(first, "salaries")),
+        ):
+            with pytest.raises(error):
+                ask()
+        assert local.get_featuregroup_history("made")[0] == commit
+        deleted = writer.delete_from_featuregroup("made", "x < 1 and k != 0")
+        assert (deleted.rows, deleted.rows_out) == (3, 3)
+        writer.add_featuregroup_tag("made", "tier", "gold")
+        writer.remove_featuregroup_tag("made", "team")
+        assert local.get_featuregroup_tags("made") == {"tier": "gold"}
+    with featurestore.connect(address, token=reads) as reader:
+        for store in (reader, remote):
+            for forbidden in (
+                lambda store=store: store.create_featuregroup(first, "mine"),
+                lambda store=store: store.insert_into_featuregroup(first, "made"),
+                lambda store=store: store.delete_from_featuregroup("made", "true"),
+                lambda store=store: store.add_featuregroup_tag("made", "a", "b"),
+            ):
+                with pytest.raises(NotAllowed, match="role writer"):
+                    forbidden()
+    assert local.get_featuregroup("made").count() == 3
+    with local.session.registry.reading() as connection:
+        logged = [each for each in audit_log.entries(connection, limit=100) if each.who == "wil"]
+    actions = ["create", "insert", "insert", "create", "delete rows", "tag", "tag"]
+    assert sorted(each.action for each in logged) == sorted(actions)
+    assert {each.subject for each in logged} == {"made", "made@v1"}
+    local.delete_featuregroup("made", version=1)

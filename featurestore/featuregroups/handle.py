@@ -250,10 +250,13 @@ class FeatureGroup:
 
         return overview(self)
 
-    def _repr_html_(self) -> str:
+    def _details(self) -> dict[str, Any]:
         from featurestore.featuregroups.overview import details
 
-        found = details(self)
+        return details(self)
+
+    def _repr_html_(self) -> str:
+        found = self._details()
         columns = found.pop("columns")
         return html.facts(found, caption=f"Feature group {self}") + html.records(columns)
 

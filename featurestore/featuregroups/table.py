@@ -81,6 +81,20 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:
     """Return name and version of a registered group; ``name@v2`` says the version, too."""
+    name, wanted = wanted_version(name, version)
+    with session.registry.reading() as connection:
+        return name, featuregroups.get(connection, name, wanted).version
+
+
+def wanted_version(name: str, version: int | None) -> tuple[str, int | None]:
+    """Return the name of a group and the version that is asked for; None: the latest.
+
+    >>> wanted_version("weather@v2", None)
+    ('weather', 2)
+
+    Raises:
+        InvalidArgument: It is no version, or the name says another one.
+    """
     name, spelled = _split(name)
     if version is not None and (
         isinstance(version, bool) or not isinstance(version, int) or version < 1
@@ -90,9 +104,7 @@ def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]
         )
     if spelled is not None and version is not None and spelled != version:
         raise InvalidArgument(f"{name}@v{spelled} and version={version} contradict each other.")
-    wanted = spelled if version is None else version
-    with session.registry.reading() as connection:
-        return name, featuregroups.get(connection, name, wanted).version
+    return name, spelled if version is None else version
 
 
 def delta_version(path: str, as_of: TableVersion) -> int:

@@ -191,7 +191,8 @@ def due_of(session: Session, job: RegisteredJob) -> list[Window]:
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
     ahead = due_windows(schedule_of(spec), watermark=job.watermark, now=times.utc_now(), done=done)
-    found = sorted({*ahead, *failed})
+    known = set(ahead)
+    found = sorted([*(each for each in failed if each not in known), *ahead])
     return found if spec.catchup is None else found[: spec.catchup]
 
 

@@ -41,7 +41,7 @@ def download(manifest: Manifest, pieces: Pieces, target: str) -> str:
             f"{directory!r} holds another training dataset.",
             hint="download into a new directory",
         )
-    wanted = _files_of(manifest)
+    wanted = files_of(manifest)
     _check_ours(directory, [*wanted, MANIFEST_FILE])
 
     def get(path: str) -> None:
@@ -82,7 +82,7 @@ def stored_pieces(directory: str) -> Pieces:
     return pieces
 
 
-def _files_of(manifest: Manifest) -> dict[str, str]:
+def files_of(manifest: Manifest) -> dict[str, str]:
     """Return the SHA-256 of each file that a manifest names, by its path."""
     found = {}
     for split in manifest.splits:

@@ -26,7 +26,7 @@ START = 1_700_000_000_000_000
 JOB_FILE = """
 import featurestore
 
-@featurestore.job(featuregroup="hourly", primary_key=["id"], event_time="t", window="1h", schedule="0 * * * *",
+@featurestore.job(featuregroup="hourly", primary_key=["id"], event_time="t", window="1h", schedule="0 * 14-15 11 *",
                   start="2023-11-14T22:00:00Z", inputs={"g": "g"})
 def hourly(window, g):
     return g.aggregate("id, max(t) as t, sum(x) as x", "id")
@@ -34,7 +34,7 @@ def hourly(window, g):
 MONITOR_FILE = """
 import featurestore
 
-featurestore.monitor_job("g_watch", featuregroup="g", schedule="0 * * * *", start="2023-11-14T22:00:00Z")
+featurestore.monitor_job("g_watch", featuregroup="g", schedule="0 * 14-15 11 *", start="2023-11-14T22:00:00Z")
 """
 # Calls of the module that change nothing in a store.
 READS = frozenset(

@@ -27,6 +27,7 @@ from featurestore.storage.publication import is_durable
 from featurestore_connectors.duckdb_delta import (
     files,
     held,
+    interrupts,
     maintenance,
     relations,
     rewrite,
@@ -260,6 +261,9 @@ class DuckDBEngine:
     def explain(self, relation: Relation) -> str:
         rows = self.database.rows(f"EXPLAIN {query_of(relation.native)}")
         return "\n".join(str(plan) for _, plan in rows)
+
+    def interrupt(self, thread: int) -> None:
+        interrupts.interrupt(thread)
 
     def close(self) -> None:
         self._user_sql.close()

@@ -81,6 +81,8 @@ class _Watch:
 
 
 _WATCHES: dict[int, _Watch] = {}
+# What threads other than the main one compute, for those who end it.
+_COMPUTING: dict[int, list[duckdb.DuckDBPyConnection]] = {}
 
 
 @contextlib.contextmanager
@@ -90,10 +92,11 @@ def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     Threads other than the main one are not interrupted by Python, and where somebody else handles
     the signal it means something else.
     """
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
+    if threading.current_thread() is not threading.main_thread():
+        with _computing(connection):
+            yield
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     watch = _WATCHES.get(os.getpid())  # a child made by fork has no thread yet
@@ -104,6 +107,25 @@ def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         yield
     finally:
         watch.end()
+
+
+@contextlib.contextmanager
+def _computing(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    mine = _COMPUTING.setdefault(threading.get_ident(), [])
+    mine.append(connection)
+    try:
+        yield
+    finally:
+        mine.remove(connection)
+        if not mine:
+            _COMPUTING.pop(threading.get_ident(), None)
+
+
+def interrupt(thread: int) -> None:
+    """End the queries that a thread waits for."""
+    for connection in list(_COMPUTING.get(thread, ())):
+        with contextlib.suppress(duckdb.Error):
+            connection.interrupt()
 
 
 def reads_from(source: object) -> None:

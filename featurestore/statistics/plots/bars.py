@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from featurestore.errors import missing_extra
 from featurestore.model.printable import printable_line
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ def draw_intervals(rows: Sequence[tuple[str, float, float, float]], *, label: st
         rows: What to draw; an infinite interval is left out.
         label: What the values are.
     """
-    from matplotlib.figure import Figure
+    try:
+        import matplotlib.pyplot as plt  # notebooks draw figures once it is loaded
+    except ImportError as error:
+        raise missing_extra("matplotlib", "plots") from error
 
-    figure = Figure(figsize=(8, 1 + 0.35 * len(rows)), layout="constrained")
+    figure = plt.figure(figsize=(8, 1 + 0.35 * len(rows)), layout="constrained")
+    plt.close(figure)
     axes = figure.subplots()
     names = []
     for position, (name, value, low, high) in enumerate(rows):

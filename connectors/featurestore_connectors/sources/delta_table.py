@@ -28,7 +28,11 @@ from featurestore.plugins.source import Source, SourceConfig, SourceQuery, Sourc
 from featurestore.storage import remote
 from featurestore.storage.location import HDFS, plain
 from featurestore_connectors.sources import places
-from featurestore_connectors.sources.columns import SourceColumn, TypedColumns, chosen, fitted, schema_of
+from featurestore_connectors.sources.columns import (
+    SourceColumn,
+    TypedColumns,
+    fitted,
+)
 from featurestore_connectors.sources.failures import told
 
 

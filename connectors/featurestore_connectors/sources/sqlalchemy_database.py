@@ -31,7 +31,13 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.columns import SourceColumn, TypedColumns, chosen, fitted, schema_of
+from featurestore_connectors.sources.columns import (
+    SourceColumn,
+    TypedColumns,
+    chosen,
+    fitted,
+    schema_of,
+)
 from featurestore_connectors.sources.failures import told
 from featurestore_connectors.sources.sqlalchemy_rows import BATCH_ROWS, RunningQuery
 from featurestore_connectors.sources.sqlalchemy_types import (

@@ -30,7 +30,13 @@ from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import places, sqltext
-from featurestore_connectors.sources.columns import SourceColumn, TypedColumns, chosen, fitted, schema_of
+from featurestore_connectors.sources.columns import (
+    SourceColumn,
+    TypedColumns,
+    chosen,
+    fitted,
+    schema_of,
+)
 from featurestore_connectors.sources.failures import guarded, translated
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"

@@ -25,16 +25,10 @@ from featurestore.registry.hidden import Hidden, hidden_from
 # What is hidden in a reading: in SQLite tables, in Postgres views on settings of the session, as a
 # transaction that writes, be it to a temporary table, is one more that all others have to look at.
 _LISTS = {
-    "hidden_groups": "name text",
-    "hidden_outputs": "kind text, name text, version integer",
-    "hidden_sources": "source text, version integer",
-    "hidden_jobs": "name text",
-}
-_INDEXES = {
-    "hidden_groups": "name",
-    "hidden_outputs": "kind, name, version",
-    "hidden_sources": "source",
-    "hidden_jobs": "name",
+    "hidden_groups": {"name": "text"},
+    "hidden_outputs": {"kind": "text", "name": "text", "version": "integer"},
+    "hidden_sources": {"source": "text", "version": "integer"},
+    "hidden_jobs": {"name": "text"},
 }
 _FILLED = "featurestore_hidden"
 # A connection makes some thirty views before it answers, so many are left open.
@@ -181,10 +175,11 @@ def _make_views(connection: Any, _record: object) -> None:
     if not is_sqlite:
         cursor.execute("select quote_ident(current_schema())")
         base = f"{cursor.fetchone()[0]}."
-    for name, columns in _LISTS.items():
+    for name, types in _LISTS.items():
+        columns = ", ".join(f"{column} {kind}" for column, kind in types.items())
         if is_sqlite:
             cursor.execute(f"create temporary table {name} ({columns})")
-            cursor.execute(f"create index {name}_columns on {name} ({_INDEXES[name]})")
+            cursor.execute(f"create index {name}_columns on {name} ({', '.join(types)})")
         else:
             # Without the setting the view is an error: nothing is shown before it is known.
             cursor.execute(
@@ -232,22 +227,16 @@ def _fill(connection: Connection, hidden: Hidden) -> None:
     known[_FILLED] = hidden
 
 
-def _column_names(name: str) -> list[str]:
-    return [column.split()[0] for column in _LISTS[name].split(", ")]
-
-
 def _write_table(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
     connection.exec_driver_sql(f"delete from {name}")
     if rows:
-        columns = _column_names(name)
-        marks = ", ".join("?" * len(columns))
+        marks = ", ".join("?" * len(_LISTS[name]))
         connection.exec_driver_sql(f"insert into {name} values ({marks})", rows)
 
 
 def _write_setting(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
-    columns = _column_names(name)
     told = []
     for row in rows:
-        told.append(dict(zip(columns, row, strict=True)))
+        told.append(dict(zip(_LISTS[name], row, strict=True)))
     setting = sa.select(sa.func.set_config(f"featurestore.{name}", json.dumps(told), False))
     connection.execute(setting)

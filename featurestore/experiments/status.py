@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from collections.abc import Mapping
@@ -68,8 +67,7 @@ def status_path(run: str, number: int) -> str:
 
 def write_status(task: Task, status: WorkerStatus) -> None:
     """Write how a worker stands, for the driver that started it."""
-    text = json.dumps(vars(status), indent=2, ensure_ascii=False)
-    files.replace(status_path(task.run, task.number), text.encode())
+    files.replace_json(status_path(task.run, task.number), vars(status))
 
 
 def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:

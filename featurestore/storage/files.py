@@ -109,16 +109,17 @@ def write_atomically(path: str, data: bytes) -> None:
         _sync_directory(os.path.dirname(path))
 
 
-def replace(path: str, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new, while the machine runs.
+def replace_json(path: str, data: Mapping[str, Any]) -> None:
+    """Write a JSON object so that readers see the old content or the new, while the machine runs.
 
     Nothing is forced to the disk, which takes longer than all else: for what only living processes
     tell one another.
     """
+    content = _json_bytes(data)
     if is_uri(path):
-        remote.write(path, data)
+        remote.write(path, content)
         return
-    _put_in_place(path, data, sync=lambda file: None)
+    _put_in_place(path, content, sync=lambda file: None)
 
 
 def _put_in_place(path: str, data: bytes, *, sync: Callable[[IO[bytes]], None]) -> None:
@@ -145,7 +146,11 @@ def write_new(path: str, data: bytes) -> bool:
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:
     """Write a JSON object atomically, indented, keys in their order."""
-    write_atomically(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomically(path, _json_bytes(data))
+
+
+def _json_bytes(data: Mapping[str, Any]) -> bytes:
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_bytes(path: str) -> bytes:

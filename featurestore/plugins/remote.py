@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ADDRESS = ("http://", "https://")
+# What is asked as a line of JSON, then rows as an Arrow stream.
+RETRIEVAL = "application/vnd.featurestore.retrieval"
 
 
 class Client(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from featurestore import __version__
 from featurestore.errors import missing_extra
+from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry.cut import Views
 from featurestore.server.access.provider import ProviderClient
 from featurestore.server.headers import API
@@ -31,14 +32,13 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
     from featurestore.server.api import router as api
+    from featurestore.server.browser_guard import BrowserGuard
     from featurestore.server.etags import Tags
     from featurestore.server.failures import answer_errors
     from featurestore.server.guard import check_form, find_visitor
-    from featurestore.server.kept import Kept
     from featurestore.server.limits import BodyLimit
     from featurestore.server.pages import router as pages
     from featurestore.server.pages.sign_in import router as sign_in
-    from featurestore.server.streams.uploads import MEDIA_TYPE
 
     app = FastAPI(
         title="Feature store",
@@ -61,11 +61,9 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.mount("/static", StaticFiles(directory=static), name="static")
     answer_errors(app)
     larger = app.state.settings.upload + app.state.settings.body
-    app.add_middleware(
-        BodyLimit, most=app.state.settings.body, larger={MEDIA_TYPE.encode(): larger}
-    )
+    app.add_middleware(BodyLimit, most=app.state.settings.body, larger={RETRIEVAL.encode(): larger})
     app.add_middleware(Tags)
-    app.add_middleware(Kept)
+    app.add_middleware(BrowserGuard)
     # Who can make a browser resolve a name of theirs to this machine still cannot read from it.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_hosts(app.state.settings))
     return app

@@ -9,11 +9,11 @@ from urllib.parse import parse_qsl, quote
 from fastapi import Depends, Request
 
 from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
+from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server.access import visitors
 from featurestore.server.access.secrets import is_form_token
 from featurestore.server.access.visitors import Visitor
 from featurestore.server.settings import ServerSettings
-from featurestore.server.streams.uploads import MEDIA_TYPE as UPLOAD
 from featurestore.store import FeatureStore
 
 COOKIE = "featurestore"
@@ -87,7 +87,7 @@ async def check_token(request: Request, cookie: str) -> None:
         NotAllowed: The token is missing or wrong.
     """
     given = request.headers.get(FORM_HEADER, "")
-    if not given and request.headers.get("content-type") != UPLOAD:  # which may be of any length
+    if not given and request.headers.get("content-type") != RETRIEVAL:  # which may be of any length
         given = (await form_of(request)).get(FORM_FIELD, "")
     if not is_form_token(cookie, given):
         raise NotAllowed("This form is of no page of this browser.", hint="open the page again")

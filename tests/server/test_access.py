@@ -12,9 +12,9 @@ from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
 import featurestore
+from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.server.access import changes
-from featurestore.server.streams.uploads import MEDIA_TYPE
 from featurestore.store import FeatureStore
 from tests.server.guarded import PASSWORD, ROOT, USERS, client_of, field_of, fill, sign_in, token_of
 
@@ -262,7 +262,7 @@ def test_a_stream_is_not_searched_for_the_token_of_a_form(client: TestClient) ->
         for _ in range(30):
             yield b"x" * 100_000
 
-    for kind, status in ((MEDIA_TYPE, 403), ("application/x-www-form-urlencoded", 413)):
+    for kind, status in ((RETRIEVAL, 403), ("application/x-www-form-urlencoded", 413)):
         answer = client.post("/api/v1/rows", content=parts(), headers={"Content-Type": kind})
         assert answer.status_code == status
 

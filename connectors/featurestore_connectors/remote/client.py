@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from featurestore import errors
 from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUnavailable
-from featurestore.plugins.remote import Client
+from featurestore.plugins.remote import RETRIEVAL, Client
 from featurestore_connectors.remote.streams import parts_of, read_stream, until_answered
 
 _API = "/api/v1"
@@ -25,7 +25,6 @@ _SUCCESS = (http.client.OK, http.client.PARTIAL_CONTENT)
 _PIECE = 1 << 20
 _PAUSES = (0.2, 1.0, 5.0)
 _PAGE = 1000
-_RETRIEVAL = "application/vnd.featurestore.retrieval"
 
 
 class HttpClient:
@@ -65,12 +64,8 @@ class HttpClient:
         if given:
             target = f"{target}?{urlencode(given)}"
         connection, answer = self._ask(method, target, None, {}, seconds=seconds)
-        try:
-            return json.loads(self._read(answer))
-        except ValueError as error:
-            raise self._broken("its answer is no JSON") from error
-        finally:
-            connection.close()
+        with closing(connection):
+            return self._json(answer)
 
     def items(self, path: str, **arguments: str | int | None) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -85,20 +80,20 @@ class HttpClient:
         self, retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None = None
     ) -> pa.RecordBatchReader:
         body = parts_of(retrieval, labels)
-        headers = {"Content-Type": _RETRIEVAL}
+        headers = {"Content-Type": RETRIEVAL}
         connection, answer = self._ask("POST", "/rows", body, headers, seconds=_LONG)
         return read_stream(connection, answer, broken=self._broken)
 
     def send(
         self, path: str, told: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
     ) -> Any:
-        body, kind = parts_of(told, rows), _RETRIEVAL
+        body, kind = parts_of(told, rows), RETRIEVAL
         if rows is None:
             kind = "application/json"
         headers = {"Content-Type": kind}
         connection, answer = self._ask("POST", quote(path), body, headers, seconds=_LONG)
         with closing(connection):
-            return json.loads(self._read(answer))
+            return self._json(answer)
 
     def pieces(self, path: str) -> Iterator[bytes]:
         position, failures = 0, 0
@@ -181,6 +176,12 @@ class HttpClient:
             return answer.read(most)
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(f"{type(error).__name__}: {error}") from error
+
+    def _json(self, answer: http.client.HTTPResponse) -> Any:
+        try:
+            return json.loads(self._read(answer))
+        except ValueError as error:
+            raise self._broken("its answer is no JSON") from error
 
     def _refusal(self, answer: http.client.HTTPResponse) -> FeatureStoreError:
         """Return the error of a problem object, of the kind that the server raised."""

@@ -11,18 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.model.arrow_stream import stream_parts
+
 
 def parts_of(retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None) -> Iterator[bytes]:
     """Yield what is sent: the retrieval as a line, and labels batch by batch."""
     yield json.dumps(retrieval).encode() + b"\n"
-    if labels is None:
-        return
-    buffer = io.BytesIO()
-    with pa.ipc.new_stream(buffer, labels.schema) as writer:
-        for batch in labels:
-            writer.write_batch(batch)
-            yield _taken(buffer)
-    yield _taken(buffer)
+    if labels is not None:
+        yield from stream_parts(labels.schema, labels)
 
 
 def until_answered(
@@ -34,13 +30,6 @@ def until_answered(
         if readable:
             return
         yield part
-
-
-def _taken(buffer: io.BytesIO) -> bytes:
-    found = buffer.getvalue()
-    buffer.seek(0)
-    buffer.truncate()
-    return found
 
 
 def read_stream(

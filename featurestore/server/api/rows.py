@@ -8,21 +8,21 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import StreamingResponse
-from pydantic import ValidationError
 
 from featurestore.errors import InvalidArgument
+from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server.api.answers import REFUSALS
 from featurestore.server.context import Settings, Store
 from featurestore.server.records.retrievals import Retrieval, frame_of
 from featurestore.server.streams.answers import Answer, Stream, parts_of
-from featurestore.server.streams.uploads import MEDIA_TYPE, Upload, receive
+from featurestore.server.streams.uploads import Upload, receive
 
 router = APIRouter(tags=["rows"], responses=REFUSALS)
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "A line of JSON that says what is asked, then rows as an Arrow stream.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        "content": {RETRIEVAL: {"schema": {"type": "string"}}},
     }
 }
 
@@ -41,12 +41,10 @@ async def stream_rows(
 ) -> Stream:
     """Return rows as an Arrow IPC stream; nothing is computed any more once the client is gone."""
     try:
-        asked = Retrieval.model_validate_json(upload.line)
-    except ValidationError as error:
+        asked = upload.asked(Retrieval)
+    except InvalidArgument:
         await asyncio.to_thread(upload.remove)
-        wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
-        raise InvalidArgument(f"This is no retrieval: {where}: {wrong['msg']}.") from None
+        raise
 
     def parts() -> Generator[bytes, None, None]:
         yield from parts_of(frame_of(store, asked, upload.table()), asked)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
-from pydantic import BaseModel, ValidationError
 
-from featurestore.errors import FeatureGroupNotFound, InvalidArgument
+from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import roles
@@ -25,12 +24,11 @@ from featurestore.server.records.writes import (
     commit_record,
     needed,
 )
-from featurestore.server.streams.uploads import Upload
+from featurestore.server.streams.uploads import Asked, Upload
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
 _ANYBODY = Actor("anybody", "without sign-in")
-Asked = TypeVar("Asked", bound=BaseModel)
 
 
 def makeable(name: Name, store: Store, whole: Whole, visitor: Asking) -> FeatureStore:
@@ -107,13 +105,7 @@ def tag(
 def _taking(upload: Upload, kind: type[Asked]) -> Iterator[Asked]:
     """Yield what the line of an upload asks for, and remove its rows at the end."""
     try:
-        try:
-            asked = kind.model_validate_json(upload.line)
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            where = ".".join(map(str, wrong["loc"]))
-            raise InvalidArgument(f"This is no write: {where}: {wrong['msg']}.") from None
-        yield asked
+        yield upload.asked(kind)
     finally:
         upload.remove()
 

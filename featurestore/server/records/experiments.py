@@ -102,11 +102,6 @@ def told(run: Run) -> dict[str, Any]:
     }
 
 
-def record(run: Run) -> dict[str, Any]:
-    """Return all that is known of a run."""
-    return run.to_json()
-
-
 def metrics(run: Run) -> Metrics:
     """Return each metric that a run reported, by step."""
     found: Metrics = {}

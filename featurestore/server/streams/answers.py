@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import threading
 import time
@@ -15,6 +14,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from featurestore.errors import FeatureStoreError, QueryEnded
+from featurestore.model.arrow_stream import stream_parts
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.records.retrievals import Retrieval
 
@@ -28,11 +28,11 @@ def parts_of(frame: FeatureFrame, asked: Retrieval) -> Generator[bytes, None, No
     """Yield the bytes of an Arrow stream, the schema first, each when it is asked for."""
     if asked.answer == "count":
         counted = pa.table({COUNTED: pa.array([frame.count()], pa.int64())})
-        yield from _written(counted.schema, iter(counted.to_batches()))
+        yield from stream_parts(counted.schema, counted.to_batches())
     elif asked.answer == "schema":
-        yield from _written(frame.schema, iter(()))
+        yield from stream_parts(frame.schema, ())
     else:
-        yield from _written(frame.schema, _batches(frame, asked))
+        yield from stream_parts(frame.schema, _batches(frame, asked))
 
 
 def _batches(frame: FeatureFrame, asked: Retrieval) -> Iterator[pa.RecordBatch]:
@@ -40,23 +40,6 @@ def _batches(frame: FeatureFrame, asked: Retrieval) -> Iterator[pa.RecordBatch]:
         yield from frame.head(asked.limit).to_batches()
     else:
         yield from frame.to_batches(rows=asked.batch_rows)
-
-
-def _written(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
-    buffer = io.BytesIO()
-    with pa.ipc.new_stream(buffer, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            yield _taken(buffer)
-    yield _taken(buffer)
-
-
-def _taken(buffer: io.BytesIO) -> bytes:
-    """Return what was written, and forget it."""
-    found = buffer.getvalue()
-    buffer.seek(0)
-    buffer.truncate()
-    return found
 
 
 class Answer:

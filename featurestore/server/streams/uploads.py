@@ -7,16 +7,17 @@ import mmap
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, TypeVar
 
 import pyarrow as pa
+from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from featurestore.errors import InvalidArgument
 
-MEDIA_TYPE = "application/vnd.featurestore.retrieval"
 _LONGEST_LINE = 4 << 20
+Asked = TypeVar("Asked", bound=BaseModel)
 _SECONDS = 60.0
 
 
@@ -30,6 +31,19 @@ class Upload:
     line: bytes
     most: int
     file: IO[bytes] | None = None
+
+    def asked(self, kind: type[Asked]) -> Asked:
+        """Return what the line asks for.
+
+        Raises:
+            InvalidArgument: It asks for something else.
+        """
+        try:
+            return kind.model_validate_json(self.line)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise InvalidArgument(f"The first line is wrong: {where}: {wrong['msg']}.") from None
 
     def table(self) -> pa.Table | None:
         """Return the rows, mapped from the file: pages come and go as they are needed.

@@ -1,4 +1,4 @@
-"""What keeps an answer to itself: headers on each, and no form that another site made."""
+"""What browsers are told and refused: headers on each answer, and no form that another site made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Kept:
+class BrowserGuard:
     """Adds the headers that keep a page to itself, and refuses forms of other sites."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -20,7 +20,7 @@ from featurestore.retrieval import check_dataframe_type, convert
 from featurestore.store import FeatureStore
 from featurestore.store.remote_datasets import RemoteTrainingDatasetCalls
 from featurestore.store.remote_handles import RemoteFeatureGroup, RemoteFrame
-from featurestore.store.remote_session import Recipe, remote_session
+from featurestore.store.remote_session import Recipe, record_as, remote_session
 from featurestore.store.remote_writes import RemoteWriteCalls
 
 if TYPE_CHECKING:
@@ -51,14 +51,16 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
         return self._group(found["name"], found["version"])
 
     def get_featuregroups(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]:
+        end = None if limit is None else offset + limit
         found: list[FeatureGroup] = []
         for line in self._client.items("/featuregroups"):
+            if end is not None and len(found) >= end:
+                break
             versions = [line["version"]]
             if line["version"] > 1:
                 versions = self._client.get(f"/featuregroups/{line['name']}")["versions"]
             for version in sorted(versions):
                 found.append(self._group(line["name"], version))
-        end = None if limit is None else offset + limit
         return found[offset:end]
 
     def get_featuregroup(
@@ -106,7 +108,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
         found = []
         for item in self._client.get("/matches", q=text, limit=limit)["items"]:
-            found.append(Match(**item))
+            found.append(record_as(Match, item))
         return found
 
     # -- features ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from featurestore.errors import TrainingDatasetNotFound
 from featurestore.model.html import Listing
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
@@ -16,7 +17,7 @@ from featurestore.storage import files
 from featurestore.storage.shardcache import write_checked
 from featurestore.store.connected import Connected
 from featurestore.store.remote_handles import RemoteFrame
-from featurestore.store.remote_session import Recipe, client_of, unsupported
+from featurestore.store.remote_session import Recipe, client_of, record_as, unsupported
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
 from featurestore.training.transformations import read_noted
@@ -72,11 +73,10 @@ class RemoteTrainingDataset(TrainingDataset):
     def verify(self, *, recompute: bool = False) -> VerifyReport:
         if recompute:
             self._refuse("verify(recompute=True)", "verify()")
-        told = dict(self.client.post(f"{self._address}/verify"))
-        del told["ok"]
-        problems = [Problem(**each) for each in told.pop("problems")]
-        notes = tuple(told.pop("notes"))
-        return VerifyReport(**told, problems=tuple(problems), notes=notes)
+        told = self.client.post(f"{self._address}/verify")
+        problems = tuple(record_as(Problem, each) for each in told["problems"])
+        notes = tuple(told["notes"])
+        return record_as(VerifyReport, {**told, "problems": problems, "notes": notes})
 
     @property
     def transformations(self) -> Transformations | None:
@@ -157,14 +157,10 @@ class RemoteTrainingDatasetCalls(Connected):
         return Listing(found)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
-        for line in client_of(self._session).items(_FOLDER, q=name):
-            if line["name"] == name:
-                return max(self._versions(name))
-        return 0
+        try:
+            return int(client_of(self._session).get(f"{_FOLDER}/{check_name(name)}")["version"])
+        except TrainingDatasetNotFound:
+            return 0
 
     def get_training_dataset_tags(self, name: str, *, version: int | None = None) -> dict[str, str]:
         return self.get_training_dataset(name, version=version).tags
-
-    def _versions(self, name: str) -> list[int]:
-        found: list[int] = client_of(self._session).get(f"{_FOLDER}/{name}")["versions"]
-        return found

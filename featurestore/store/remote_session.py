@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from featurestore.errors import UnsupportedRemotely
+from featurestore.errors import ServerUnavailable, UnsupportedRemotely
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.remote import Client
 from featurestore.registry import Registry
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 REMOTE = "remote"
+T = TypeVar("T")
 
 
 def unsupported(address: str, what: str, *, hint: str | None = None) -> UnsupportedRemotely:
@@ -24,6 +25,23 @@ def unsupported(address: str, what: str, *, hint: str | None = None) -> Unsuppor
         f"{what} needs the files of the store, and {address} serves what can be read of it.",
         hint=hint or "connect where the store's directory or bucket can be reached",
     )
+
+
+def record_as(kind: type[T], told: Mapping[str, Any]) -> T:
+    """Return a record of the server as a dataclass, without what only newer servers tell.
+
+    Raises:
+        ServerUnavailable: It lacks what the dataclass needs.
+    """
+    known = {each.name for each in fields(cast(Any, kind))}
+    given = {name: value for name, value in told.items() if name in known}
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise ServerUnavailable(
+            f"The server tells less of a {kind.__name__} than this release reads: {error}.",
+            hint="pip install --upgrade featurestore, on the server, too",
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from featurestore.model.durations import format_duration
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name
 from featurestore.store.featuregroups import FeatureGroupCalls
-from featurestore.store.remote_session import client_of, unsupported
+from featurestore.store.remote_session import client_of, record_as, unsupported
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def commit_of(record: Mapping[str, Any]) -> Commit:
     """Return a commit as the server tells of it."""
-    return Commit(**{**record, "timestamp": datetime.fromisoformat(record["timestamp"])})
+    at = datetime.fromisoformat(record["timestamp"])
+    return record_as(Commit, {**record, "timestamp": at})
 
 
 def insert(session: Session, df: object, group: FeatureGroup, asked: Mapping[str, Any]) -> Commit:
@@ -71,14 +72,15 @@ class RemoteWriteCalls(FeatureGroupCalls):
         transaction: tuple[str, int] | None = None,
         validation: str | None = None,
     ) -> Commit:
-        asked = {
-            "mode": mode,
-            "schema_change": schema_change,
-            "on_duplicates": on_duplicates,
-            "transaction": transaction,
-            "validation": validation,
-        }
-        return insert(self._session, df, self.featuregroup(name, version=version), asked)
+        group = self.featuregroup(name, version=version)
+        return group.insert(
+            df,
+            mode=mode,
+            schema_change=schema_change,
+            on_duplicates=on_duplicates,
+            transaction=transaction,
+            validation=validation,
+        )
 
     def delete_from_featuregroup(
         self, name: str, where: str, *, version: int | None = None

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
     UnsupportedRemotely,
 )
+from featurestore.featuregroups.discovery import Match
+from featurestore.model.featuregroup import Commit
+from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.retrieval import FeatureFrame
@@ -47,9 +51,10 @@ from featurestore.server.access import changes
 from featurestore.server.records.retrievals import Retrieval
 from featurestore.server.streams import uploads
 from featurestore.server.streams.answers import Answer, parts_of
-from featurestore.server.streams.uploads import MEDIA_TYPE
 from featurestore.store import FeatureStore
 from featurestore.store.remote_datasets import RemoteTrainingDataset
+from featurestore.store.remote_session import record_as
+from featurestore.training.verification.problems import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.interrupts import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.remote.client import HttpClient
@@ -323,7 +328,7 @@ def test_rows_that_are_too_many_or_damaged_are_refused(
 ) -> None:
     def sent(body: Iterable[bytes]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(address.removeprefix("http://"))
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": MEDIA_TYPE}
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": RETRIEVAL}
         connection.request("POST", "/api/v1/rows", b"".join(body), headers)
         answer = connection.getresponse()
         with contextlib.closing(connection):
@@ -540,3 +545,13 @@ def test_writes_land_through_the_gate_of_the_server(
     assert sorted(each.action for each in logged) == sorted(actions)
     assert {each.subject for each in logged} == {"made", "made@v1"}
     local.delete_featuregroup("made", version=1)
+
+
+@pytest.mark.parametrize("kind", [Commit, Match, Problem, VerifyReport])
+def test_records_of_other_releases_are_read_or_refused(kind: Any) -> None:
+    told = {each.name: each.name for each in fields(kind)}
+    assert record_as(kind, {**told, "told_by_newer_servers": 1}) == kind(**told)
+    del told[fields(kind)[0].name]
+    with pytest.raises(ServerUnavailable, match=kind.__name__) as refused:
+        record_as(kind, told)
+    assert "pip install --upgrade" in str(refused.value.hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,27 @@ def test_what_cannot_be_read_is_said(table: Any, tmp_path: Path) -> None:
     with pytest.raises(SourceUnavailable, match="does not exist"):
         read(tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
+
+
+class Planted:
+    """What a table of another names as the reader of its files."""
+
+    made = 0
+
+    def __init__(self, properties: Any) -> None:
+        type(self).made += 1
+
+
+def test_tables_and_configuration_choose_no_code(
+    table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = f"{__name__}.{Planted.__name__}"
+    path = Path(table.metadata_location.removeprefix("file://"))
+    metadata = json.loads(path.read_text())
+    path.write_text(json.dumps({**metadata, "properties": {"py-io-impl": planted}}))
+    configured = {"catalog": {"shop": {"py-io-impl": planted, "token": "tr0ub4"}}}
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", configured)
+    assert read(tmp_path).num_rows == 20
+    snapshot = opened("iceberg", f"iceberg+{path}").snapshot()
+    assert snapshot.read(SourceQuery()).read_all().num_rows == 20
+    assert Planted.made == 0

@@ -28,6 +28,7 @@ from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, places
 from featurestore_connectors.sources.columns import chosen, schema_of
+from featurestore_connectors.sources.driver_options import checked_url
 from featurestore_connectors.sources.failures import told
 
 _OPTIONS = ("catalog", "warehouse")
@@ -51,34 +52,33 @@ class IcebergSource:
         self._config = config
         self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")
         self._is_table = self._uri.startswith(("/", "file:"))
+        if not self._is_table and not self._uri.startswith("http"):
+            self._uri = _database(config, self._uri)
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
         """Open the catalog; tables are read at a snapshot's id, that of a moment, or the latest."""
         try:
-            import pyiceberg.catalog
-            import pyiceberg.table
+            from featurestore_connectors.sources import iceberg_catalogs
         except ImportError as error:
             raise missing_extra("pyiceberg", "iceberg") from error
         if self._is_table:
             path = places.existing(self._config, places.local_path(self._config, prefix="iceberg"))
             with _translated(self._config, None):
-                table = pyiceberg.table.StaticTable.from_metadata(path)
+                table = iceberg_catalogs.table_of(path)
             return IcebergSnapshot(self._config, _OneTable(table), at=at)
         secret = None
-        properties: dict[str, str] = {"uri": self._uri, "type": "sql"}
-        if self._uri.startswith("http"):
-            properties["type"] = "rest"
-            if self._config.secret is not None:
-                secret = properties["token"] = self._config.secret()
-        elif self._uri.startswith("sqlite:"):
+        if self._uri.startswith("http") and self._config.secret is not None:
+            secret = self._config.secret()
+        if self._uri.startswith("sqlite:"):
             file = self._uri.removeprefix("sqlite:").removeprefix("//")
             places.existing(self._config, file.replace("//", "/", 1))
-        if "warehouse" in self._config.options:
-            properties["warehouse"] = self._config.options["warehouse"]
-        properties["init_catalog_tables"] = "false"  # nothing is ever written there
         with _translated(self._config, secret):
-            name = self._config.options.get("catalog", "default")
-            catalog = pyiceberg.catalog.load_catalog(name, **properties)
+            catalog = iceberg_catalogs.opened_catalog(
+                self._uri,
+                name=self._config.options.get("catalog", "default"),
+                warehouse=self._config.options.get("warehouse"),
+                token=secret,
+            )
         return IcebergSnapshot(self._config, catalog, at=at, secret=secret)
 
 
@@ -209,6 +209,21 @@ class IcebergSnapshot:
                     f"it has {listing(known, limit=50)}.",
                     hint=did_you_mean(name, known, write="table={!r}"),
                 ) from error
+
+
+def _database(config: SourceConfig, uri: str) -> str:
+    """Return the URL of a catalog's database, which sets no more of its driver than a source may."""
+    import sqlalchemy as sa
+
+    try:
+        url = sa.make_url(uri)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise InvalidArgument(
+            f"Source {config.name!r}: {config.uri!r} names no catalog.",
+            hint="iceberg+sqlite:///catalog.db, iceberg+https://catalog, iceberg+/table/metadata.json",
+        ) from error
+    checked = checked_url(config, url)
+    return uri if checked == url else checked.render_as_string(hide_password=False)
 
 
 def _tables_below(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:

@@ -41,6 +41,7 @@ from featurestore_connectors.sources.columns import (
     fitted,
     schema_of,
 )
+from featurestore_connectors.sources.driver_options import POSTGRES, check_options
 from featurestore_connectors.sources.failures import guarded, translated
 from featurestore_connectors.sources.postgres_jdbc import PartedRead
 from featurestore_connectors.sources.postgres_parts import cut, parts_asked_for
@@ -78,6 +79,8 @@ class PostgresSource:
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
         self._parts = parts_asked_for(config.options)
+        for option in parse_qsl(urlsplit(config.uri).query, keep_blank_values=True):
+            check_options(config, dict([option]), known=POSTGRES, driver="Postgres")
 
     def has_parts(self, engine: Engine) -> bool:
         """Tell whether the tasks of an engine read the rows: those of Spark, where options say so."""

@@ -40,7 +40,12 @@ _JOIN = (
     "SET TRANSACTION SNAPSHOT {}"
 )
 # Options of libpq that Java's driver calls by another name.
-_RENAMED = {"connect_timeout": "connectTimeout", "application_name": "ApplicationName"}
+_RENAMED = {
+    "application_name": "ApplicationName",
+    "channel_binding": "channelBinding",
+    "connect_timeout": "connectTimeout",
+    "gssencmode": "gssEncMode",
+}
 _FIRST, _LAST = "0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"
 # What comes instead of a time outside of those years, or an infinite one, and of a list with axes.
 _NO_MICROS, _NO_DAY, _AXES = 2**63 - 1, 2**31 - 1, "axes"

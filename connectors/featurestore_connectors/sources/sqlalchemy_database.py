@@ -38,6 +38,7 @@ from featurestore_connectors.sources.columns import (
     fitted,
     schema_of,
 )
+from featurestore_connectors.sources.driver_options import checked_url
 from featurestore_connectors.sources.failures import told
 from featurestore_connectors.sources.sqlalchemy_rows import BATCH_ROWS, RunningQuery
 from featurestore_connectors.sources.sqlalchemy_types import (
@@ -357,7 +358,8 @@ def _url(config: SourceConfig) -> sa.URL:
     """Return the address as SQLAlchemy takes it, without the secret.
 
     Raises:
-        InvalidArgument: It is none, or names a database that another connector reads.
+        InvalidArgument: It is none, names a database that another connector reads, or sets an
+            option that a source may not.
     """
     import sqlalchemy as sa
 
@@ -380,6 +382,7 @@ def _url(config: SourceConfig) -> sa.URL:
             "A URI with a secret needs a user.", hint=f"{backend}://user@host/database"
         )
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
+    url = checked_url(config, url)
     if backend in _MYSQL and "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": _CONNECT_SECONDS})
     return url

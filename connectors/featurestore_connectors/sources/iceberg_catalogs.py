@@ -1,0 +1,57 @@
+"""Catalogs of Iceberg, opened with what a source says and nothing else.
+
+pyiceberg imports and calls what a table's property ``py-io-impl`` names, and adds what this
+machine's configuration keeps for a catalog of the same name, its credentials too. Tables and sources
+may be others': neither is done here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyiceberg.catalog.noop import NoopCatalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table import StaticTable
+
+
+class _OwnFiles:
+    """Reads the files of all tables as their place says, whatever their properties name."""
+
+    def _load_file_io(
+        self, properties: Mapping[str, Any] | None = None, location: str | None = None
+    ) -> FileIO:
+        return load_file_io(location=location)
+
+
+class _OwnSqlCatalog(_OwnFiles, SqlCatalog):
+    pass
+
+
+class _OwnRestCatalog(_OwnFiles, RestCatalog):
+    pass
+
+
+def opened_catalog(
+    uri: str, *, name: str, warehouse: str | None = None, token: str | None = None
+) -> SqlCatalog | RestCatalog:
+    """Return the catalog at a URI, a server or a database, of which nothing is written."""
+    properties = {"uri": uri}
+    if warehouse is not None:
+        properties["warehouse"] = warehouse
+    if not uri.startswith("http"):
+        return _OwnSqlCatalog(name, **properties, init_catalog_tables="false")
+    if token is not None:
+        properties["token"] = token
+    return _OwnRestCatalog(name, **properties)
+
+
+def table_of(metadata: str) -> StaticTable:
+    """Return the table of one metadata file."""
+    files = load_file_io(location=metadata)
+    read = FromInputFile.table_metadata(files.new_input(metadata))
+    name = ("static-table", metadata)
+    return StaticTable(name, read, metadata, files, NoopCatalog(name[0]))

@@ -1,0 +1,93 @@
+"""A source's URI, which may be another's, makes no driver read files, run statements or load code."""
+
+from __future__ import annotations
+
+import inspect
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featurestore.errors import InvalidArgument
+from featurestore_connectors.sources.driver_options import POSTGRES
+from tests.sources.places import opened
+
+MYSQL = ("charset", "connect_timeout", "program_name", "read_timeout", "ssl_verify_cert")
+MYSQL += ("ssl_verify_identity", "write_timeout")
+# Options of drivers that are not installed where tests run.
+DANGEROUS = [
+    *("allow_local_infile", "allow_local_infile_in_path", "option_files", "option_groups"),
+    *("default_file", "default_group", "init_command", "local_infile", "plugin_dir", "unix_socket"),
+    *("read_default_file", "read_default_group", "ssl", "ssl_capath", "sql_mode", "client_flag"),
+    *("odbc_connect", "dsn", "authenticator", "connection_name", "token_file_path", "plugin"),
+    *("socketFactory", "socketFactoryArg", "sslfactory", "sslhostnameverifier", "loggerFile"),
+    *("authenticationPluginClassName", "config_dir", "wallet_location", "conn_properties"),
+]
+SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mysql://me@db/shop": ("mysql", MYSQL),
+    "mariadb://me@db/shop": ("mysql", MYSQL),
+    "postgresql://me@db/shop": ("postgresql", POSTGRES),
+    "sqlalchemy+postgresql+psycopg://me@db/shop": ("sqlalchemy", POSTGRES),
+    "sqlalchemy+oracle+oracledb://me@db/": ("sqlalchemy", ("service_name",)),
+    "sqlalchemy+nothere+nowhere://me@db/shop": ("sqlalchemy", ()),
+    "iceberg+mysql+pymysql://me@db/shop": ("iceberg", MYSQL),
+    "iceberg+postgresql+psycopg://me@db/shop": ("iceberg", POSTGRES),
+    "iceberg+sqlite:////shop.db": ("iceberg", ()),
+}
+
+
+def installed() -> set[str]:
+    """Return all that the drivers of MySQL and Postgres take."""
+    pymysql = pytest.importorskip("pymysql")
+    psycopg = pytest.importorskip("psycopg")
+    names = set(inspect.signature(pymysql.connections.Connection).parameters)
+    for each in psycopg.pq.Conninfo.get_defaults():
+        names.add(each.keyword.decode())
+    return names
+
+
+@pytest.mark.parametrize("uri", SOURCES)
+def test_options_that_are_not_known_to_be_harmless_are_refused(uri: str) -> None:
+    kind, known = SOURCES[uri]
+    refused = {*DANGEROUS, *installed()} - set(known)
+    assert len(refused) > 80
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.text(min_size=1).filter(lambda name: name not in known))
+    def any_other(name: str) -> None:
+        refused.add(name)
+
+    any_other()
+    for name in refused:
+        for value in ("1", "/etc/passwd"):
+            with pytest.raises(InvalidArgument, match="none of those") as error:
+                opened(kind, f"{uri}?{quote(name, safe='')}={value}")
+            assert repr(name) in str(error.value)
+            assert "/etc/" not in str(error.value)
+
+
+@pytest.mark.parametrize("uri", SOURCES)
+def test_options_that_are_harmless_hold_plain_texts(uri: str) -> None:
+    kind, known = SOURCES[uri]
+    for name in known:
+        opened(kind, f"{uri}?{name}=10")
+        for value in ("/etc/passwd", "..%5Cx", "a%3BDriver%3Dx", "x%7D", "a%0A", f"1&{name}=2"):
+            if kind == "postgresql" and "&" in value:
+                continue  # the last one counts there
+            with pytest.raises(InvalidArgument, match="no plain text"):
+                opened(kind, f"{uri}?{name}={value}")
+
+
+@pytest.mark.parametrize("host", ["db;Driver=x.so", "db{", "db(x)", "db=x"])
+def test_a_server_that_is_no_name_of_one_is_refused(host: str) -> None:
+    with pytest.raises(InvalidArgument, match="no name of a server"):
+        opened("sqlalchemy", f"sqlalchemy+mssql+pyodbc://me@{host}/shop?driver=ODBC+Driver+18")
+    opened("sqlalchemy", "sqlalchemy+mssql+pyodbc://me@db-1.x,1433/shop?driver=ODBC+Driver+18")
+
+
+def test_no_driver_of_mysql_sends_files_to_its_server() -> None:
+    source = opened("mysql", "mysql://me@db/shop")
+    assert source._url.query["local_infile"] == "false"  # type: ignore[attr-defined]
+    dialect = source._url.get_dialect()()  # type: ignore[attr-defined]
+    assert dialect.create_connect_args(source._url)[1]["local_infile"] is False  # type: ignore[attr-defined]

@@ -24,6 +24,8 @@ from featurestore.model.plan import WindowOutput
 # Times of one case: small, so that many are equal, or so far apart that keys have to be cut.
 SCALES = st.sampled_from([1, 1, 1, 10**15])
 START = datetime(2024, 1, 1, tzinfo=UTC)
+FLAGS = st.booleans()
+CONDITIONS = [None, True, True, False]
 DOUBLES = [None, 0.1, 0.2, -3.5, 1e16, -1e16, float("nan"), float("inf"), -0.0]
 CENTS = [None, Decimal("1.25"), Decimal("-9.50"), Decimal("0.07")]
 KINDS: list[tuple[pa.DataType, list[Any]]] = [
@@ -44,36 +46,45 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 
 @st.composite
 def cases(draw: Any) -> dict[str, Any]:
-    """Return rows of a few keys as (key, event, known, replaced, value), labels and a window."""
+    """Return rows of a few keys as (key, event, known, replaced, value), labels and a window.
+
+    All rows are one draw of bytes, which shrinks as draws of its values do; those would take longer
+    than the check of what they make.
+    """
     scale = draw(SCALES)
     kind, choices = draw(st.sampled_from(KINDS))
-    time = st.integers(0, 20).map(lambda hour: hour * scale)
-    keys = st.integers(0, 3)
-    waits = draw(st.booleans())
-    replaces = draw(st.booleans())
+    waits, replaces, is_filtered = draw(FLAGS), draw(FLAGS), draw(FLAGS)
     rows = []
-    values = st.sampled_from(choices)
-    for key, event, value in draw(st.lists(st.tuples(keys, time, values), max_size=25)):
-        known = replaced = None
+    for key, event, value, wait, life, met in draw(records(6, most=25)):
+        time = event % 21 * scale
+        known = replaced = met_condition = None
         if waits:
-            known = event + draw(st.integers(-2, 10)) * scale
-        if replaces and draw(st.booleans()):
-            replaced = event + draw(st.integers(1, 10)) * scale
-        rows.append((key, event, known, replaced, value))
+            known = time + (wait % 13 - 2) * scale
+        if replaces and life % 2:
+            replaced = time + (life // 2 % 10 + 1) * scale
+        if is_filtered:
+            met_condition = CONDITIONS[met % len(CONDITIONS)]
+        rows.append((key % 4, time, known, replaced, choices[value % len(choices)], met_condition))
     rows.sort(key=lambda row: row[:2])
-    labels = sorted(draw(st.lists(st.tuples(keys, time), max_size=10)))
+    labels = sorted((key % 4, time % 21 * scale) for key, time in draw(records(2, most=10)))
     over = draw(st.sampled_from([None, 1, 3, 10]))
-    flags = st.sampled_from([None, True, True, False])
     return {
         "kind": kind,
-        "rows": rows,
+        "rows": [row[:5] for row in rows],
         "labels": labels,
         "over": None if over is None else over * scale,
         "offset": draw(st.sampled_from([0, 0, 2])) * scale,
         "waits": waits,
         "replaces": replaces,
-        "condition": draw(st.none() | st.lists(flags, min_size=len(rows), max_size=len(rows))),
+        "condition": [row[5] for row in rows] if is_filtered else None,
     }
+
+
+def records(width: int, *, most: int) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """Return a strategy for records of so many bytes."""
+    sizes = st.integers(0, most)
+    drawn = sizes.flatmap(lambda size: st.binary(min_size=size * width, max_size=size * width))
+    return drawn.map(lambda data: list(zip(*[iter(data)] * width, strict=True)))
 
 
 def check_case(case: dict[str, Any]) -> None:
@@ -110,10 +121,10 @@ def check_case(case: dict[str, Any]) -> None:
     )
     # Values as their type holds them.
     kept = pa.array([row[4] for row in rows], case["kind"]).to_pylist()
+    seen = [values_of(label, case, kept) for label in labels]
     for each, answers in zip(asked, found, strict=True):
-        expected = []
-        for label in labels:
-            expected.append(by_row.answer(output_of(each), values_of(label, case, kept)))
+        output = output_of(each)
+        expected = [by_row.answer(output, values) for values in seen]
         assert list(map(repr, answers.to_pylist())) == list(map(repr, expected)), each
 
 

@@ -80,13 +80,16 @@ INNER_LOOP = (
     "tests/test_house_pages.py",
 )
 # Of these it leaves out what kills or interrupts, damages, fills memory, starts programs, or
-# computes windows by the hundred; random cases (the marker ``hypothesis``) by the Makefile.
+# computes windows by the hundred, or imports TensorFlow or petastorm; random cases (the marker
+# ``hypothesis``) by the Makefile.
 NOT_INNER_LOOP = (
     "tests/aggregates/test_kernel.py",
     "tests/cli/test_cli_hostile_text.py",
     "tests/engines/test_duckdb_interrupts.py",
     "tests/engines/test_duckdb_publication.py",
     "tests/formats/test_formats_documented.py",
+    "tests/formats/test_petastorm_readers.py",
+    "tests/formats/test_tfrecord_tensorflow.py",
     "tests/jobs/test_flights_schedule.py",
     "tests/jobs/test_job_commands.py",
     "tests/jobs/test_job_faults.py",
@@ -94,6 +97,7 @@ NOT_INNER_LOOP = (
     "tests/jobs/test_runs.py",
     "tests/jobs/test_scheduler.py",
     "tests/jobs/test_training_jobs.py",
+    "tests/readers/test_distributed_training.py",
     "tests/readers/test_reader_cases.py",
     "tests/readers/test_reader_imports.py",
     "tests/readers/test_reader_memory.py",

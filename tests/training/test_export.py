@@ -16,7 +16,6 @@ import jsonschema
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.datasets import load_digits
 
 import featurestore
 import featurestore_schemas
@@ -309,6 +308,8 @@ def test_shards_have_about_128_mib_and_come_by_eights_where_rows_suffice(
 
 
 def test_digits_are_images_in_every_format(duckdb_store: FeatureStore) -> None:
+    from sklearn.datasets import load_digits  # takes longer to import than the other tests
+
     digits = load_digits()
     pixels = digits.images.astype(np.uint8)
     rows = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), 8)

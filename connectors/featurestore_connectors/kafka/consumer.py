@@ -6,6 +6,7 @@ has committed.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -39,6 +40,8 @@ from featurestore_connectors.kafka.settings import (
 
 # Messages that one call hands over.
 _AT_ONCE = 10_000
+# A micro-batch of long records ends where it has so many bytes; the library keeps 64 MiB more ready.
+_MOST_BYTES = 256 << 20
 # Seconds that a call waits for all of them.
 _WAIT = 0.05
 # Seconds without a message or an end after which a broker is said not to answer.
@@ -109,7 +112,8 @@ class KafkaStream:
         if engine.name == "spark":
             return spark_stream.batch(self._config, spec, start, end, engine)
         whole = sum(end[number] - offset for number, offset in start.items())
-        (found,) = self.consumed(replace(spec, batch_records=max(whole, 1)), start, end)
+        spec = replace(spec, batch_records=max(whole, 1))
+        (found,) = self.consumed(spec, start, end, most_bytes=sys.maxsize)
         return found
 
     def close(self) -> None:
@@ -121,7 +125,12 @@ class KafkaStream:
             self._membership = None
 
     def consumed(
-        self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int]
+        self,
+        spec: StreamSpec,
+        start: Mapping[int, int],
+        end: Mapping[int, int],
+        *,
+        most_bytes: int | None = None,
     ) -> Iterator[MicroBatch]:
         """Yield the records from ``start`` to ``end`` as Arrow tables."""
         library = client_library()
@@ -133,10 +142,11 @@ class KafkaStream:
         with translated(self._config):
             consumer.assign(assigned)
         open_partitions = set(at)
+        timed = "timestamp" in spec.fields.values()
         while open_partitions:
             begun = dict(at)
-            gathered = _Gathered(timed="timestamp" in spec.fields.values())
-            self._fill(gathered, spec.batch_records, at, end, open_partitions)
+            gathered = _Gathered(spec.batch_records, most_bytes or _MOST_BYTES, timed=timed)
+            self._fill(gathered, at, end, open_partitions)
             yield MicroBatch(gathered.table(spec.topic), begun, dict(at))
         with translated(self._config):
             consumer.unassign()
@@ -144,16 +154,15 @@ class KafkaStream:
     def _fill(
         self,
         gathered: _Gathered,
-        limit: int,
         at: dict[int, int],
         end: Mapping[int, int],
         open_partitions: set[int],
     ) -> None:
-        """Gather records until there are as many as a micro-batch holds, or all ends are reached."""
+        """Gather records until there is no room for more, or all ends are reached."""
         consumer = self._consumer()
         heard = time.monotonic()
-        while open_partitions and len(gathered) < limit:
-            wanted = min(_AT_ONCE, limit - len(gathered))
+        while open_partitions and gathered.room() > 0:
+            wanted = min(_AT_ONCE, gathered.room())
             with translated(self._config):
                 messages = consumer.consume(wanted, timeout=_WAIT)
             records, ended = self._sorted_out(messages, open_partitions)
@@ -227,13 +236,19 @@ def _told(messages: list[Any], what: str) -> list[Any]:
 class _Gathered:
     """Records on their way into one table; ``timed`` ones with their timestamps."""
 
-    def __init__(self, *, timed: bool) -> None:
+    def __init__(self, most_records: int, most_bytes: int, *, timed: bool) -> None:
+        self._most_records = most_records
+        self._most_bytes = most_bytes
         self._timed = timed
         self._parts: list[pa.Table] = []
         self._rows = 0
+        self._bytes = 0
 
-    def __len__(self) -> int:
-        return self._rows
+    def room(self) -> int:
+        """Return how many more records are taken: none where they have enough bytes."""
+        if self._bytes >= self._most_bytes:
+            return 0
+        return self._most_records - self._rows
 
     def add(
         self, messages: list[Any], end: Mapping[int, int], open_partitions: Collection[int]
@@ -273,6 +288,7 @@ class _Gathered:
                 part = part.filter(pc.invert(beyond))
         self._parts.append(part)
         self._rows += part.num_rows
+        self._bytes += part.nbytes
         return last
 
     def table(self, topic: str) -> pa.Table:

@@ -1,0 +1,92 @@
+"""A backlog is taken in bounded micro-batches, whose lag is told while it is worked off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from featurestore.store import FeatureStore
+from featurestore.streams import loop
+from featurestore_connectors.kafka import consumer
+from tests.streams import kafka_server
+from tests.streams.topics import Broker, click, clicks, job
+
+JobFile = Callable[[str], Path]
+
+
+@dataclass
+class Landings:
+    """What was landed, and what was told and held before each landing."""
+
+    rows: list[int] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    allocated: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
+    found, land = Landings(), loop.land
+
+    def watched(session: Any, spec: Any, group: Any, batch: Any, **named: Any) -> Any:
+        (status,) = FeatureStore(session).get_jobs()
+        assert status.stream is not None
+        found.lags.append(status.stream.lag)
+        found.allocated.append(pa.total_allocated_bytes())
+        if isinstance(batch.records, pa.Table):
+            found.bytes.append(batch.records.nbytes)
+        landed = land(session, spec, group, batch, **named)
+        found.rows.append(landed.rows)
+        return landed
+
+    monkeypatch.setattr(loop, "land", watched)
+    return found
+
+
+def test_a_backlog_is_taken_in_micro_batches_of_the_bound_and_its_lag_is_told(
+    store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
+) -> None:
+    if store.session.engine.name == "spark" and not kafka_server.spark_jars():
+        pytest.skip("Kafka suite skipped: python -m tests.streams.kafka_server fetches the reader")
+    topic = broker.topic(3)
+    broker.send(topic, clicks(0, 150))
+    broker.send(topic, clicks(150, 250), partition=0)  # one partition has most of them
+    store.add_source("events", broker.uri)
+    store.register_jobs(job_file(job(topic, batch_records=60)))
+    (run,) = store.run_job("clicks")
+    assert run.rows == sum(landings.rows) == 250
+    assert max(landings.rows) <= 60
+    assert len(landings.rows) <= 6
+    left = [250]
+    for rows in landings.rows:
+        left.append(left[-1] - rows)
+    (status,) = store.get_jobs()
+    assert status.stream is not None
+    assert [*landings.lags, status.stream.lag] == left
+
+
+def test_a_backlog_of_long_records_is_never_held_as_a_whole(
+    duckdb_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    landings: Landings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound, call, long = 1 << 20, 10, 40_000
+    monkeypatch.setattr(consumer, "_MOST_BYTES", bound)
+    monkeypatch.setattr(consumer, "_AT_ONCE", call)
+    topic = broker.topic(2)
+    broker.send(topic, [click(number, more="x" * long) for number in range(300)])
+    duckdb_store.add_source("events", broker.uri)
+    duckdb_store.register_jobs(job_file(job(topic)))
+    held = pa.total_allocated_bytes()
+    (run,) = duckdb_store.run_job("clicks")
+    assert run.rows == 300
+    most = bound + call * 2 * long
+    assert max(landings.bytes) <= most
+    assert max(landings.allocated) - held <= 3 * most < 300 * long

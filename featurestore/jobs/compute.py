@@ -29,7 +29,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import from_micros, to_micros
 from featurestore.model.types import TIMESTAMP, widens
 from featurestore.model.window import Window
-from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.plugins.engine import Engine, Relation, TimeRange
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.jobs")
@@ -142,7 +142,11 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
             continue
         place = f"w{number:06d}"
         with handed_over(rows, engine=engine, like=schema) as given:
-            part, bounds = _staged(run, window, given, place=place)
+            if number == 0:
+                within = Window(window.start - run.spec.reach, window.end)
+            else:
+                within, given = window, _not_again(run.spec, engine, window, given)
+            part, bounds = _staged(run, within, given, place=place)
         first = first or part
         schema = _wide(part.schema, schema if places else None, run.spec)
         if bounds.rows:
@@ -152,6 +156,14 @@ def _each(run: Computation, windows: Sequence[Window]) -> Relation | None:
     if len(windows) == 1:
         return first
     return engine.read_files(places, schema=schema)
+
+
+def _not_again(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
+    """Return the rows of a window without late ones, which the window before has given."""
+    column = str(spec.event_time)
+    if not spec.reach or column not in rows.schema.names:
+        return rows
+    return engine.within(rows, TimeRange(column, window.start, window.end, spec.closed))
 
 
 def _wide(part: pa.Schema, known: pa.Schema | None, spec: JobSpec) -> pa.Schema:

@@ -257,7 +257,7 @@ def _write(
         run_id=recording.run.run_id,
         inputs=tuple(each.to_json() for each in recording.inputs if each.kind != "source"),
         reads=reads or None,
-        window=note_of_windows(spec.name, window, len(attempt.windows)),
+        window=note_of_windows(spec, window, len(attempt.windows)),
         staged=spec.tombstone is None,
     )
     frame = FeatureFrame(session, rows)

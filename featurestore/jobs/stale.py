@@ -24,7 +24,7 @@ from featurestore.jobs.inputs import (
     seen_by,
     time_bounds,
 )
-from featurestore.jobs.target import windows_of_note
+from featurestore.jobs.target import rows_of_note
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.model.window import Window
@@ -144,11 +144,10 @@ def _stated_range(given: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> C
     for action in actions:
         if action.get("commitInfo") is None:
             continue
-        told = windows_of_note(note_of([action]))
+        told = rows_of_note(note_of([action]))
         if told is None:
             return None
-        _, window, _ = told
-        return Change(to_micros(window.start), to_micros(window.end))
+        return Change(to_micros(told.start), to_micros(told.end))
     return None
 
 

@@ -84,14 +84,32 @@ def transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple
     return app, last + 1
 
 
-def note_of_windows(job: str, window: Window, count: int) -> dict[str, Any]:
+def note_of_windows(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
     """Return what a commit's note tells of the windows in it; ``windows_of_note`` reads it back."""
-    return {
-        "job": job,
+    told = {
+        "job": spec.name,
         "start": window.start.isoformat(),
         "end": window.end.isoformat(),
         "count": count,
     }
+    if spec.reach:
+        told["rows_from"] = (window.start - spec.reach).isoformat()
+    return told
+
+
+def rows_of_note(note: Mapping[str, Any]) -> Window | None:
+    """Return the range of the rows of a commit's windows, late ones too; None where none is told."""
+    told = windows_of_note(note)
+    if told is None:
+        return None
+    _, window, _ = told
+    try:
+        first = datetime.fromisoformat(note["window"].get("rows_from", window.start.isoformat()))
+    except (TypeError, ValueError):
+        return None
+    if first.tzinfo is None or first > window.start:
+        return None
+    return Window(first, window.end)
 
 
 def windows_of_note(note: Mapping[str, Any]) -> tuple[str, Window, int] | None:

@@ -81,6 +81,12 @@ class JobSpec:
     stream: StreamSpec | None = None
 
     @property
+    def reach(self) -> timedelta:
+        """How far before its window a row may lie: as far as late changes of a source are read."""
+        is_capture = any(each.time == self.event_time for each in self.sources.values())
+        return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
+
+    @property
     def fills_group(self) -> bool:
         """Whether its target is a feature group, whose commits tell of its windows."""
         return self.kind in ("python", "sql", "window")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -16,7 +17,8 @@ from pyarrow import parquet
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
 from featurestore.jobs.scheduler import Options
-from featurestore.jobs.target import note_of_windows, windows_of_note
+from featurestore.jobs.target import note_of_windows, rows_of_note, windows_of_note
+from featurestore.model.job import JobSpec
 from featurestore.model.window import Window
 from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
@@ -538,12 +540,18 @@ def test_wrong_calls_say_what_to_do(city: FeatureStore, define: Define) -> None:
 )
 def test_a_note_that_is_not_well_formed_is_no_note_of_a_job(window: object) -> None:
     assert windows_of_note({"window": window}) is None
+    assert rows_of_note({"window": window}) is None
 
 
 def test_a_note_of_windows_is_read_back() -> None:
-    window = Window(START, START + HOUR)
-    assert windows_of_note({"window": note_of_windows("demand", window, 1)}) == (
-        "demand",
-        window,
-        1,
+    spec = JobSpec("demand", "sql", "demand", "0 * * * *", {}, "", mode="upsert", lookback=HOUR)
+    captured = replace(
+        spec, event_time="at", sources={"trips": featurestore.source("city", time="at")}
     )
+    window = Window(START, START + HOUR)
+    for each, first in ((spec, START), (captured, START - HOUR)):
+        note = {"window": note_of_windows(each, window, 1)}
+        assert windows_of_note(note) == ("demand", window, 1)
+        assert rows_of_note(note) == Window(first, window.end)
+    for damaged in ("", 3, (START + HOUR).isoformat()):
+        assert rows_of_note({"window": {**note["window"], "rows_from": damaged}}) is None

@@ -217,7 +217,7 @@ def test_tombstones_delete_the_rows_of_their_key_up_to_their_time(
 
 
 def test_missing_keys_are_deleted_but_not_all_of_them(
-    duckdb_store: FeatureStore,
+    store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
@@ -226,23 +226,59 @@ def test_missing_keys_are_deleted_but_not_all_of_them(
 
     path = tmp_path / "crm.db"
     first = customers((1, "ada", False, 0), (2, "o'bob", False, 0), (3, "eve", False, 0))
-    duckdb_store.add_source("crm", sqlite_of(path, first, "customers"))
+    store.add_source("crm", sqlite_of(path, first, "customers"))
     text = CUSTOMERS.format(time=', time="changed_at"', rules="delete_missing=True")
-    duckdb_store.register_jobs(define(text))
+    store.register_jobs(define(text))
     clock.now = START + timedelta(hours=1)
-    duckdb_store.run_job("customers", due=True)
-    assert len(held(duckdb_store)) == 3
+    store.run_job("customers", due=True)
+    assert len(held(store)) == 3
     sqlite_of(path, customers((1, "ada", False, 0), (4, "joe", False, 1)), "customers")
     clock.now = START + timedelta(hours=2)
-    (run,) = duckdb_store.run_job("customers", due=True)
+    (run,) = store.run_job("customers", due=True)
     assert run.state == "done", run.error
-    assert held(duckdb_store) == [(1, "ada"), (4, "joe")]
+    assert held(store) == [(1, "ada"), (4, "joe")]
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("delete from customers")
     clock.now = START + timedelta(hours=3)
     with pytest.raises(JobFailed, match="no rows at all"):
-        duckdb_store.run_job("customers", due=True)
-    assert held(duckdb_store) == [(1, "ada"), (4, "joe")]
+        store.run_job("customers", due=True)
+    assert held(store) == [(1, "ada"), (4, "joe")]
+
+
+COUNTS = """
+counts = featurestore.sql_job(
+    "counts", sql="select 'all' as site, count(*) as rows, date_trunc('hour', changed_at) + "
+    "interval 1 hour as hour from customers group by all", primary_key="site", event_time="hour",
+    schedule="0 * * * *", start="2024-01-01T00:00Z", inputs={"customers": "customers"},
+)
+"""
+
+
+def test_rows_that_come_late_are_taken_as_far_back_as_lookback_reaches(
+    store: FeatureStore,
+    tmp_path: Path,
+    clock: Clock,  # noqa: F811
+    define: Define,  # noqa: F811
+) -> None:
+    from tests.jobs.conftest import START, timedelta
+
+    path = tmp_path / "crm.db"
+    first = [(1, "ada", False, 0), (2, "bob", False, 3)]
+    store.add_source("crm", sqlite_of(path, customers(*first), "customers"))
+    text = CUSTOMERS.format(time=', time="changed_at"', rules='lookback="2h"')
+    store.register_jobs(define(text, COUNTS))
+    clock.now = START + timedelta(hours=4)
+    for name in ("customers", "counts"):
+        assert {run.state for run in store.run_job(name, due=True)} == {"done"}
+    late = [(1, "too late", False, 1), (3, "late", False, 2), (2, "bob again", False, 3)]
+    sqlite_of(path, customers(*first[:1], *late, (4, "new", False, 4)), "customers")
+    clock.now = START + timedelta(hours=5)
+    runs = store.run_job("customers", due=True)
+    assert {run.state for run in runs} == {"done"}, runs[0].error
+    assert held(store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
+    (run,) = store.run_job("counts", stale=True)
+    found = (run.window.start - START, run.window.end - START)
+    assert found == (timedelta(hours=2), timedelta(hours=4))
 
 
 def test_definitions_with_sources_are_kept_and_wrong_ones_refused() -> None:

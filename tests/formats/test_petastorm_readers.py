@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.datasets import load_digits
 
 from featurestore import FeatureStore
 from featurestore.errors import MissingExtra, ReaderConfigError, UnsupportedType
@@ -188,6 +187,8 @@ def test_row_groups_are_equal_in_every_shard(tmp_path: Path) -> None:
 
 
 def test_images_are_read_by_all_readers(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     pixels = pa.array(digits.images.astype(np.uint8).reshape(-1))
     images = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pixels, 8), 8)

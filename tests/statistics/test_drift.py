@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import scipy.stats
 from typer.testing import CliRunner
 
 from featurestore.cli import app
@@ -59,16 +58,20 @@ def test_two_draws_of_one_distribution_do_not_drift(rows: int, seed: int) -> Non
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 1.0, 3.0])
 def test_the_distance_is_that_of_kolmogorov_and_smirnov(shift: float) -> None:
+    from scipy.stats import ks_2samp
+
     a, b = random(1).normal(size=ROWS), random(2).normal(size=ROWS) * 1.5 + shift
     report = compare_statistics(one(a), one(b))
-    expected = scipy.stats.ks_2samp(a, b).statistic
+    expected = ks_2samp(a, b).statistic
     assert report.feature("x").ks == pytest.approx(expected, abs=0.006)
 
 
 def test_the_distance_of_few_values_is_exact() -> None:
+    from scipy.stats import ks_2samp
+
     a, b = random(1).poisson(2, ROWS), random(2).poisson(3, ROWS)
     report = compare_statistics(one(a), one(b))
-    assert report.feature("x").ks == pytest.approx(scipy.stats.ks_2samp(a, b).statistic, abs=1e-12)
+    assert report.feature("x").ks == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
 
 
 def test_stability_is_the_sum_over_the_deciles_of_the_first() -> None:

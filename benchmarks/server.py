@@ -167,16 +167,16 @@ def register(store: FeatureStore, groups: int, count: int) -> None:
         with store.session.registry.transaction() as connection:
             for number in range(start, min(start + 500, groups)):
                 fields = [pa.field("key", pa.int64())]
-                told = {b"description": f"pressure at station {number} in hPa".encode()}
+                told = {}
                 for column in range(count):
                     name = f"f{column}_of_group_{number:05d}"
-                    fields.append(pa.field(name, pa.float64(), metadata=told))
+                    fields.append(pa.field(name, pa.float64()))
+                    told[name] = f"pressure at station {number} in hPa"
                 name = f"group_{number:05d}"
                 spec = FeatureGroupSpec(name, 1, pa.schema(fields), primary_key=("key",))
+                featuregroups.add(connection, spec, table_id=f"{number}", delta_version=1)
                 said = f"What is known of {number}"
-                featuregroups.add(
-                    connection, spec, table_id=f"{number}", delta_version=1, description=said
-                )
+                featuregroups.describe(connection, name, 1, said, descriptions=told)
 
 
 def load(location: str, options: argparse.Namespace, figures: Figures) -> None:

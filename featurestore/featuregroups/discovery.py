@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from sqlalchemy.engine import Connection
+
 from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.descriptions import write_meta
@@ -18,6 +20,7 @@ from featurestore.registry import (
     featuregroups,
     features,
     lineage,
+    search_documents,
     tags,
     training_datasets,
     window_features,
@@ -71,42 +74,62 @@ def search(session: Session, text: str, *, limit: int | None = None) -> list[Mat
         raise InvalidArgument("search needs a text.", hint="search('weather')")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit={limit!r} is no number of matches.", hint="limit=100")
-    return list(islice(_matches(session, text.strip().casefold(), limit), limit))
-
-
-def _matches(session: Session, wanted: str, limit: int | None) -> Iterator[Match]:
+    found: list[Match] = []
+    wanted = text.strip().casefold()
     with session.registry.reading() as connection:
-        names = featuregroups.latest_names(connection, containing=wanted, limit=limit)
-    for name, version in names:
+        for phase in (_names, _features, _tags, _descriptions, _feature_descriptions, _aggregates):
+            left = None if limit is None else limit - len(found)
+            found += islice(phase(connection, wanted), left)
+    return found
+
+
+def _names(connection: Connection, wanted: str) -> Iterator[Match]:
+    for name, version in featuregroups.latest_names(connection, containing=wanted):
         yield Match(name, version, "name", name, name)
-    with session.registry.reading() as connection:
-        columns = features.latest(connection, containing=wanted, limit=limit)
-    for each in columns:
+
+
+def _features(connection: Connection, wanted: str) -> Iterator[Match]:
+    for each in features.containing(connection, wanted):
         yield Match(each.group, each.version, "feature", each.name, each.reference)
-    with session.registry.reading() as connection:
-        tagged = tags.of_latest_groups(connection, featuregroups.KIND)
-        described = featuregroups.latest_descriptions(connection)
-        described_features = features.latest_descriptions(connection)
-    for (name, version), values in tagged.items():
-        for key, value in values.items():
-            if wanted in key.casefold() or wanted in value.casefold():
-                yield Match(name, version, "tag", f"{key}={value}", name)
-    for name, version, description in described:
-        if wanted in description.casefold():
-            yield Match(name, version, "description", description, name)
-    for name, version, feature, description in described_features:
-        if wanted in description.casefold():
-            yield Match(name, version, "description", description, f"{name}.{feature}")
-    yield from _aggregates(session, wanted)
 
 
-def _aggregates(session: Session, wanted: str) -> Iterator[Match]:
-    with session.registry.reading() as connection:
-        aggregates = window_features.latest(connection)
-    for kind, name, version, aggregate in aggregates:
-        if wanted in str(aggregate).casefold():
-            reference = _PLACES[kind].format(name=name, feature=aggregate.name)
-            yield Match(name, version, "window", str(aggregate), reference)
+def _tags(connection: Connection, wanted: str) -> Iterator[Match]:
+    for names in _candidates(connection, search_documents.TAG, wanted):
+        found = tags.of_latest_groups(connection, featuregroups.KIND, names=names)
+        for (name, version), values in found.items():
+            for key, value in values.items():
+                if wanted in key.casefold() or wanted in value.casefold():
+                    yield Match(name, version, "tag", f"{key}={value}", name)
+
+
+def _descriptions(connection: Connection, wanted: str) -> Iterator[Match]:
+    for names in _candidates(connection, search_documents.DESCRIPTION, wanted):
+        found = featuregroups.latest_descriptions(connection, names=names)
+        for name, version, description in found:
+            if wanted in description.casefold():
+                yield Match(name, version, "description", description, name)
+
+
+def _feature_descriptions(connection: Connection, wanted: str) -> Iterator[Match]:
+    for names in _candidates(connection, search_documents.FEATURE_DESCRIPTION, wanted):
+        found = features.latest_descriptions(connection, names=names)
+        for name, version, feature, description in found:
+            if wanted in description.casefold():
+                yield Match(name, version, "description", description, f"{name}.{feature}")
+
+
+def _aggregates(connection: Connection, wanted: str) -> Iterator[Match]:
+    for kind, place in _PLACES.items():
+        field = search_documents.WINDOW
+        for names in search_documents.candidates(connection, kind, field, wanted):
+            for name, version, aggregate in window_features.latest(connection, kind, names=names):
+                if wanted in str(aggregate).casefold():
+                    reference = place.format(name=name, feature=aggregate.name)
+                    yield Match(name, version, "window", str(aggregate), reference)
+
+
+def _candidates(connection: Connection, field: str, wanted: str) -> Iterator[list[str]]:
+    return search_documents.candidates(connection, featuregroups.KIND, field, wanted)
 
 
 def features_list(session: Session) -> list[str]:

@@ -29,7 +29,7 @@ from featurestore.recovery import (
 )
 from featurestore.recovery.owners import versions_in_flight
 from featurestore.recovery.recover import recover
-from featurestore.registry import Registry, open_registry
+from featurestore.registry import Registry, open_registry, search_documents
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
@@ -51,6 +51,7 @@ _RESTORED = (
     "training_datasets",
     "training_dataset_pins",
     "feature_views",
+    "window_features",
     "experiment_runs",
     "models",
 )
@@ -111,6 +112,7 @@ def rebuild(location: str, *, url: str | None = None, restore: Restore | None = 
             for table in reversed(metadata.sorted_tables):
                 if table.name in _RESTORED:
                     connection.execute(table.delete())
+            search_documents.clear(connection)
             # First, and with no leave to fail: a private group must not become one of everybody.
             result.users = access.restore(connection, location)
             _restore_groups(connection, location, result, restore)

@@ -10,7 +10,7 @@ from functools import cache
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.registry import tables
+from featurestore.registry import search_documents, tables
 
 # Where Alembic writes which revision a database has, under the name of its key.
 _revisions = sa.Table(
@@ -25,6 +25,7 @@ def create_tables(connection: Connection, revision: str) -> None:
     """Make every table in an empty database, and stamp it with the newest revision."""
     for statement in _statements(connection.dialect.name):
         connection.exec_driver_sql(statement)
+    search_documents.create_index(connection)
     connection.execute(_revisions.insert().values(version_num=revision))
 
 

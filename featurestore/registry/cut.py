@@ -64,6 +64,7 @@ CUTS = {
     "tags": _ANYTHING,
     "lineage": f"{_ANYTHING} and {_SOURCE}",
     "window_features": f"{_ANYTHING} and {_SOURCE}",
+    "search_documents": _ANYTHING,
     "validation_reports": _ANYTHING,
     "training_datasets": _made(_DATASET),
     "training_dataset_pins": "t.training_dataset_id in (select id from training_datasets)",

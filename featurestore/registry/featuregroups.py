@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -19,7 +19,7 @@ from featurestore.errors import (
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.references import meant_group
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.registry import features
+from featurestore.registry import features, search_documents
 from featurestore.registry.rows import readable, versions_of
 from featurestore.registry.tables import contains_text, featuregroups, is_latest, tags
 
@@ -95,6 +95,7 @@ def add(
     key = inserted.inserted_primary_key
     identifier = int(key[0]) if key is not None else -1
     features.replace(connection, identifier, spec)
+    _search_description(connection, spec.name, spec.version, description)
     return identifier
 
 
@@ -180,11 +181,13 @@ def latest_names(
     return [(row.name, row.version) for row in connection.execute(query)]
 
 
-def latest_descriptions(connection: Connection) -> list[tuple[str, int, str]]:
-    """Return name, version and description of the latest versions that have one, by name."""
+def latest_descriptions(
+    connection: Connection, *, names: Collection[str]
+) -> list[tuple[str, int, str]]:
+    """Return name, version, description of the latest versions of these names that have one."""
     columns = featuregroups.c
     query = sa.select(columns.name, columns.version, columns.description).where(
-        columns.description != "", is_latest(featuregroups)
+        columns.name.in_(names), columns.description != "", is_latest(featuregroups)
     )
     found = connection.execute(query.order_by(columns.name))
     return [(row.name, row.version, row.description) for row in found]
@@ -228,12 +231,18 @@ def describe(
     """Set the description of a version, and those of its features."""
     row = _row(connection, name, version)
     if row is not None:
-        features.describe(connection, row.id, descriptions)
+        features.describe(connection, row.id, name, version, descriptions)
+        _search_description(connection, name, version, description)
     connection.execute(
         featuregroups.update()
         .where(featuregroups.c.name == name, featuregroups.c.version == version)
         .values(description=description)
     )
+
+
+def _search_description(connection: Connection, name: str, version: int, text: str) -> None:
+    field = search_documents.DESCRIPTION
+    search_documents.replace(connection, KIND, name, version, field, [text])
 
 
 def remove(connection: Connection, name: str, version: int) -> None:
@@ -244,6 +253,7 @@ def remove(connection: Connection, name: str, version: int) -> None:
     connection.execute(
         tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version)
     )
+    search_documents.remove(connection, KIND, name, version)
 
 
 def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[object, ...]] | None:

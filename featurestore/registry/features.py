@@ -5,14 +5,17 @@ For plain names and for search.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
+from featurestore.registry import search_documents
+from featurestore.registry.tables import featuregroups, features, is_latest
+
+_KIND = "featuregroup"
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,39 @@ def replace(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> No
             }
         )
     connection.execute(features.insert(), rows)
+    _search(connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names)
+    _search(connection, spec.name, spec.version, search_documents.FEATURE_DESCRIPTION, [])
 
 
-def describe(connection: Connection, group_id: int, descriptions: Mapping[str, str]) -> None:
-    """Set the descriptions of a group's columns; of all others they are empty."""
+def _search(
+    connection: Connection, name: str, version: int, field: str, texts: Iterable[str]
+) -> None:
+    search_documents.replace(connection, _KIND, name, version, field, texts)
+
+
+def describe(
+    connection: Connection, group_id: int, name: str, version: int, descriptions: Mapping[str, str]
+) -> None:
+    """Set the descriptions of the columns of a group's version; of all others they are empty."""
     of_group = features.c.featuregroup_id == group_id
-    connection.execute(features.update().where(of_group).values(description=""))
-    for name, text in descriptions.items():
-        named = sa.and_(of_group, features.c.name == name)
-        connection.execute(features.update().where(named).values(description=text))
+    described = sa.and_(of_group, features.c.description != "")
+    connection.execute(features.update().where(described).values(description=""))
+    named = sa.and_(of_group, features.c.name == sa.bindparam("column"))
+    change = features.update().where(named).values(description=sa.bindparam("text"))
+    rows = [{"column": column, "text": text} for column, text in descriptions.items()]
+    if rows:
+        connection.execute(change, rows)
+    field = search_documents.FEATURE_DESCRIPTION
+    _search(connection, name, version, field, descriptions.values())
 
 
-def latest_descriptions(connection: Connection) -> list[tuple[str, int, str, str]]:
-    """Return group, version, name, description of the latest versions' described features."""
+def latest_descriptions(
+    connection: Connection, *, names: Collection[str]
+) -> list[tuple[str, int, str, str]]:
+    """Return group, version, name, description of described features of groups of these names.
+
+    Of each group it is the latest version.
+    """
     query = (
         sa.select(
             featuregroups.c.name.label("group"),
@@ -67,7 +90,8 @@ def latest_descriptions(connection: Connection) -> list[tuple[str, int, str, str
             features.c.description,
         )
         .join(features, features.c.featuregroup_id == featuregroups.c.id)
-        .where(features.c.description != "", is_latest(featuregroups))
+        .where(featuregroups.c.name.in_(names), features.c.description != "")
+        .where(is_latest(featuregroups))
         .order_by(featuregroups.c.name, features.c.position)
     )
     return [tuple(row) for row in connection.execute(query)]
@@ -97,13 +121,12 @@ def latest(
     connection: Connection,
     *,
     name: str | None = None,
-    containing: str | None = None,
+    groups: Collection[str] | None = None,
     limit: int | None = None,
 ) -> list[RegisteredFeature]:
     """Return the columns of the latest version of every group, by group and position.
 
-    ``name``: only these; ``containing``: only those whose name contains a text, in whatever case;
-    ``limit``: the first ones alone.
+    ``name``: only these; ``groups``: only those of these groups; ``limit``: the first ones alone.
     """
     query = (
         sa.select(
@@ -119,10 +142,17 @@ def latest(
     )
     if name is not None:
         query = query.where(features.c.name == name)
-    if containing is not None:
-        # The index of names is read alone; groups are looked up where one matches.
-        found = contains_text(connection, features.c.name, containing)
-        query = query.where(features.c.name.in_(sa.select(features.c.name).distinct().where(found)))
+    if groups is not None:
+        query = query.where(featuregroups.c.name.in_(groups))
     if limit is not None:
         query = query.limit(limit)
     return [RegisteredFeature(*row) for row in connection.execute(query)]
+
+
+def containing(connection: Connection, text: str) -> Iterator[RegisteredFeature]:
+    """Yield the columns of latest versions whose name contains a text, in whatever case."""
+    wanted = text.casefold()
+    for groups in search_documents.candidates(connection, _KIND, search_documents.FEATURE, text):
+        for each in latest(connection, groups=groups):
+            if wanted in each.name.casefold():
+                yield each

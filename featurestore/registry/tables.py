@@ -103,6 +103,22 @@ window_features = Table(
     Index("ix_window_features_output", "kind", "name", "version"),
 )
 
+# What a search looks through; ids are used once, as the index of SQLite may know ids that are gone.
+search_documents = Table(
+    "search_documents",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("name", String(63), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("field", String(32), nullable=False),
+    Column("indexed", Boolean, nullable=False),
+    Column("text", Text, nullable=False),
+    UniqueConstraint("kind", "name", "version", "field", name="uq_search_documents_field"),
+    Index("ix_search_documents_indexed", "indexed"),
+    sqlite_autoincrement=True,
+)
+
 # Where rows come from: kind, URI, options, and where the secret is.
 sources = Table(
     "sources",

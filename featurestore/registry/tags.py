@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from featurestore.registry import search_documents
 from featurestore.registry.tables import featuregroups, is_latest, tags
 
 
@@ -27,8 +28,10 @@ def every(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, 
     return result
 
 
-def of_latest_groups(connection: Connection, kind: str) -> dict[tuple[str, int], dict[str, str]]:
-    """Return the tags of the latest version of every group by name.
+def of_latest_groups(
+    connection: Connection, kind: str, *, names: Collection[str]
+) -> dict[tuple[str, int], dict[str, str]]:
+    """Return the tags of the latest versions of groups of these names, by name.
 
     They come as ``{(name, version): {key: value}}``.
     """
@@ -36,7 +39,7 @@ def of_latest_groups(connection: Connection, kind: str) -> dict[tuple[str, int],
     query = (
         sa.select(tags)
         .join(featuregroups, tagged)
-        .where(tags.c.kind == kind, is_latest(featuregroups))
+        .where(tags.c.kind == kind, tags.c.name.in_(names), is_latest(featuregroups))
         .order_by(tags.c.name, tags.c.key)
     )
     result: dict[tuple[str, int], dict[str, str]] = {}
@@ -54,8 +57,12 @@ def replace(
         {"kind": kind, "name": name, "version": version, "key": key, "value": values[key]}
         for key in values
     ]
+    texts = []
+    for row in rows:
+        texts += [str(row["key"]), str(row["value"])]
     if rows:
         connection.execute(tags.insert(), rows)
+    search_documents.replace(connection, kind, name, version, search_documents.TAG, texts)
 
 
 def _is(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:

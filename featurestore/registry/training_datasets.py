@@ -18,6 +18,7 @@ from featurestore.errors import (
 )
 from featurestore.model.paths import check_version
 from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.registry import search_documents
 from featurestore.registry.rows import readable, versions_of
 from featurestore.registry.tables import tags, training_dataset_pins, training_datasets
 
@@ -167,6 +168,7 @@ def remove(connection: Connection, name: str, version: int) -> None:
     connection.execute(
         tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version)
     )
+    search_documents.remove(connection, KIND, name, version)
 
 
 def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.window_lineage import WindowLineage
+from featurestore.registry import search_documents
 from featurestore.registry.tables import window_features
 
 _COLUMNS = window_features.c
@@ -29,12 +30,14 @@ def replace(
 ) -> None:
     """Write the aggregates of a version, in place of those recorded before."""
     remove(connection, kind, name, version)
-    rows = []
+    rows, texts = [], []
     for each in found:
+        texts.append(str(each))
         values = dict(zip([column.name for column in _LINEAGE], asdict(each).values(), strict=True))
         rows.append({"kind": kind, "name": name, "version": version, **values})
     if rows:
         connection.execute(window_features.insert(), rows)
+        search_documents.replace(connection, kind, name, version, search_documents.WINDOW, texts)
 
 
 def of(connection: Connection, kind: str, name: str, version: int) -> list[WindowLineage]:
@@ -43,8 +46,10 @@ def of(connection: Connection, kind: str, name: str, version: int) -> list[Windo
     return [WindowLineage(*row) for row in connection.execute(query)]
 
 
-def latest(connection: Connection) -> list[tuple[str, str, int, WindowLineage]]:
-    """Return (kind, name, version, aggregate) of the latest version of each that has any."""
+def latest(
+    connection: Connection, kind: str, *, names: Collection[str]
+) -> list[tuple[str, int, WindowLineage]]:
+    """Return (name, version, aggregate) of the latest version with any of each of these names."""
     other = window_features.alias()
     newest = (
         sa.select(sa.func.max(other.c.version))
@@ -52,19 +57,20 @@ def latest(connection: Connection) -> list[tuple[str, str, int, WindowLineage]]:
         .scalar_subquery()
     )
     query = (
-        sa.select(_COLUMNS.kind, _COLUMNS.name, _COLUMNS.version, *_LINEAGE)
-        .where(_COLUMNS.version == newest)
-        .order_by(_COLUMNS.kind, _COLUMNS.name, _COLUMNS.id)
+        sa.select(_COLUMNS.name, _COLUMNS.version, *_LINEAGE)
+        .where(_COLUMNS.kind == kind, _COLUMNS.name.in_(names), _COLUMNS.version == newest)
+        .order_by(_COLUMNS.name, _COLUMNS.id)
     )
     found = []
-    for kind, name, version, *lineage in connection.execute(query):
-        found.append((str(kind), str(name), int(version), WindowLineage(*lineage)))
+    for name, version, *lineage in connection.execute(query):
+        found.append((str(name), int(version), WindowLineage(*lineage)))
     return found
 
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
     """Forget the aggregates of a version."""
     connection.execute(window_features.delete().where(_same(kind, name, version)))
+    search_documents.replace(connection, kind, name, version, search_documents.WINDOW, [])
 
 
 def _same(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -57,8 +58,9 @@ def list_features(
 
     def read(count: int, skipped: int) -> list[features.RegisteredFeature]:
         with store.session.registry.reading() as connection:
-            found = features.latest(connection, containing=q or None, limit=skipped + count)
-        return found[skipped:]
+            if not q:
+                return features.latest(connection, limit=skipped + count)[skipped:]
+            return list(islice(features.containing(connection, q), skipped, skipped + count))
 
     return items(
         read, lambda each: {**asdict(each), "reference": each.reference}, limit=limit, offset=offset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -35,7 +36,7 @@ def basket_page(
     suggested: list[str] = []
     if q.strip():
         with store.session.registry.reading() as connection:
-            found = features.latest(connection, containing=q.strip(), limit=_SUGGESTED)
+            found = list(islice(features.containing(connection, q.strip()), _SUGGESTED))
         for each in found:
             if each.role == "feature" and each.reference not in chosen:
                 suggested.append(each.reference)

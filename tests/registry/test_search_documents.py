@@ -1,0 +1,176 @@
+"""A search by the index of trigrams finds what looking through every text finds, and hides as much."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore.featuregroups.discovery import Match, search
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.window_lineage import WindowLineage
+from featurestore.recovery.groups import forget
+from featurestore.registry import featuregroups, search_documents, tags, window_features
+from featurestore.registry.cut import Views
+from featurestore.registry.database import Registry
+from featurestore.registry.hidden import Hidden
+from featurestore.session import Session
+
+KIND = featuregroups.KIND
+NAMES = ["wind", "winds", "rain"]
+WORDS = st.text(alphabet='wWiInd_ sßS"%é', min_size=1, max_size=6)
+COLUMNS = st.text(alphabet="windSW", min_size=1, max_size=5)
+
+
+@st.composite
+def writes(draw: st.DrawFn) -> dict[str, object]:
+    columns = draw(st.lists(COLUMNS, min_size=1, max_size=4, unique_by=str.casefold))
+    return {
+        "name": draw(st.sampled_from(NAMES)),
+        "version": draw(st.integers(1, 2)),
+        "removed": draw(st.integers(0, 4)) == 0,
+        "columns": columns,
+        "description": draw(WORDS),
+        "descriptions": draw(st.dictionaries(st.sampled_from(columns), WORDS)),
+        "tags": draw(st.dictionaries(WORDS, WORDS, max_size=2)),
+        "condition": draw(st.none() | WORDS),
+        "has_index": draw(st.integers(0, 3)) > 0,
+    }
+
+
+def write(connection: sa.Connection, told: dict[str, object]) -> None:
+    """Write a version as one process does, whose SQLite may know no trigrams."""
+    name, version = told["name"], told["version"]
+    if not told["has_index"]:
+        connection.info["trigrams"] = False
+    forget(connection, name, version)
+    if not told["removed"]:
+        schema = pa.schema([pa.field(each, pa.int64()) for each in told["columns"]])
+        spec = FeatureGroupSpec(name, version, schema)
+        featuregroups.add(connection, spec, table_id=f"{name}{version}", delta_version=1)
+        said, described = told["description"], told["descriptions"]
+        featuregroups.describe(connection, name, version, said, descriptions=described)
+        tags.replace(connection, KIND, name, version, told["tags"])
+        condition = told["condition"]
+        made = WindowLineage("total", "rain", 1, "drops", "sum", None, 0, condition)
+        found = [] if condition is None else [made]
+        window_features.replace(connection, KIND, name, version, found)
+    connection.info.pop("trigrams", None)
+
+
+def looked_through(told: list[dict[str, object]], wanted: str, hidden: set[str]) -> list[Match]:
+    """Return what is found in the latest version of each group that is not hidden."""
+    versions: dict[tuple[object, object], dict[str, object]] = {}
+    for each in told:
+        versions.pop((each["name"], each["version"]), None)
+        if not each["removed"]:
+            versions[each["name"], each["version"]] = each
+    groups = []
+    for name in sorted({name for name, _ in versions} - hidden):
+        groups.append(versions[name, max(v for n, v in versions if n == name)])
+    found = []
+    for group in groups:
+        found.append(("name", group["name"], group["name"], group["name"]))
+    for group in groups:
+        for column in group["columns"]:
+            found.append(("feature", group["name"], column, f"{group['name']}.{column}"))
+    for group in groups:
+        for key in sorted(group["tags"]):
+            value = group["tags"][key]
+            place = key if wanted in key.casefold() else value
+            found.append(("tag", group["name"], place, f"{key}={value}"))
+    for group in groups:
+        found.append(("description", group["name"], group["description"], group["name"]))
+    for group in groups:
+        for column in group["columns"]:
+            said = group["descriptions"].get(column, "")
+            found.append(("description", group["name"], said, f"{group['name']}.{column}"))
+    numbers = {group["name"]: group["version"] for group in groups}
+    matches = []
+    for where, name, text, told_as in found:
+        if wanted in text.casefold():
+            shown, reference = text, told_as
+            if where == "tag":
+                shown, reference = told_as, name
+            matches.append(Match(name, numbers[name], where, shown, reference))
+    return matches
+
+
+@pytest.fixture
+def session(tmp_path: Path, registry_url: str | None) -> Iterator[Session]:
+    if registry_url is not None:
+        engine = sa.create_engine(registry_url.replace("postgresql:", "postgresql+psycopg:"))
+        with contextlib.suppress(sa.exc.DBAPIError), engine.begin() as connection:
+            connection.exec_driver_sql("create extension pg_trgm")
+        engine.dispose()
+    with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
+        yield store.session
+
+
+def test_a_search_finds_what_is_found_by_looking_through_everything(session: Session) -> None:
+    registry = session.registry
+    views = Views(registry)
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(writes(), max_size=8), WORDS, st.sets(st.sampled_from(NAMES), max_size=1))
+    def check(told: list[dict[str, object]], text: str, hidden: set[str]) -> None:
+        if not text.strip():
+            return
+        with registry.transaction() as connection:
+            for name in NAMES:
+                forget(connection, name, 1)
+                forget(connection, name, 2)
+            for each in told:
+                write(connection, each)
+        wanted = text.strip().casefold()
+        for cut, left_out in ((registry, set()), (cut_by(views, hidden), hidden)):
+            found = []
+            for match in search(replace(session, registry=cut), text):
+                if match.where != "window":
+                    found.append(match)
+            assert sorted(found, key=str) == sorted(looked_through(told, wanted, left_out), key=str)
+            assert [each.where for each in found] == sorted(
+                [each.where for each in found],
+                key=["name", "feature", "tag", "description"].index,
+            )
+
+    check()
+
+
+def cut_by(views: Views, hidden: set[str]) -> Registry:
+    return views.registry(Hidden(groups=frozenset(hidden)))
+
+
+def test_a_search_that_goes_through_every_text_agrees_with_the_index(session: Session) -> None:
+    with session.registry.transaction() as connection:
+        for number in range(40):
+            columns = [f"f{number}_of_{each}" for each in range(3)]
+            told = {
+                "name": f"group_{number:02d}", "version": 1, "removed": False, "columns": columns,
+                "description": f"All of {number}", "descriptions": {columns[0]: "in hPa"},
+                "tags": {"team": "Straße"}, "condition": "drops > 3", "has_index": True,
+            }  # fmt: skip
+            write(connection, told)
+    texts = ["f7_of_1", "hpa", "STRASSE", "of_9", "drops >", "all of 3", "group_3", "7", "no such"]
+    by_index = [search(session, text) for text in texts]
+    counts = [len(found) for found in by_index]
+    assert counts == [1, 40, 40, 0, 40, 11, 10, 20, 0]
+    limited = [search(session, text, limit=5) for text in texts]
+    assert limited == [found[:5] for found in by_index]
+    with session.registry.transaction() as connection:
+        search_documents.clear(connection)
+        assert [search_documents_found(connection, text) for text in texts] == [[]] * len(texts)
+        search_documents.rebuild(connection)
+    assert [search(session, text) for text in texts] == by_index
+
+
+def search_documents_found(connection: sa.Connection, text: str) -> list[list[str]]:
+    return list(search_documents.candidates(connection, KIND, search_documents.FEATURE, text))

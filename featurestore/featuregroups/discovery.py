@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -15,6 +15,7 @@ from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.featuregroup import Commit, check_tags
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
 from featurestore.model.references import parse_reference
+from featurestore.model.window_lineage import WindowLineage
 from featurestore.registry import (
     feature_views,
     featuregroups,
@@ -25,6 +26,7 @@ from featurestore.registry import (
     training_datasets,
     window_features,
 )
+from featurestore.registry.search_filters import SearchFilter, groups_within, within
 from featurestore.session import Session
 
 # Where a search found an aggregate: a reference, or the folder below the location.
@@ -49,6 +51,34 @@ class Match:
     text: str
     reference: str
 
+    @property
+    def kind(self) -> str:
+        """What was found: "feature group", "feature", "training dataset" or "feature view".
+
+        >>> Match("weather", 1, "feature", "temp", "weather.temp").kind
+        'feature'
+        """
+        if self.reference.startswith(f"{TRAININGDATASETS}/"):
+            return "training dataset"
+        if self.reference.startswith(f"{FEATUREVIEWS}/"):
+            return "feature view"
+        return "feature" if "." in self.reference else "feature group"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a search looks for, and the groups among which it does; None: all of them."""
+
+    connection: Connection
+    text: str
+    wanted: SearchFilter
+    among: Collection[str] | None
+
+    def candidates(self, field: str) -> Iterator[list[str]]:
+        return search_documents.candidates(
+            self.connection, featuregroups.KIND, field, self.text, among=self.among
+        )
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -65,7 +95,14 @@ class Provenance:
     inputs: tuple[Mapping[str, object], ...]
 
 
-def search(session: Session, text: str, *, limit: int | None = None) -> list[Match]:
+def search(
+    session: Session,
+    text: str,
+    *,
+    limit: int | None = None,
+    kind: str | None = None,
+    wanted: SearchFilter | None = None,
+) -> list[Match]:
     """Return what contains a text, ignoring case.
 
     Names first, then features, tags, descriptions and what aggregates over windows are made of.
@@ -74,62 +111,75 @@ def search(session: Session, text: str, *, limit: int | None = None) -> list[Mat
         raise InvalidArgument("search needs a text.", hint="search('weather')")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit={limit!r} is no number of matches.", hint="limit=100")
-    found: list[Match] = []
-    wanted = text.strip().casefold()
+    wanted = wanted or SearchFilter()
     with session.registry.reading() as connection:
-        for phase in (_names, _features, _tags, _descriptions, _feature_descriptions, _aggregates):
-            left = None if limit is None else limit - len(found)
-            found += islice(phase(connection, wanted), left)
-    return found
+        among = groups_within(connection, wanted)
+        asked = _Asked(connection, text.strip().casefold(), wanted, among)
+        return list(islice(_matches(asked, kind), limit))
 
 
-def _names(connection: Connection, wanted: str) -> Iterator[Match]:
-    for name, version in featuregroups.latest_names(connection, containing=wanted):
-        yield Match(name, version, "name", name, name)
+def _matches(asked: _Asked, kind: str | None) -> Iterator[Match]:
+    for phase in (_names, _features, _tags, _descriptions, _feature_descriptions, _aggregates):
+        for match in phase(asked):
+            if kind is None or match.kind == kind:
+                yield match
 
 
-def _features(connection: Connection, wanted: str) -> Iterator[Match]:
-    for each in features.containing(connection, wanted):
+def _names(asked: _Asked) -> Iterator[Match]:
+    for name, version in featuregroups.latest_names(asked.connection, containing=asked.text):
+        if asked.among is None or name in asked.among:
+            yield Match(name, version, "name", name, name)
+
+
+def _features(asked: _Asked) -> Iterator[Match]:
+    for each in features.containing(asked.connection, asked.text, among=asked.among):
         yield Match(each.group, each.version, "feature", each.name, each.reference)
 
 
-def _tags(connection: Connection, wanted: str) -> Iterator[Match]:
-    for names in _candidates(connection, search_documents.TAG, wanted):
-        found = tags.of_latest_groups(connection, featuregroups.KIND, names=names)
+def _tags(asked: _Asked) -> Iterator[Match]:
+    for names in asked.candidates(search_documents.TAG):
+        found = tags.of_latest_groups(asked.connection, featuregroups.KIND, names=names)
         for (name, version), values in found.items():
             for key, value in values.items():
-                if wanted in key.casefold() or wanted in value.casefold():
+                if asked.text in key.casefold() or asked.text in value.casefold():
                     yield Match(name, version, "tag", f"{key}={value}", name)
 
 
-def _descriptions(connection: Connection, wanted: str) -> Iterator[Match]:
-    for names in _candidates(connection, search_documents.DESCRIPTION, wanted):
-        found = featuregroups.latest_descriptions(connection, names=names)
+def _descriptions(asked: _Asked) -> Iterator[Match]:
+    for names in asked.candidates(search_documents.DESCRIPTION):
+        found = featuregroups.latest_descriptions(asked.connection, names=names)
         for name, version, description in found:
-            if wanted in description.casefold():
+            if asked.text in description.casefold():
                 yield Match(name, version, "description", description, name)
 
 
-def _feature_descriptions(connection: Connection, wanted: str) -> Iterator[Match]:
-    for names in _candidates(connection, search_documents.FEATURE_DESCRIPTION, wanted):
-        found = features.latest_descriptions(connection, names=names)
+def _feature_descriptions(asked: _Asked) -> Iterator[Match]:
+    for names in asked.candidates(search_documents.FEATURE_DESCRIPTION):
+        found = features.latest_descriptions(asked.connection, names=names)
         for name, version, feature, description in found:
-            if wanted in description.casefold():
+            if asked.text in description.casefold():
                 yield Match(name, version, "description", description, f"{name}.{feature}")
 
 
-def _aggregates(connection: Connection, wanted: str) -> Iterator[Match]:
+def _aggregates(asked: _Asked) -> Iterator[Match]:
     for kind, place in _PLACES.items():
-        field = search_documents.WINDOW
-        for names in search_documents.candidates(connection, kind, field, wanted):
-            for name, version, aggregate in window_features.latest(connection, kind, names=names):
-                if wanted in str(aggregate).casefold():
-                    reference = place.format(name=name, feature=aggregate.name)
-                    yield Match(name, version, "window", str(aggregate), reference)
+        among = asked.among
+        if kind != featuregroups.KIND:
+            among = within(asked.connection, kind, asked.wanted)
+        for name, version, aggregate in _windows(asked, kind, among):
+            if asked.text in str(aggregate).casefold():
+                reference = place.format(name=name, feature=aggregate.name)
+                yield Match(name, version, "window", str(aggregate), reference)
 
 
-def _candidates(connection: Connection, field: str, wanted: str) -> Iterator[list[str]]:
-    return search_documents.candidates(connection, featuregroups.KIND, field, wanted)
+def _windows(
+    asked: _Asked, kind: str, among: Collection[str] | None
+) -> Iterator[tuple[str, int, WindowLineage]]:
+    field = search_documents.WINDOW
+    for names in search_documents.candidates(
+        asked.connection, kind, field, asked.text, among=among
+    ):
+        yield from window_features.latest(asked.connection, kind, names=names)
 
 
 def features_list(session: Session) -> list[str]:

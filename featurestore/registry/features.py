@@ -149,10 +149,16 @@ def latest(
     return [RegisteredFeature(*row) for row in connection.execute(query)]
 
 
-def containing(connection: Connection, text: str) -> Iterator[RegisteredFeature]:
-    """Yield the columns of latest versions whose name contains a text, in whatever case."""
+def containing(
+    connection: Connection, text: str, *, among: Collection[str] | None = None
+) -> Iterator[RegisteredFeature]:
+    """Yield the columns of latest versions whose name contains a text, in whatever case.
+
+    ``among``: only of these groups.
+    """
     wanted = text.casefold()
-    for groups in search_documents.candidates(connection, _KIND, search_documents.FEATURE, text):
+    field = search_documents.FEATURE
+    for groups in search_documents.candidates(connection, _KIND, field, text, among=among):
         for each in latest(connection, groups=groups):
             if wanted in each.name.casefold():
                 yield each

@@ -125,21 +125,34 @@ def groups(
         .correlate(featuregroups)
         .scalar_subquery()
     )
-    query = sa.select(featuregroups, number.label("features")).where(is_latest(featuregroups))
-    if wanted.text:
-        query = query.where(contains_text(connection, columns.name, wanted.text))
-    if wanted.tag:
-        key, _, value = wanted.tag.partition("=")
-        query = query.where(_is_tagged(key, value))
-    if wanted.owner:
-        query = query.where(_is_tagged(OWNER, wanted.owner))
-    if wanted.changed_within is not None:
-        query = query.where(columns.changed >= to_micros(utc_now() - wanted.changed_within))
+    query = sa.select(featuregroups, number.label("features"))
+    query = query.where(*_conditions(connection, wanted))
     order: list[sa.ColumnElement[Any]] = [columns.name]
     if wanted.newest_first:
         order = [columns.changed.desc(), columns.name]
     found = connection.execute(query.order_by(*order).limit(limit).offset(offset))
     return [_group(row) for row in found]
+
+
+def group_names(connection: Connection, wanted: GroupFilter) -> list[str]:
+    """Return the names of the groups that a filter lets through."""
+    query = sa.select(featuregroups.c.name).where(*_conditions(connection, wanted))
+    return list(connection.execute(query).scalars())
+
+
+def _conditions(connection: Connection, wanted: GroupFilter) -> list[sa.ColumnElement[bool]]:
+    columns = featuregroups.c
+    found = [is_latest(featuregroups)]
+    if wanted.text:
+        found.append(contains_text(connection, columns.name, wanted.text))
+    if wanted.tag:
+        key, _, value = wanted.tag.partition("=")
+        found.append(_is_tagged(key, value))
+    if wanted.owner:
+        found.append(_is_tagged(OWNER, wanted.owner))
+    if wanted.changed_within is not None:
+        found.append(columns.changed >= to_micros(utc_now() - wanted.changed_within))
+    return found
 
 
 def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:

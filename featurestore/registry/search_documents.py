@@ -7,7 +7,7 @@ Postgres an index of ``pg_trgm`` where the database has that extension, see docs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -68,12 +68,22 @@ def clear(connection: Connection) -> None:
         connection.exec_driver_sql(f"insert into {_INDEX} ({_INDEX}) values ('delete-all')")
 
 
-def candidates(connection: Connection, kind: str, field: str, text: str) -> Iterator[list[str]]:
+def candidates(
+    connection: Connection,
+    kind: str,
+    field: str,
+    text: str,
+    *,
+    among: Collection[str] | None = None,
+) -> Iterator[list[str]]:
     """Yield, in order, every name with a version whose field holds a text, and perhaps others.
 
-    They come in lists, short ones first: whoever has found enough asks for no more.
+    They come in lists, short ones first: whoever has found enough asks for no more. ``among``: only
+    these names.
     """
     names = _names(connection, kind, field, text)
+    if among is not None:
+        names = [name for name in names if name in among]
     start, size = 0, _FIRST_CANDIDATES
     while start < len(names):
         yield names[start : start + size]

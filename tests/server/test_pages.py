@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from starlette.testclient import TestClient
 
 import featurestore
@@ -116,6 +117,40 @@ def test_the_newest_written_groups_stand_first(tmp_path: Path) -> None:
         client = TestClient(create_app(store), base_url="http://localhost")
         names = re.findall(r'href="/groups/([ab])/1"', client.get("/groups?sort=changed").text)
         assert names == ["a", "b"]
+
+
+def test_a_search_is_narrowed_by_kind_tag_owner_and_freshness(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    def found(address: str, **chosen: str) -> set[str]:
+        page = client.get(address, params={"q": "s", **chosen})
+        assert page.status_code == 200
+        return set(re.findall(r'<ul class="found">(.*)</ul>', page.text, re.DOTALL))
+
+    def listed(**chosen: str) -> set[str]:
+        items = client.get("/api/v1/search", params={"q": "s", **chosen}).json()["items"]
+        assert all(each["address"] in str(found("/search", **shown(chosen))) for each in items)
+        return {each["name"] for each in items}
+
+    def shown(chosen: dict[str, str]) -> dict[str, str]:
+        renamed = {"changed_within": "fresh"}
+        return {renamed.get(name, name): value for name, value in chosen.items()}
+
+    assert {"visits", "visits.shop", "sells", "selling", "seller"} <= listed()
+    assert listed(kind="feature") == {"visits.shop", "visits.seen", "visits.sales", "doubled.shop",
+                                      "doubled.seen"}  # fmt: skip
+    assert listed(kind="model") == {"seller"}
+    with served_store.session.registry.transaction() as connection:
+        connection.execute(sa.text("update featuregroups set changed = 0 where name = 'doubled'"))
+    recent = listed(kind="feature", changed_within="1h")
+    assert recent == {"visits.shop", "visits.seen", "visits.sales"}
+    assert "selling" not in listed(changed_within="1h")
+    served_store.add_featuregroup_tag("doubled", "owner", "bea")
+    assert listed(owner="bea") == listed(tag="owner=bea") == {"doubled.shop", "doubled.seen"}
+    assert listed(owner="nobody") == set()
+    assert "of what is chosen" in client.get("/search?q=s&owner=nobody").text
+    assert client.get("/views/selling").status_code == 200
+    assert client.get("/api/v1/search?q=s&changed_within=soon").status_code == 422
 
 
 def test_a_page_never_counts_statistics(tmp_path: Path) -> None:

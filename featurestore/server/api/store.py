@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 
 from featurestore import __version__
+from featurestore.model.durations import parse_duration
 from featurestore.registry import features
+from featurestore.registry.search_filters import SearchFilter
 from featurestore.server.api.answers import REFUSALS, Items, Limit, Offset, items, record
 from featurestore.server.context import Store
 from featurestore.server.records import lineage, search
@@ -29,10 +31,18 @@ def describe(store: Store) -> dict[str, Any]:
 def find(
     store: Store,
     q: Annotated[str, Query(min_length=1, max_length=200, description="A part of a text.")],
+    kind: Annotated[Literal[("", *search.KINDS)], Query(description="empty: any.")] = "",
+    tag: Annotated[str, Query(max_length=500, description="A key, or key=value.")] = "",
+    owner: Annotated[str, Query(max_length=500, description="The tag owner.")] = "",
+    changed_within: Annotated[
+        str, Query(pattern="^([0-9]{1,4}(min|h|d))?$", description="As 7d or 12h.")
+    ] = "",
     limit: Limit = 100,
 ) -> Items:
-    """Return where a text is: names, features, descriptions, tags."""
-    found = search.search(store, q, limit=limit)
+    """Return where a text is: names, features, descriptions, tags; at most ``limit`` of each kind."""
+    age = parse_duration(changed_within, argument="changed_within") if changed_within else None
+    wanted = SearchFilter(tag=tag, owner=owner, changed_within=age)
+    found = search.search(store, q, kind=kind, wanted=wanted, limit=limit)
     return Items(items=[record(asdict(each)) for each in found], next=None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse
 
 from featurestore.server.context import Store
 from featurestore.server.pages.rendering import page
@@ -15,6 +15,13 @@ router = APIRouter(prefix="/views")
 def list_page(request: Request, store: Store) -> HTMLResponse:
     """Show the feature views."""
     return page(request, "views.html", title="Feature views", found=store.get_feature_views())
+
+
+@router.get("/{name}")
+def latest(store: Store, name: str) -> RedirectResponse:
+    """Lead to the latest version."""
+    view = store.get_feature_view(name)
+    return RedirectResponse(f"/views/{view.name}/{view.version}")
 
 
 @router.get("/{name}/{version}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -15,7 +14,7 @@ from featurestore.registry.overview import GroupFilter
 from featurestore.server.context import Settings, Store, moment
 from featurestore.server.drawing.heatmap import heatmap
 from featurestore.server.drawing.histogram import histogram
-from featurestore.server.pages.paging import PageNumber, one_page
+from featurestore.server.pages.paging import FRESH, PageNumber, one_page
 from featurestore.server.pages.rendering import csv_file, is_partial, page
 from featurestore.server.records import featuregroups as records
 from featurestore.statistics import compare_statistics
@@ -23,7 +22,6 @@ from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/groups")
 _REPORTS = 50
-FRESH = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 _COLUMNS = ["name", "version", "features", "changed", "description"]
 Before = Annotated[int | None, Query(ge=0)]
 

@@ -1,14 +1,16 @@
-"""Pages of lists."""
+"""Pages of lists, and the ages that they are narrowed by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Annotated, Generic, TypeVar
 
 from fastapi import Query
 
 T = TypeVar("T")
+FRESH = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 PageNumber = Annotated[int, Query(alias="page", ge=1, le=100_000)]
 
 

@@ -1,4 +1,4 @@
-"""Finding things: groups by all that is said of them, and datasets, views and jobs by name."""
+"""Finding things: groups by all that is said of them, and all else by name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from featurestore.registry import feature_views, jobs, overview
+from sqlalchemy.engine import Connection
+
+from featurestore.featuregroups import discovery
+from featurestore.featuregroups.discovery import Match
+from featurestore.registry import search_filters
+from featurestore.registry.search_filters import SearchFilter
 from featurestore.store import FeatureStore
 
-KINDS = ("feature group", "feature", "training dataset", "feature view", "job")
+# What is found by name alone, and where its page is.
+_NAMED = {
+    "training dataset": (search_filters.DATASET, "/datasets/{}"),
+    "feature view": (search_filters.VIEW, "/views/{}"),
+    "job": (search_filters.JOB, "/jobs/{}"),
+    "model": (search_filters.MODEL, "/models/{}"),
+    "experiment": (search_filters.EXPERIMENT, "/experiments?name={}"),
+}
+KINDS = ("feature group", "feature", *_NAMED)
 
 
 @dataclass(frozen=True)
@@ -23,16 +36,25 @@ class SearchResult:
     address: str
 
 
-def search(store: FeatureStore, text: str, *, limit: int = 100) -> list[SearchResult]:
-    """Return what contains a text, names first; at most ``limit`` of each kind."""
-    wanted = text.strip()
-    if not wanted:
+def search(
+    store: FeatureStore,
+    text: str,
+    *,
+    kind: str = "",
+    wanted: SearchFilter | None = None,
+    limit: int = 100,
+) -> list[SearchResult]:
+    """Return what contains a text: at most ``limit`` of what is said of groups and of each kind."""
+    if not text.strip():
         return []
-    found = [
-        *_groups(store, wanted, limit),
-        *_others(store, wanted.casefold(), limit),
-    ]
-    return found[:limit]
+    wanted = wanted or SearchFilter()
+    matches = discovery.search(store.session, text, limit=limit, kind=kind or None, wanted=wanted)
+    found = [_of_match(match) for match in matches]
+    with store.session.registry.reading() as connection:
+        for each in _NAMED:
+            if kind in ("", each):
+                found += _named(connection, each, text.strip(), wanted, limit)
+    return found
 
 
 def count_kinds(found: Sequence[SearchResult]) -> dict[str, int]:
@@ -41,40 +63,20 @@ def count_kinds(found: Sequence[SearchResult]) -> dict[str, int]:
     return {kind: counted[kind] for kind in KINDS if counted[kind]}
 
 
-def _groups(store: FeatureStore, text: str, limit: int) -> list[SearchResult]:
-    found = []
-    for match in store.search(text, limit=limit):
-        address = f"/groups/{match.group}/{match.version}"
-        name = match.reference
-        kind = "feature" if "." in match.reference else "feature group"
-        if match.reference.startswith("training_datasets/"):
-            kind, address = "training dataset", f"/datasets/{match.group}/{match.version}"
-            name = match.group
-        elif match.reference.startswith("feature_views/"):
-            kind, address = "feature view", f"/views/{match.group}/{match.version}"
-            name = match.group
-        elif kind == "feature":
-            address = f"{address}#feature-{match.reference.partition('.')[2]}"
-        found.append(SearchResult(kind, name, match.where, match.text, address))
-    return found
+def _of_match(match: Match) -> SearchResult:
+    address, name = f"/groups/{match.group}/{match.version}", match.reference
+    if match.kind == "feature":
+        address = f"{address}#feature-{match.reference.partition('.')[2]}"
+    elif match.kind == "training dataset":
+        address, name = f"/datasets/{match.group}/{match.version}", match.group
+    elif match.kind == "feature view":
+        address, name = f"/views/{match.group}/{match.version}", match.group
+    return SearchResult(match.kind, name, match.where, match.text, address)
 
 
-def _others(store: FeatureStore, text: str, limit: int) -> list[SearchResult]:
-    found = []
-    with store.session.registry.reading() as connection:
-        datasets = overview.datasets(connection, text=text, limit=limit, offset=0)
-        views = dict(feature_views.every(connection))
-        names = [job.spec.name for job in jobs.every(connection)]
-    for dataset in datasets:
-        address = f"/datasets/{dataset.name}/{dataset.version}"
-        label = f"{dataset.name} v{dataset.version}"
-        found.append(SearchResult("training dataset", label, "name", dataset.name, address))
-    for name, version in views.items():
-        if text in name.casefold():
-            found.append(
-                SearchResult("feature view", name, "name", name, f"/views/{name}/{version}")
-            )
-    for name in names:
-        if text in name.casefold():
-            found.append(SearchResult("job", name, "name", name, f"/jobs/{name}"))
-    return found
+def _named(
+    connection: Connection, kind: str, text: str, wanted: SearchFilter, limit: int
+) -> list[SearchResult]:
+    called, address = _NAMED[kind]
+    names = search_filters.names(connection, called, wanted, text=text, limit=limit)
+    return [SearchResult(kind, name, "name", name, address.format(name)) for name in names]

@@ -11,6 +11,7 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry.cut import Views
 from featurestore.server.access.provider import ProviderClient
 from featurestore.server.headers import API
+from featurestore.server.job_runs import JobRuns
 from featurestore.server.origins import known_hosts
 from featurestore.server.settings import ServerSettings, is_loopback
 from featurestore.store import FeatureStore
@@ -50,6 +51,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.state.store = store
     app.state.settings = settings or ServerSettings()
     app.state.views = Views(store.session.registry)
+    app.state.job_runs = JobRuns()
     app.state.provider = None
     if app.state.settings.provider is not None:
         app.state.provider = ProviderClient(store.session, app.state.settings.provider)

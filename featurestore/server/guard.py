@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
 from featurestore.plugins.remote import RETRIEVAL
+from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
 from featurestore.server.access.secrets import is_form_token
 from featurestore.server.access.visitors import Visitor
@@ -57,6 +58,14 @@ def find_visitor(request: Request) -> Visitor | None:
 
 
 Asking = Annotated[Visitor | None, Depends(find_visitor)]
+
+
+_ANYBODY = Actor("anybody", "without sign-in")
+
+
+def actor_of(visitor: Visitor | None) -> Actor:
+    """Return who asks as the audit log names one."""
+    return _ANYBODY if visitor is None else visitor.actor
 
 
 def needs(role: str) -> Callable[[Visitor | None], None]:

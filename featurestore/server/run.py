@@ -47,6 +47,7 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
         proxy_headers=settings.behind_proxy,
         timeout_graceful_shutdown=5,
     )
+    app.state.job_runs.close()
 
 
 def _in_the_clear(settings: ServerSettings) -> bool:

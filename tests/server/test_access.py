@@ -43,6 +43,8 @@ WRITES = {
     ("POST", "/api/v1/featuregroups/{name}/{version}/deletions"),
     ("POST", "/api/v1/featuregroups/{name}/{version}/tags"),
 }
+# What people do to a job that they see; an empty form runs nothing.
+JOB_CHANGES = {"pause": 303, "resume": 303, "run": 400, "backfill": 400}
 ADMINS = {("GET", "/audit")}
 VALUES = {
     "name": {"groups": "visits", "featuregroups": "visits", "datasets": "of_visits",
@@ -144,6 +146,11 @@ def expected_of(method: str, path: str, who: str) -> set[int]:
             writes = user in WRITERS and scope != "read"
             return {400, 422} if writes else {403}
         return {403, 404}
+    if method == "POST" and noun == "jobs":
+        if user not in {"ann", "mia"}:
+            return {404}
+        is_writer = user in WRITERS and scope != "read"
+        return {JOB_CHANGES[path.rpartition("/")[2]]} if is_writer else {403}
     if is_of_one(path):
         # The job reads a private group and writes a public one; the monitor watches the private one.
         sees = {"jobs": {"ann", "mia"}, "monitors": {"ann", "mia", "own"}}

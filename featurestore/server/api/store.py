@@ -31,7 +31,7 @@ def describe(store: Store) -> dict[str, Any]:
 def find(
     store: Store,
     q: Annotated[str, Query(min_length=1, max_length=200, description="A part of a text.")],
-    kind: Annotated[Literal[("", *search.KINDS)], Query(description="empty: any.")] = "",
+    kind: Annotated[search.Kind | Literal[""], Query(description="empty: any.")] = "",
     tag: Annotated[str, Query(max_length=500, description="A key, or key=value.")] = "",
     owner: Annotated[str, Query(max_length=500, description="The tag owner.")] = "",
     changed_within: Annotated[

@@ -10,12 +10,11 @@ from fastapi import APIRouter, Depends
 
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import audit_log
-from featurestore.registry.audit_log import Actor
 from featurestore.server.access import roles
 from featurestore.server.api.answers import REFUSALS, Name, Version
 from featurestore.server.api.rows import BODY, uploaded
 from featurestore.server.context import Store, Whole
-from featurestore.server.guard import Asking
+from featurestore.server.guard import Asking, actor_of
 from featurestore.server.records.writes import (
     Deletion,
     Insert,
@@ -28,7 +27,6 @@ from featurestore.server.streams.uploads import Asked, Upload
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
-_ANYBODY = Actor("anybody", "without sign-in")
 
 
 def makeable(name: Name, store: Store, whole: Whole, visitor: Asking) -> FeatureStore:
@@ -113,6 +111,5 @@ def _taking(upload: Upload, kind: type[Asked]) -> Iterator[Asked]:
 def _log(
     whole: FeatureStore, visitor: Asking, action: str, subject: str, told: dict[str, Any]
 ) -> None:
-    actor = _ANYBODY if visitor is None else visitor.actor
     with whole.session.registry.transaction() as connection:
-        audit_log.add(connection, actor, action, subject, told)
+        audit_log.add(connection, actor_of(visitor), action, subject, told)

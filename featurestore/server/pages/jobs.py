@@ -49,6 +49,7 @@ def job_page(request: Request, store: Store, name: str, format: str = "html") ->
         status=service.status_of(store.session, job),
         strip=records.strip(store, name),
         runs=found,
+        asked=request.app.state.job_runs.last(name),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sqlalchemy.engine import Connection
 
@@ -22,7 +23,16 @@ _NAMED = {
     "model": (search_filters.MODEL, "/models/{}"),
     "experiment": (search_filters.EXPERIMENT, "/experiments?name={}"),
 }
-KINDS = ("feature group", "feature", *_NAMED)
+Kind = Literal[
+    "feature group",
+    "feature",
+    "training dataset",
+    "feature view",
+    "job",
+    "model",
+    "experiment",
+]
+KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Jobs in a browser: paused, run and backfilled by those who may, beside all other requests."""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore.registry import audit_log
+from featurestore.registry.audit_log import Actor
+from featurestore.server.access import changes
+from featurestore.server.job_runs import JobRuns
+from featurestore.store import FeatureStore
+from tests.server.conftest import JOBS
+from tests.server.guarded import PASSWORD, ROOT, client_of, field_of, sign_in
+
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+RANGE = {"start": "2024-03-01T12:00Z", "end": "2024-03-01 15:00"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FeatureStore]:
+    with featurestore.connect(tmp_path / "store") as store:
+        rows = []
+        for hour in range(3):
+            at = NOON + timedelta(minutes=30 + 60 * hour)
+            rows.append({"shop": "a", "seen": at, "sales": float(hour)})
+        store.create_featuregroup(rows, "visits", primary_key="shop", event_time="seen")
+        (tmp_path / "shop_jobs.py").write_text(JOBS)
+        store.register_jobs(tmp_path / "shop_jobs.py")
+        for name, role in (("wil", "writer"), ("rea", "reader")):
+            changes.add_user(store.session, ROOT, name, role=role, password=PASSWORD)
+        yield store
+
+
+def page_once_ended(client: TestClient, name: str) -> str:
+    """Return the page of a job when what was asked for has ended."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        asked = client.app.state.job_runs.last(name)  # type: ignore[attr-defined]
+        if asked is not None and asked.future.done():
+            break
+        time.sleep(0.02)
+    return html.unescape(client.get(f"/jobs/{name}").text)
+
+
+def test_a_writer_backfills_a_job_after_a_look_at_its_plan(store: FeatureStore) -> None:
+    with client_of(store) as client:
+        sign_in(client, "wil")
+        field = field_of(client.get("/jobs/doubled").text)
+        planned = client.get("/jobs/doubled/backfill", params=RANGE)
+        assert "doubled: 3 windows from 2024-03-01T12:00:00+00:00" in planned.text
+        assert client.post("/jobs/doubled/backfill", data=RANGE).status_code == 403
+        answer = client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/doubled")
+        assert "3 windows in 1 runs." in page_once_ended(client, "doubled")
+        assert len(store.get_featuregroup("doubled").to_arrow()) == 3
+        client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
+        assert "There was nothing to do." in page_once_ended(client, "doubled")
+        backwards = {"start": RANGE["end"], "end": RANGE["start"], "form_token": field}
+        assert client.post("/jobs/doubled/backfill", data=backwards).status_code == 400
+        client.post("/jobs/doubled/pause", data={"form_token": field})
+        assert store.get_jobs()[0].job.paused
+        client.post("/jobs/doubled/run", data={"what": "due", "form_token": field})
+        assert "There was nothing to do." in page_once_ended(client, "doubled")
+        client.post("/jobs/doubled/resume", data={"form_token": field})
+        assert not store.get_jobs()[0].job.paused
+    with store.session.registry.reading() as connection:
+        entries = audit_log.entries(connection, who="wil", text="job", limit=None)
+    actions = [(each.action, each.subject, each.how) for each in entries[::-1]]
+    done = ["backfill job", "backfill job", "pause job", "run job", "resume job"]
+    assert actions == [(each, "doubled", "browser") for each in done]
+
+
+def test_a_reader_sees_the_plan_and_changes_nothing(store: FeatureStore) -> None:
+    with client_of(store) as client:
+        sign_in(client, "rea")
+        field = field_of(client.get("/account").text)
+        assert "<button>Pause" not in client.get("/jobs/doubled").text
+        planned = client.get("/jobs/doubled/backfill", params=RANGE).text
+        assert "3 windows" in planned
+        assert "Compute these windows" not in planned
+        for change in ("pause", "resume", "run", "backfill"):
+            told = {**RANGE, "what": "due", "form_token": field}
+            assert client.post(f"/jobs/doubled/{change}", data=told).status_code == 403
+    assert store.get_runs("doubled") == []
+
+
+def test_a_job_that_fails_says_why_and_one_runs_at_a_time() -> None:
+    runs, may_end = JobRuns(), threading.Event()
+
+    def wait() -> list[object]:
+        may_end.wait(60)
+        return []
+
+    wil = Actor("wil", "browser")
+    first = runs.start("a", "run: due", wil, wait)
+    second = runs.start("b", "run: due", wil, lambda: [1 // 0])
+    give_up = time.monotonic() + 60
+    while first.state != "running" and time.monotonic() < give_up:
+        time.sleep(0.01)
+    with pytest.raises(featurestore.errors.JobLeased, match="that wil asked for is running"):
+        runs.start("a", "run: due", wil, wait)
+    assert (first.state, second.state) == ("running", "waiting")
+    may_end.set()
+    runs.start("c", "run: due", wil, list).future.result(60)
+    assert (first.told, second.told) == (
+        "There was nothing to do.",
+        "The server failed at this; its log says where.",
+    )
+    runs.close()

@@ -15,6 +15,7 @@ import pytest
 from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery, SourceSnapshot
+from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
 from tests.sources.places import opened
 
@@ -185,6 +186,37 @@ def test_nothing_is_written_and_errors_say_what_the_server_says(
     with pytest.raises(SourceError, match="permission denied"):
         weak.read(SourceQuery(table="orders")).read_all()
     weak.close()
+
+
+def test_a_check_names_the_tables_that_the_user_may_not_read(
+    url: str, database: Any, duckdb_store: FeatureStore
+) -> None:
+    database.execute("create table open (id int)")
+    database.execute("insert into open values (7)")
+    database.execute("create table shut (id int)")
+    database.execute("drop role if exists guest")
+    database.execute("create role guest login")
+    database.execute("grant select on open to guest")
+    duckdb_store.add_source("shop", url.replace("store@", "guest@"))
+    report = duckdb_store.check_source("shop")
+    (problem,) = report.problems
+    assert problem == "Table 'shut' may not be read by the user of the URI."
+    assert not report.ok
+    assert {each.name: each.readable for each in report.tables} == {"open": True, "shut": False}
+    assert (report.sampled, report.sample) == ("open", ({"id": 7},))
+
+
+def test_rows_leave_the_server_in_batches_of_bounded_size(url: str) -> None:
+    long = "select n::bigint as id, repeat('x', 200) as text from generate_series(1, 150000) as n"
+    snapshot = opened("postgresql", url).snapshot()
+    sizes, rows = [], 0
+    for batch in snapshot.read(SourceQuery(sql=long)):
+        sizes.append(batch.nbytes)
+        rows += batch.num_rows
+    snapshot.close()
+    assert rows == 150_000
+    assert len(sizes) > 4
+    assert max(sizes) < 8 << 20
 
 
 def test_the_hash_of_a_query_tells_windows_and_columns_apart() -> None:

@@ -120,11 +120,11 @@ def test_the_network_is_searched_taken_apart_and_scored_with(duckdb_store: Featu
     features.write_groups(duckdb_store, until=SLICE)
     frame = duckdb_store.get_features(features.FEATURES, labels="questions")
     dataset = datasets.make(duckdb_store, frame, "tfrecord", until=SLICE)
-    study = trials.search(dataset, trials=2, parallel=1, epochs=1)
+    study = trials.search(dataset, trials=1, parallel=1, epochs=1)
     assert 0.4 < study.best.metrics["val_auc"] < 1
-    parts = {"weather": ["temp", "humid"], "planes": ["built", "seats"]}
+    parts = {"weather": ["temp", "humid"]}
     worth = trials.ablate(dataset, features=parts, repeats=1, parallel=1)
-    assert {row.name for row in worth.rows} == set(parts)
+    assert [row.name for row in worth.rows] == ["weather"]
     asked = duckdb_store.get_featuregroup("questions").filter("origin = 'JFK'")
     model, auc = trials.score(duckdb_store, dataset, asked)
     assert 0.4 < auc < 1

@@ -30,7 +30,8 @@ pytestmark = [
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 JOBS = EXAMPLE / "late_flights" / "jobs.py"
 CLI = [sys.executable, "-c", "from featurestore.cli import main; main()"]
-BACKFILL = ["job", "backfill", "origin_traffic", "--start", "2013-01-01", "--end", "2013-12-31"]
+BACKFILL = ["job", "backfill", "origin_traffic", "--start", "2013-01-01", "--end", "2013-06-01"]
+WINDOWS = 151 * 24
 
 
 @pytest.fixture(scope="module")
@@ -75,24 +76,24 @@ def test_a_backfill_killed_in_the_middle_and_resumed_equals_an_unbroken_one(
     )
     deadline = time.monotonic() + 200
     while process.poll() is None and time.monotonic() < deadline:
-        if sum(run.state == "done" for run in flights.get_runs("origin_traffic")) >= 2:
+        if sum(run.state == "done" for run in flights.get_runs("origin_traffic")) >= 1:
             os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.01)
     assert process.wait() == -signal.SIGKILL
     begun = sum(run.windows for run in flights.get_runs("origin_traffic") if run.state == "done")
-    assert 2000 <= begun < 8000
+    assert 0 < begun < WINDOWS
     subprocess.run(
         [*CLI, "--location", flights.location, *BACKFILL], check=True, stdout=subprocess.DEVNULL
     )
     done = [run for run in flights.get_runs("origin_traffic") if run.state == "done"]
-    assert sum(run.windows for run in done) == 364 * 24
+    assert sum(run.windows for run in done) == WINDOWS
 
     unbroken = featurestore.connect(tmp_path / "unbroken", engine="duckdb")
     unbroken.create_featuregroup(
         example[0].departures(), "departures", event_time="left_at", validation="off"
     )
     unbroken.register_jobs(JOBS)
-    unbroken.backfill_job("origin_traffic", "2013-01-01T00:00Z", "2013-12-31T00:00Z")
+    unbroken.backfill_job("origin_traffic", "2013-01-01T00:00Z", "2013-06-01T00:00Z")
     assert table(flights, "origin_traffic").equals(table(unbroken, "origin_traffic"))
 
 

@@ -54,7 +54,10 @@ def test_the_vectors_on_the_page_are_the_orders_own() -> None:
 def test_the_script_of_the_training_page_survives_kill_and_goes_on(tmp_path: Path) -> None:
     for needed in ("tensorflow", "tf_keras", "pandas"):
         pytest.importorskip(needed)
-    (tmp_path / "train.py").write_text(block("training.md", "TF_CONFIG"), encoding="utf-8")
+    script = block("training.md", "TF_CONFIG")
+    assert "epochs=5" in script
+    # Killed in the first epoch, it goes on through another.
+    (tmp_path / "train.py").write_text(script.replace("epochs=5", "epochs=2"), encoding="utf-8")
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
 
     def start(log: str) -> subprocess.Popen[bytes]:

@@ -23,10 +23,10 @@ from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK
 
 Records = npt.NDArray[np.uint8]
 Fetch = Callable[[Sequence[int]], list[Records]]
-"""Returns blocks of one shard that follow one another, by one request."""
+"""Returns blocks of one shard that follow one another, by one request, each in its own memory."""
 
 _FETCHES = 8
-_STRETCH_BYTES = 4 << 20
+_STRETCH_BYTES = 8 << 20
 # Blocks with less between them come in one request.
 _GAP_BYTES = 1 << 20
 
@@ -172,5 +172,4 @@ def _keep_promises(fetch: Fetch, keys: range, promises: dict[int, Future[Any]]) 
         return
     for key, block in zip(keys, blocks, strict=True):
         if key in promises:
-            # A part of what came would keep all of it in memory.
-            promises[key].set_result(block if len(keys) == 1 else block.copy())
+            promises[key].set_result(block)

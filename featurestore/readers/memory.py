@@ -16,14 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 ALIGNED = 64  # bytes: TensorFlow takes such memory as it is and copies other
-_KEPT = 8
 
 
 class Memory:
-    """Lends arrays; those of one purpose have about one size."""
+    """Lends arrays; those of one purpose have about one size. A copy in another process is empty.
 
-    def __init__(self) -> None:
+    Args:
+        kept: Of each purpose so many that came back wait to be lent again, at most; None for all,
+            so that it never holds more than was lent at one time.
+    """
+
+    def __init__(self, kept: int | None = 8) -> None:
         self._free: dict[Any, list[npt.NDArray[np.uint8]]] = {}
+        self._kept = kept
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[int | None]]:
+        return Memory, (self._kept,)
 
     def borrow(
         self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], *, purpose: Any
@@ -64,5 +72,5 @@ class Memory:
 
     def _take_back(self, purpose: Any, block: npt.NDArray[np.uint8]) -> None:
         free = self._free[purpose]
-        if len(free) < _KEPT:
+        if self._kept is None or len(free) < self._kept:
             free.append(block)

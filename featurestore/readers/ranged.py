@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.readers.aheadblocks import AheadBlocks, Room
+from featurestore.readers.memory import Memory
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
@@ -34,6 +35,7 @@ class _Source:
     first_rows: Rows
     block_rows: int
     record_bytes: int
+    memory: Memory
 
     def rows_of(self, key: int) -> tuple[int, int]:
         """Return the rows [begin, end) of its shard that a block has."""
@@ -42,22 +44,27 @@ class _Source:
         begin = max(first, block * self.block_rows)
         return begin - first, min(stop, (block + 1) * self.block_rows) - first
 
-    def fetch(self, shard: int, begin: int, end: int) -> Records:
+    def rows(self, shard: int, begin: int, end: int) -> Records:
         """Return rows of a shard."""
-        width = self.record_bytes
-        wanted = [(begin * width, (end - begin) * width)]
-        (data,) = files.read_ranges(self.paths[shard], wanted)
-        return np.frombuffer(data, np.uint8).reshape(-1, width)
+        found = np.empty((end - begin, self.record_bytes), np.uint8)
+        self._fill(shard, begin, [found])
+        return found
 
     def blocks(self, keys: Sequence[int]) -> list[Records]:
-        """Return blocks of one shard that follow one another."""
-        first, stop = self.rows_of(keys[0])[0], self.rows_of(keys[-1])[1]
-        rows = self.fetch(keys[0] >> ROW_BITS, first, stop)
+        """Return blocks of one shard that follow one another, each in memory of its own."""
         found = []
         for key in keys:
             begin, end = self.rows_of(key)
-            found.append(rows[begin - first : end - first])
+            shape = self.block_rows, self.record_bytes
+            (block,) = self.memory.borrow([(shape, np.dtype(np.uint8))], purpose="blocks")
+            found.append(block[: end - begin])
+        self._fill(keys[0] >> ROW_BITS, self.rows_of(keys[0])[0], found)
         return found
+
+    def _fill(self, shard: int, first: int, parts: Sequence[Records]) -> None:
+        """Read rows of a shard from ``first`` on into arrays, one after the other."""
+        targets = [part.reshape(-1).data for part in parts]
+        files.read_into(self.paths[shard], first * self.record_bytes, targets)
 
 
 @dataclass
@@ -78,11 +85,12 @@ class RangedShardFiles(ShardFiles):
     """The records of a split whose shards are objects; ``records`` and ``slices`` serve threads.
 
     In memory are at most ``read_blocks`` blocks that were read, ``ahead_bytes`` of those that come
-    next (one window at least), and what is on its way.
+    next (one window at least), and what is on its way. ``memory`` may be that of an epoch before.
     """
 
     read_blocks: int = 1
     ahead_bytes: int = 1
+    memory: Memory = field(default_factory=Memory)
     _reaches: OrderedDict[tuple[int, range], _Reach] = field(default_factory=OrderedDict)
 
     def records(self, locations: Rows, *, out: Records) -> None:
@@ -107,7 +115,7 @@ class RangedShardFiles(ShardFiles):
         """Return the records of ranges, fetched at once."""
         found = []
         for shard, begin, end in self._parts_of(starts, stops):
-            found.append(self._blocks.pool.submit(self._source.fetch, shard, begin, end))
+            found.append(self._blocks.pool.submit(self._source.rows, shard, begin, end))
         return [each.result() for each in found]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
@@ -158,7 +166,13 @@ class RangedShardFiles(ShardFiles):
         paths = []
         for shard in self.split.shards:
             paths.append(files.inside(self.directory, shard.path))
-        return _Source(tuple(paths), self.first_rows, self.manifest.block_rows, self.record_bytes)
+        return _Source(
+            tuple(paths),
+            self.first_rows,
+            self.manifest.block_rows,
+            self.record_bytes,
+            self.memory,
+        )
 
     @cached_property
     def _blocks(self) -> AheadBlocks:

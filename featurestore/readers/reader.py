@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from featurestore.model.arrow_json import type_from_json
 from featurestore.model.cores import usable_cores
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.plugins.format import find_format
+from featurestore.readers.memory import Memory
 from featurestore.readers.order import (
     ORDER_VERSION,
     PADDING,
@@ -105,6 +106,8 @@ class Reader:
     transform: TransformedColumns | None = field(default=None, repr=False)
     kept: RowRanges | None = field(default=None, repr=False)
     cache: ShardCache | None = field(default=None, repr=False)
+    # Of blocks that came over a network: new memory costs more time than to read them from a disk.
+    memory: Memory = field(default_factory=partial(Memory, None), repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -616,6 +619,7 @@ class Reader:
             kept=self.kept,
             read_blocks=_WINDOWS_READ * blocks + len(self.split.shards),
             ahead_bytes=_BYTES_AHEAD,
+            memory=self.memory,
         )
 
     def blocks(self) -> Blocks:

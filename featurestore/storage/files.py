@@ -161,10 +161,10 @@ def read_bytes(path: str) -> bytes:
         return Path(path).read_bytes()
 
 
-def read_ranges(path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return parts of an object below a URI, each given by its first byte and its length."""
+def read_into(path: str, start: int, targets: Sequence[memoryview]) -> None:
+    """Fill memory with the bytes of an object below a URI from ``start`` on."""
     with reading(path):
-        return remote.ranges(path, ranges)
+        remote.read_into(path, start, targets)
 
 
 def upload(moves: Sequence[tuple[str, str]]) -> None:

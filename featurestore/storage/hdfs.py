@@ -25,6 +25,7 @@ from featurestore.storage.hdfs_client import knock, noted, opened
 from featurestore.storage.hdfs_failures import LostAnswerError
 from featurestore.storage.interface import StoredObject, Writer
 from featurestore.storage.location import check_name
+from featurestore.storage.targets import bytes_of, fill
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage
@@ -73,14 +74,20 @@ class HdfsStorage:
         path = self._path(name)
 
         def call() -> list[bytes]:
-            reader = self._client.read(path)
             end = max((start + length for start, length in ranges if length > 0), default=0)
-            if end > len(reader):
-                _check_whole(reader, self._client.get_file_info(path).length)
-                raise StorageError(f"Cannot read {self.root + path!r}: it ends before byte {end}.")
-            return _read_ranges(reader, ranges)
+            return _read_ranges(self._reader(path, end), ranges)
 
         return self._repeated("read", name, call)
+
+    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
+        path, length = self._path(name), bytes_of(targets)
+
+        def call() -> None:
+            reader = self._reader(path, start + length)
+            if not fill(targets, reader.read_range_stream(start, length)):
+                raise StorageError(f"Cannot read {self.root + path!r}: it came incomplete.")
+
+        self._repeated("read", name, call)
 
     def put(self, name: str, data: bytes) -> None:
         path = self._path(name)
@@ -197,6 +204,14 @@ class HdfsStorage:
                     yield _stored(entry)
             elif after < f"{name}/" or after.startswith(f"{name}/"):
                 yield from self.list(name, after=after)
+
+    def _reader(self, path: str, end: int) -> Any:
+        """Open a file that has bytes up to ``end``."""
+        reader = self._client.read(path)
+        if end > len(reader):
+            _check_whole(reader, self._client.get_file_info(path).length)
+            raise StorageError(f"Cannot read {self.root + path!r}: it ends before byte {end}.")
+        return reader
 
     def _path(self, name: str) -> str:
         return f"/{check_name(name)}"

@@ -77,6 +77,17 @@ class Storage(Protocol):
             StorageError: It ends before a range does.
         """
 
+    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
+        """Fill memory with the bytes of an object from ``start`` on, one target after the other.
+
+        For much that is read again and again: memory that is used again costs a fraction of new
+        one. After an error the targets hold anything.
+
+        Raises:
+            FileNotFoundError: There is no such object.
+            StorageError: It ends before the targets are full.
+        """
+
     def put(self, name: str, data: bytes) -> None:
         """Write an object in place of what has its name."""
 

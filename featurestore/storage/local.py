@@ -49,12 +49,17 @@ class LocalStorage:
             for start, length in ranges:
                 data = os.pread(file.fileno(), length, start)
                 if len(data) != length:
-                    raise StorageError(
-                        f"Cannot read {path!r} from byte {start} to {start + length}: "
-                        "it ends before."
-                    )
+                    raise _ends(path, start, length)
                 found.append(data)
         return found
+
+    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
+        path, position = self._existing(name), start
+        with reading(path), open(path, "rb", buffering=0) as file:
+            for target in targets:
+                if os.preadv(file.fileno(), [target], position) != len(target):
+                    raise _ends(path, position, len(target))
+                position += len(target)
 
     def put(self, name: str, data: bytes) -> None:
         with self.writer(name) as writer:
@@ -172,6 +177,12 @@ class LocalStorage:
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
+
+
+def _ends(path: str, start: int, length: int) -> StorageError:
+    return StorageError(
+        f"Cannot read {path!r} from byte {start} to {start + length}: it ends before."
+    )
 
 
 def _is_temporary(path: str) -> bool:

@@ -17,6 +17,7 @@ from featurestore.storage.failures import reading
 from featurestore.storage.interface import StoredObject, Writer
 from featurestore.storage.location import check_name, plain
 from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
+from featurestore.storage.targets import bytes_of, fill
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage
@@ -80,6 +81,20 @@ class ObjectStorage:
             raise _ends(place)
         parts = iter(found)
         return [next(parts) if length > 0 else b"" for _, length in ranges]
+
+    def read_into(self, name: str, start: int, targets: Sequence[memoryview]) -> None:
+        from obstore import get
+
+        place = self._place(name)
+        end = start + bytes_of(targets)
+
+        def call() -> None:
+            with _ends_before(place):
+                answer = get(self._store, name, options={"range": (start, end)})
+                if not fill(targets, answer.stream(min_chunk_size=1)):
+                    raise _ends(place)
+
+        repeated("read", place, call)
 
     def put(self, name: str, data: bytes) -> None:
         from obstore import put

@@ -89,10 +89,10 @@ def read(path: str) -> bytes:
     return storage.read(name)
 
 
-def ranges(path: str, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return parts of an object."""
+def read_into(path: str, start: int, targets: Sequence[memoryview]) -> None:
+    """Fill memory with the bytes of an object from ``start`` on."""
     storage, name = storage_of(path)
-    return storage.ranges(name, wanted)
+    storage.read_into(name, start, targets)
 
 
 def delta_options(path: str) -> dict[str, str] | None:

@@ -147,6 +147,19 @@ class StorageConformance:
             with pytest.raises(StorageError, match="short"):
                 storage.ranges("short", [(0, 1), (start, length)])
 
+    def test_memory_is_filled_with_what_follows_a_byte(self, storage: Storage) -> None:
+        data = bytes(number % 251 for number in range(3 << 20))
+        storage.put("filled", data)
+        lengths = (7, 1 << 20, 1, 900_000)
+        targets = [bytearray(length) for length in lengths]
+        storage.read_into("filled", 1000, [memoryview(target) for target in targets])
+        assert b"".join(targets) == data[1000 : 1000 + sum(lengths)]
+        for start in (len(data) - 3, len(data), 2 * len(data)):
+            with pytest.raises(StorageError, match="filled"):
+                storage.read_into("filled", start, [memoryview(bytearray(4))])
+        with pytest.raises(FileNotFoundError, match="absent"):
+            storage.read_into("absent", 0, [memoryview(bytearray(4))])
+
     # -- streams ------------------------------------------------------------------------
 
     @pytest.mark.parametrize("size", [0, 3, _MULTIPART_BYTES])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tracemalloc
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
     assert third.ctypes.data == place
     other = borrow("y")
     assert other.ctypes.data not in (place, second.ctypes.data)
+
+
+def test_memory_of_many_arrays_is_all_lent_again_and_stays_in_its_process() -> None:
+    memory = Memory(None)
+    wanted = [((100,), np.dtype(np.uint8))]
+    for _ in range(3):
+        lent = [memory.borrow(wanted, purpose="x")[0] for _ in range(50)]
+        places = {each.ctypes.data for each in lent}
+        del lent
+        again = [memory.borrow(wanted, purpose="x")[0] for _ in range(50)]
+        assert {each.ctypes.data for each in again} == places
+        del again
+    assert len(pickle.dumps(memory)) < 200
 
 
 def test_arrays_that_are_lent_together_come_back_together() -> None:

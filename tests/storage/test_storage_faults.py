@@ -64,6 +64,9 @@ def test_each_fault_is_survived_by_each_operation(
         for name in names:
             assert storage.read(name) == data
             assert storage.ranges(name, [(3, 4), (9_000, 50)]) == [data[3:7], data[9_000:9_050]]
+            target = bytearray(20_000)
+            storage.read_into(name, 11, [memoryview(target)[:700], memoryview(target)[700:]])
+            assert target == data[11:20_011]
             found = storage.find(name)
             assert found is not None
             assert found.size == len(data)

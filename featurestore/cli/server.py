@@ -42,6 +42,9 @@ def serve(
             help="Role of who comes by it first; else an admin adds each.", show_default=False
         ),
     ] = None,
+    query_seconds: Annotated[
+        float, typer.Option(help="How long a query of a page may take.", min=0.1)
+    ] = 30.0,
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy of this machine ends TLS.")
     ] = False,
@@ -66,6 +69,7 @@ def serve(
         certificate=tls_certificate,
         key=tls_key,
         behind_proxy=behind_proxy,
+        query_seconds=query_seconds,
         provider=provider,
     )
     serve(store(context), settings)

@@ -82,10 +82,17 @@ def statistics_of(
 
 
 def stored_statistics(
-    session: Session, name: str, *, version: int | None = None
+    session: Session,
+    name: str,
+    *,
+    version: int | None = None,
+    delta_version: TableVersion | None = None,
 ) -> Statistics | None:
-    """Return the statistics of the newest rows of a group where they are stored, and else None."""
-    group = open_group(session, name, version)
+    """Return the statistics of a group where they are stored, and else None.
+
+    ``delta_version``: those of its rows then; None: of the newest.
+    """
+    group = open_group(session, name, version, as_of=delta_version)
     counted = commits.latest_data_version(group.path, group.delta_version)
     return _files(session, group.spec).get(counted)
 

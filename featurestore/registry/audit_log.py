@@ -15,6 +15,8 @@ from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry.rows import readable
 from featurestore.registry.tables import audit_log
 
+CREATE = "create"
+
 
 @dataclass(frozen=True)
 class Actor:
@@ -70,10 +72,24 @@ def entries(
     if text:
         action = audit_log.c.action.icontains(text, autoescape=True)
         query = query.where(action | audit_log.c.subject.icontains(text, autoescape=True))
+    return [_entry(row) for row in connection.execute(query.limit(limit).offset(offset))]
+
+
+def commits(connection: Connection, group: str, version: int) -> list[tuple[int, Entry]]:
+    """Return what was written of a version of a group, with Delta versions, the oldest first."""
+    subject = f"{group}@v{version}"
+    query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
     found = []
-    for row in connection.execute(query.limit(limit).offset(offset)):
-        with readable("the audit log"):
-            detail = dict(json.loads(row.detail))
-        moment = from_micros(row.at)
-        found.append(Entry(moment, row.who, row.how, row.action, row.subject, detail))
+    for row in connection.execute(query.order_by(audit_log.c.id)):
+        entry = _entry(row)
+        delta_version = entry.detail.get("delta_version")
+        is_of_version = entry.subject == subject or entry.detail.get("version") == version
+        if is_of_version and isinstance(delta_version, int):
+            found.append((delta_version, entry))
     return found
+
+
+def _entry(row: sa.Row[Any]) -> Entry:
+    with readable("the audit log"):
+        detail = dict(json.loads(row.detail))
+    return Entry(from_micros(row.at), row.who, row.how, row.action, row.subject, detail)

@@ -47,6 +47,8 @@ def status_of(error: FeatureStoreError) -> int:
     refused = _status_of_access(error)
     if refused is not None:
         return refused
+    if isinstance(error, errors.QueryEnded):
+        return 503
     if isinstance(error, _CONFLICTS):
         return 409
     if isinstance(error, _OF_THE_STORE):

@@ -46,6 +46,7 @@ class ServerSettings:
         upload: The most bytes of rows that a client sends (labels, writes); they lie on disk.
         seconds: How long the next rows of a query may take, to be computed or to be taken by the
             client, before it is ended.
+        query_seconds: How long a query of a page, or of an answer with some rows, may take.
         provider: Who else says who somebody is.
         rows: The most rows that a page or an answer of the REST interface shows of a group.
         page: How many lines of a list are on a page.
@@ -61,6 +62,7 @@ class ServerSettings:
     body: int = 1 << 20
     upload: int = 8 << 30
     seconds: float = 600.0
+    query_seconds: float = 30.0
     provider: Provider | None = None
     rows: int = 100
     page: int = 50

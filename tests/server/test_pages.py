@@ -15,6 +15,7 @@ import featurestore
 from featurestore import experiments
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.headers import POLICY
+from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
 from tests.server.conftest import HARM
 
@@ -151,6 +152,31 @@ def test_a_search_is_narrowed_by_kind_tag_owner_and_freshness(
     assert "of what is chosen" in client.get("/search?q=s&owner=nobody").text
     assert client.get("/views/selling").status_code == 200
     assert client.get("/api/v1/search?q=s&changed_within=soon").status_code == 422
+
+
+def test_drift_between_two_commits_is_on_the_page_of_a_group(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "drifting") as store:
+        store.create_featuregroup([{"x": float(each)} for each in range(100)], "g")
+        for start in (1000, 0):
+            rows = [{"x": float(start + each)} for each in range(100)]
+            store.insert_into_featuregroup(rows, "g", mode="overwrite")
+        client = TestClient(create_app(store), base_url="http://localhost")
+        history = client.get("/groups/g/1/history").text
+        links = re.findall(r'href="(/groups/g/1/statistics[^"]*)"', history)
+        links = [html.unescape(link) for link in links if "before" in link]
+        assert [link.partition("?")[2] for link in links] == [
+            "before=2&after=3",
+            "before=1&after=2",
+        ]
+        first = store.get_featuregroup_statistics("g", delta_version=1)
+        second = store.get_featuregroup_statistics("g", delta_version=2)
+        told = html.unescape(client.get(links[1]).text)
+        assert str(compare_statistics(first, second)) in told
+        unchanged = html.unescape(client.get("/groups/g/1/statistics?before=1").text)
+        assert str(compare_statistics(first, store.get_featuregroup_statistics("g"))) in unchanged
+        store.create_featuregroup([{"x": 1.0}], "uncounted", statistics=False)
+        answer = client.get("/groups/uncounted/1/statistics?before=1")
+        assert "delta_version=1" in answer.text
 
 
 def test_a_page_never_counts_statistics(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 import featurestore
 from featurestore import transform
@@ -40,6 +41,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
     UnsupportedRemotely,
 )
+from featurestore.featuregroups import FeatureGroup
 from featurestore.featuregroups.discovery import Match
 from featurestore.model.featuregroup import Commit
 from featurestore.plugins.remote import RETRIEVAL
@@ -48,6 +50,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.retrieval import FeatureFrame
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.access import changes
+from featurestore.server.records.featuregroups import committers
 from featurestore.server.records.retrievals import Retrieval
 from featurestore.server.streams import uploads
 from featurestore.server.streams.answers import Answer, parts_of
@@ -254,6 +257,21 @@ def test_a_query_ends_with_its_time_and_with_its_client(
     with pytest.raises(QueryEnded):
         asyncio.run(answer.begin())
     assert ended == [True]
+    assert not _COMPUTING
+
+
+def test_a_query_of_a_page_ends_with_its_time(
+    local: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FeatureGroup, "read", lambda *_, **__: endless(local))
+    app = create_app(local, ServerSettings(query_seconds=0.3))
+    client = TestClient(app, base_url="http://localhost")
+    page = client.get("/groups/numbers/1/rows")
+    assert page.status_code == 503
+    assert "it took more than 0.3 seconds" in page.text
+    answer = client.get("/api/v1/featuregroups/numbers/1/rows")
+    assert (answer.status_code, answer.json()["title"]) == (503, "QueryEnded")
+    assert "--query-seconds" in answer.json()["hint"]
     assert not _COMPUTING
 
 
@@ -544,6 +562,12 @@ def test_writes_land_through_the_gate_of_the_server(
     actions = ["create", "insert", "insert", "create", "delete rows", "tag", "tag"]
     assert sorted(each.action for each in logged) == sorted(actions)
     assert {each.subject for each in logged} == {"made", "made@v1"}
+    group = local.featuregroup("made")
+    commits = dict.fromkeys([1, commit.delta_version, deleted.delta_version], "wil")
+    assert committers(local, group, group.history()) == commits
+    local.delete_featuregroup("made", version=1)
+    again = local.create_featuregroup(first, "made", **declared)
+    assert committers(local, again, again.history()) == {}
     local.delete_featuregroup("made", version=1)
 
 

@@ -106,4 +106,5 @@ def get_rows(
     """Return the first rows: the names of columns, and a list of values for each row."""
     group = store.featuregroup(name, version=version)
     as_of = at if delta_version is None else delta_version
-    return records.rows(group, limit=min(limit, settings.rows), as_of=as_of)
+    most = min(limit, settings.rows)
+    return records.rows(group, limit=most, seconds=settings.query_seconds, as_of=as_of)

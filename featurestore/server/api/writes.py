@@ -59,7 +59,9 @@ def create(name: Name, whole: Makeable, visitor: Asking, upload: Uploaded) -> di
     """Make a feature group, or its next version, of the rows that are sent."""
     with _taking(upload, NewGroup) as asked:
         made = asked.make(whole, name, needed(upload.table()))
-        _log(whole, visitor, "create", name, made)
+        # Where it may have been there before, nobody knows who made its first commit.
+        first = {} if asked.may_exist else {"delta_version": 1}
+        _log(whole, visitor, audit_log.CREATE, name, made | first)
         return made
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
 from featurestore.registry import overview
 from featurestore.registry.overview import GroupFilter
-from featurestore.server.context import Settings, Store, moment
+from featurestore.server.context import Settings, Store, Whole, moment
 from featurestore.server.drawing.heatmap import heatmap
 from featurestore.server.drawing.histogram import histogram
 from featurestore.server.pages.paging import FRESH, PageNumber, one_page
@@ -110,7 +111,9 @@ def rows_page(
 ) -> Response:
     """Show the first rows, as they are or as they were."""
     group, shown = _opened(store, name, version)
-    found = records.rows(group, limit=settings.rows, as_of=moment(as_of))
+    found = records.rows(
+        group, limit=settings.rows, seconds=settings.query_seconds, as_of=moment(as_of)
+    )
     if format == "csv":
         return csv_file(f"{name}-v{version}", found["columns"], found["rows"])
     return page(request, "featuregroup_rows.html", **shown, tab="rows", found=found, as_of=as_of)
@@ -120,6 +123,7 @@ def rows_page(
 def history_page(
     request: Request,
     store: Store,
+    whole: Whole,
     settings: Settings,
     name: str,
     version: int,
@@ -134,27 +138,42 @@ def history_page(
         rows = [list(each._summary().values()) for each in commits]
         return csv_file(f"{name}-v{version}-history", columns, rows)
     older = commits[-1].delta_version if len(commits) == settings.page else None
+    before_each = [each.delta_version for each in commits[1:]]
     return page(
         request,
         "featuregroup_history.html",
         **shown,
         tab="history",
-        commits=commits,
+        commits=list(zip_longest(commits, before_each)),
         older=older,
+        who=records.committers(whole, group, commits),
     )
 
 
 @router.get("/{name}/{version}/statistics")
 def statistics_page(
-    request: Request, store: Store, name: str, version: int, against: str = ""
+    request: Request,
+    store: Store,
+    name: str,
+    version: int,
+    against: str = "",
+    before: str = "",
+    after: str = "",
 ) -> HTMLResponse:
-    """Show the stored statistics, correlations, and the drift against another version."""
+    """Show the stored statistics, correlations, and the drift against another version or time."""
     group, shown = _opened(store, name, version)
     counted = records.statistics(group)
-    drift = None
-    if against and counted is not None:
-        other = store.featuregroup(name, version=_number(against))
-        drift = compare_statistics(records.needed_statistics(other), counted)
+    drift, refused = None, None
+    try:
+        if moment(before) is not None:
+            earlier = records.needed_statistics(group, moment(before))
+            drift = compare_statistics(earlier, records.needed_statistics(group, moment(after)))
+        elif against:
+            other = store.featuregroup(name, version=_number(against))
+            earlier = records.needed_statistics(other)
+            drift = compare_statistics(earlier, records.needed_statistics(group))
+    except StatisticsNotFound as error:
+        refused = error
     return page(
         request,
         "featuregroup_statistics.html",
@@ -164,7 +183,10 @@ def statistics_page(
         heatmap=heatmap,
         histogram=histogram,
         drift=drift,
+        refused=refused,
         against=against,
+        before=before,
+        after=after,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,12 @@ from featurestore.featuregroups import FeatureGroup
 from featurestore.featuregroups.overview import details
 from featurestore.featuregroups.statistics import stored_statistics
 from featurestore.featuregroups.table import TableVersion
+from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.registry import featuregroups, overview
+from featurestore.registry import audit_log, featuregroups, overview
 from featurestore.registry.cut import CutRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
+from featurestore.server.query_time import at_most
 from featurestore.server.records.jsonable import jsonable
 from featurestore.store import FeatureStore
 
@@ -57,23 +59,44 @@ def definition(group: FeatureGroup) -> dict[str, Any]:
     return details(group)
 
 
-def statistics(group: FeatureGroup) -> Statistics | None:
-    """Return the statistics of the newest data where they are stored; a page never counts."""
-    return stored_statistics(group._session, group.name, version=group.version)
+def statistics(group: FeatureGroup, at: TableVersion | None = None) -> Statistics | None:
+    """Return statistics where they are stored, of the newest data or of then; a page never counts."""
+    return stored_statistics(group._session, group.name, version=group.version, delta_version=at)
 
 
-def needed_statistics(group: FeatureGroup) -> Statistics:
-    """Return the stored statistics.
+def needed_statistics(group: FeatureGroup, at: TableVersion | None = None) -> Statistics:
+    """Return the stored statistics of the newest data, or of then.
 
     Raises:
         StatisticsNotFound: Nothing counted this version of the data.
     """
-    found = statistics(group)
-    if found is None:
-        raise StatisticsNotFound(
-            f"Nothing counted the newest rows of feature group {group.name!r} yet.",
-            hint=f"store.update_featuregroup_statistics({group.name!r})",
-        )
+    found = statistics(group, at)
+    if found is not None:
+        return found
+    called = f"{group.name!r}, version={group.version}"
+    if at is None:
+        rows, hint = "the newest rows", f"store.update_featuregroup_statistics({called})"
+    else:
+        rows = f"the rows at {at}"
+        hint = f"store.get_featuregroup_statistics({called}, delta_version={at!r})"
+    raise StatisticsNotFound(
+        f"Nothing counted {rows} of feature group {group.name!r} yet.", hint=hint
+    )
+
+
+def committers(
+    whole: FeatureStore, group: FeatureGroup, commits: Sequence[Commit]
+) -> dict[int, str]:
+    """Return who made commits through a server, by Delta version; of others nobody is known."""
+    with whole.session.registry.reading() as connection:
+        entries = audit_log.commits(connection, group.name, group.version)
+    made = {commit.delta_version: commit.timestamp for commit in commits}
+    found: dict[int, str] = {}
+    for delta_version, entry in entries:
+        # What was said before the commit was made is of a table that is gone; what repeats a
+        # transaction comes after who wrote it.
+        if delta_version in made and entry.at >= made[delta_version]:
+            found.setdefault(delta_version, entry.who)
     return found
 
 
@@ -89,10 +112,16 @@ def columns(found: Mapping[str, Any], counted: Statistics | None) -> list[GroupC
     return shown
 
 
-def rows(group: FeatureGroup, *, limit: int, as_of: TableVersion | None = None) -> dict[str, Any]:
-    """Return the first rows of a group: the names of columns, and a list of values for each row."""
-    frame = group.read(as_of=as_of)
-    table = frame.head(limit)
+def rows(
+    group: FeatureGroup, *, limit: int, seconds: float, as_of: TableVersion | None = None
+) -> dict[str, Any]:
+    """Return the first rows of a group: the names of columns, and a list of values for each row.
+
+    Raises:
+        QueryEnded: It took more than ``seconds``.
+    """
+    with at_most(seconds, group._session.engine):
+        table = group.read(as_of=as_of).head(limit)
     values = []
     for row in table.to_pylist():
         values.append(jsonable(list(row.values())))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import featurestore
+from featurestore.testing.retrieval_conformance import RetrievalCheck
 from featurestore.testing.window_conformance import WindowConformance
 from tests.on_spark import OnSpark, counted_fetches
 
@@ -17,6 +18,19 @@ ROWS = 2_000
 
 class TestSpark(OnSpark, WindowConformance):
     """The suite that both engines pass."""
+
+    @pytest.mark.parametrize(
+        ("keys", "created"),
+        [
+            # Windows beside features have groups without a created time, too.
+            pytest.param(("k", "m"), False, marks=pytest.mark.soak, id="known at once"),
+            pytest.param(("k", "g", "m"), True, id="known later"),
+        ],
+    )
+    def test_aggregates_are_those_of_looking_at_every_row(
+        self, retrieval: RetrievalCheck, keys: tuple[str, ...], created: bool
+    ) -> None:
+        super().test_aggregates_are_those_of_looking_at_every_row(retrieval, keys, created)
 
 
 def test_rows_and_labels_stay_with_the_executors(

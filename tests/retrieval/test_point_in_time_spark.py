@@ -66,7 +66,7 @@ class TestSpark(OnSpark, ResultConformance):
 
 
 @pytest.mark.usefixtures("compiled_queries")
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shape=any_shape(), count=st.integers(100, 200), seed=st.integers(0, 2**32 - 1))
 def test_every_combination_of_rules_is_answered_alike_by_oracle_duckdb_and_spark(
     spark: SparkSession, shape: JoinShape, count: int, seed: int

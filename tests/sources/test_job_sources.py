@@ -255,7 +255,7 @@ counts = featurestore.sql_job(
 
 
 def test_rows_that_come_late_are_taken_as_far_back_as_lookback_reaches(
-    store: FeatureStore,
+    duckdb_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
@@ -264,19 +264,19 @@ def test_rows_that_come_late_are_taken_as_far_back_as_lookback_reaches(
 
     path = tmp_path / "crm.db"
     first = [(1, "ada", False, 0), (2, "bob", False, 3)]
-    store.add_source("crm", sqlite_of(path, customers(*first), "customers"))
+    duckdb_store.add_source("crm", sqlite_of(path, customers(*first), "customers"))
     text = CUSTOMERS.format(time=', time="changed_at"', rules='lookback="2h"')
-    store.register_jobs(define(text, COUNTS))
+    duckdb_store.register_jobs(define(text, COUNTS))
     clock.now = START + timedelta(hours=4)
     for name in ("customers", "counts"):
-        assert {run.state for run in store.run_job(name, due=True)} == {"done"}
+        assert {run.state for run in duckdb_store.run_job(name, due=True)} == {"done"}
     late = [(1, "too late", False, 1), (3, "late", False, 2), (2, "bob again", False, 3)]
     sqlite_of(path, customers(*first[:1], *late, (4, "new", False, 4)), "customers")
     clock.now = START + timedelta(hours=5)
-    runs = store.run_job("customers", due=True)
+    runs = duckdb_store.run_job("customers", due=True)
     assert {run.state for run in runs} == {"done"}, runs[0].error
-    assert held(store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
-    (run,) = store.run_job("counts", stale=True)
+    assert held(duckdb_store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
+    (run,) = duckdb_store.run_job("counts", stale=True)
     found = (run.window.start - START, run.window.end - START)
     assert found == (timedelta(hours=2), timedelta(hours=4))
 

@@ -54,15 +54,15 @@ def test_a_backlog_is_taken_in_micro_batches_of_the_bound_and_its_lag_is_told(
     if store.session.engine.name == "spark" and not kafka_server.spark_jars():
         pytest.skip("Kafka suite skipped: python -m tests.streams.kafka_server fetches the reader")
     topic = broker.topic(3)
-    broker.send(topic, clicks(0, 150))
-    broker.send(topic, clicks(150, 250), partition=0)  # one partition has most of them
+    broker.send(topic, clicks(0, 60))
+    broker.send(topic, clicks(60, 110), partition=0)  # one partition has most of them
     store.add_source("events", broker.uri)
-    store.register_jobs(job_file(job(topic, batch_records=60)))
+    store.register_jobs(job_file(job(topic, batch_records=50)))
     (run,) = store.run_job("clicks")
-    assert run.rows == sum(landings.rows) == 250
-    assert max(landings.rows) <= 60
-    assert len(landings.rows) <= 6
-    left = [250]
+    assert run.rows == sum(landings.rows) == 110
+    assert max(landings.rows) <= 50
+    assert len(landings.rows) <= 4
+    left = [110]
     for rows in landings.rows:
         left.append(left[-1] - rows)
     (status,) = store.get_jobs()

@@ -17,6 +17,7 @@ from featurestore.registry import runs
 from featurestore.registry.featuregroups import KIND
 from featurestore.registry.tables import (
     contains_text,
+    experiment_runs,
     feature_views,
     featuregroups,
     features,
@@ -24,6 +25,7 @@ from featurestore.registry.tables import (
     is_latest,
     job_states,
     lineage,
+    models,
     tags,
     training_datasets,
     validation_reports,
@@ -281,6 +283,38 @@ def edges(
         query = query.where(columns[name] == value)
     found = connection.execute(query.order_by(*chosen).limit(limit))
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in found]
+
+
+@dataclass(frozen=True)
+class Training:
+    """An experiment, a dataset that its runs read, and a model of one of them, if there is any."""
+
+    experiment: str
+    dataset: str
+    dataset_version: int
+    model: str | None
+    model_version: int | None
+
+
+def trainings(connection: Connection, of: Mapping[str, str], *, limit: int) -> list[Training]:
+    """Return which experiments read which datasets, and what models came of that.
+
+    ``of``: the name of one "experiment", "dataset" or "model".
+    """
+    read = experiment_runs.c
+    chosen = (read.name, read.dataset, read.dataset_version, models.c.name, models.c.version)
+    query = (
+        sa.select(*chosen)
+        .distinct()
+        .select_from(experiment_runs.outerjoin(models, models.c.run == read.id))
+        .where(read.dataset.is_not(None))
+        .order_by(*chosen)
+        .limit(limit)
+    )
+    named = {"experiment": read.name, "dataset": read.dataset, "model": models.c.name}
+    for kind, name in of.items():
+        query = query.where(named[kind] == name)
+    return [Training(*row) for row in connection.execute(query)]
 
 
 def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:

@@ -112,6 +112,7 @@ def kind_of(address: str) -> str:
     ('/groups/_/_/history', '/experiments/_')
     """
     first, *others = urlsplit(address).path.strip("/").split("/")
-    words = {"statistics", "history", "rows", "validation", "compare", "verify", "diff", "search"}
+    words = {"statistics", "history", "rows", "validation", "compare", "verify", "diff"}
+    words |= {"search", "backfill"}
     kept = [each if each in words else "_" for each in others]
     return re.sub("/$", "", "/".join(["", first, *kept])) or "/"

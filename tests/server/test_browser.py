@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+import featurestore
 from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
 from tests.maven import NotFetched
 from tests.server.axe import axe
 from tests.server.browsing import chromium, kind_of, listening, tab, walk
+from tests.server.guarded import PASSWORD, fill
 
 STARTS = ["/", "/search?q=s", "/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed"]
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}
@@ -47,6 +49,7 @@ def test_every_page_opens_without_an_error(browser: Any, address: str, script: b
         "/", "/search", "/groups", "/groups/_/_", "/groups/_/_/history", "/groups/_/_/rows",
         "/groups/_/_/statistics", "/groups/_/_/validation", "/datasets", "/datasets/_/_",
         "/datasets/_/_/verify", "/datasets/_/_/diff", "/views", "/views/_/_", "/jobs", "/jobs/_",
+        "/jobs/_/backfill",
         "/monitors", "/monitors/_", "/experiments", "/experiments/_", "/models", "/models/_/_",
         "/lineage", "/basket",
     }  # fmt: skip
@@ -122,3 +125,36 @@ def test_axe_finds_no_serious_barrier(browser: Any, address: str, look: Any) -> 
     assert not barriers, "\n".join(map(str, barriers))
     assert errors == []
     assert len(known) >= 24
+
+
+# User, and what the page of a job that reads a private group, and the log of who changed what, say.
+ROLES = [("ann", 200, 200), ("wil", 404, 403), ("mia", 200, 403), ("non", 404, 403)]
+
+
+@pytest.fixture(scope="module")
+def guarded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("guarded")
+    with featurestore.connect(folder / "store") as store:
+        fill(store, folder)
+        with listening(store, ServerSettings(auth=True)) as found:
+            yield found
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_people_of_each_role_sign_in_and_see_what_is_theirs(
+    browser: Any, guarded: str, script: bool
+) -> None:
+    for name, job, log in ROLES:
+        with tab(browser, guarded, java_script_enabled=script) as (page, _):
+            page.goto("/groups")
+            page.get_by_label("Name").fill(name)
+            page.get_by_label("Password").fill(PASSWORD)
+            page.locator("main").get_by_role("button").first.click()
+            page.wait_for_url("**/groups")
+            groups = page.locator("main").inner_text()
+            assert ("salaries" in groups) == (name in ("ann", "mia")), name
+            assert ("visits" in groups) == (name != "non"), name
+            assert page.goto("/jobs/raise_pay").status == job, name
+            buttons = page.get_by_role("button", name="Pause").count()
+            assert buttons == (1 if name == "ann" else 0), name
+            assert page.goto("/audit").status == log, name

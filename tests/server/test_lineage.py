@@ -51,8 +51,11 @@ def test_a_walk_goes_from_source_to_dataset_and_back(client: TestClient) -> None
     around = keys("featuregroup:visits@2")
     assert {"training_dataset:sells@1", "training_dataset:sells@2"} <= around
     assert "job:doubled" in keys("featuregroup:doubled@1")
-    below = {"training_dataset:sells@1", "model:seller@1", "model:seller@2"}
+    below = {"training_dataset:sells@1", "experiment:seller", "model:seller@1", "model:seller@2"}
     assert keys("training_dataset:sells@1", up=0) == below
+    assert keys("experiment:seller", up=1, down=1) == below
+    assert "experiment:seller" in keys("model:seller@1", up=1)
     whole = client.get("/api/v1/lineage").json()
     assert whole["complete"]
     assert {"from": "job:doubled", "to": "featuregroup:doubled@1"} in whole["edges"]
+    assert {"from": "experiment:seller", "to": "model:seller@1"} in whole["edges"]

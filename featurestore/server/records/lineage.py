@@ -1,4 +1,4 @@
-"""Lineage as a graph: sources, jobs, groups, views and datasets, and what was made from what."""
+"""Lineage as a graph: from sources over groups and datasets to experiments and models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from featurestore.registry import featuregroups, overview
 from featurestore.registry.overview import GroupFilter
 from featurestore.store import FeatureStore
 
-KINDS = ("source", "job", "featuregroup", "feature_view", "training_dataset", "model")
+KINDS = (
+    "source",
+    "job",
+    "featuregroup",
+    "feature_view",
+    "training_dataset",
+    "experiment",
+    "model",
+)
+# What stands between what was read and what was made is no step of a walk.
+_BETWEEN = ("job", "experiment")
 MOST_NODES = 400
 _SOURCE = "source:"
 # What lineage calls the sources that are no groups: their folders below the location.
@@ -28,12 +38,13 @@ _PAGES = {
     "training_dataset": "/datasets/{name}/{version}",
     "model": "/models/{name}/{version}",
     "job": "/jobs/{name}",
+    "experiment": "/experiments?name={name}",
 }
 
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """Something that data came from or went to; jobs and sources have no version."""
+    """Something that data came from or went to; jobs, experiments and sources have no version."""
 
     kind: str
     name: str
@@ -85,7 +96,7 @@ def whole(store: FeatureStore, *, limit: int = MOST_NODES) -> Graph:
     with store.session.registry.reading() as connection:
         rows = overview.edges(connection, limit=limit + 1)
         alone = overview.groups(connection, GroupFilter(), limit=limit)
-        edges = _edges(connection, rows)
+        edges = _edges(connection, rows) + _trainings(connection, limit=limit)
     nodes = dict.fromkeys(Node("featuregroup", line.name, line.version) for line in alone)
     for before, after in edges:
         nodes[before] = nodes[after] = None
@@ -142,7 +153,7 @@ def _reach(
 def _walk(
     focus: Node, depth: int, step: Callable[[Node], list[tuple[Node, Node]]], limit: int
 ) -> list[tuple[Node, Node]]:
-    """Return the edges within some steps of a node, jobs not counted as steps."""
+    """Return the edges within some steps of a node, jobs and experiments not counted."""
     edges: list[tuple[Node, Node]] = []
     seen = {focus}
     waiting = deque([(focus, 0)])
@@ -155,7 +166,7 @@ def _walk(
             other = edge[0] if edge[1] == node else edge[1]
             if other not in seen:
                 seen.add(other)
-                waiting.append((other, steps if other.kind == "job" else steps + 1))
+                waiting.append((other, steps if other.kind in _BETWEEN else steps + 1))
     return edges
 
 
@@ -165,7 +176,12 @@ def _sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
         return []
     column = "job" if node.kind == "job" else "name"
     rows = overview.edges(connection, limit=MOST_NODES, of={column: node.name})
-    return [edge for edge in _edges(connection, rows) if edge[1] == node]
+    edges = _edges(connection, rows)
+    if node.kind == "experiment":
+        edges += _trainings(connection, experiment=node.name)
+    elif node.kind == "model":
+        edges += _trainings(connection, model=node.name)
+    return [edge for edge in edges if edge[1] == node]
 
 
 def _results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
@@ -177,7 +193,25 @@ def _results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
         rows = overview.edges(connection, limit=MOST_NODES, of={"source": name})
         if not rows and node.kind == "source":
             rows = overview.edges(connection, limit=MOST_NODES, of={"source": node.name})
-    return [edge for edge in _edges(connection, rows) if edge[0] == node]
+    edges = _edges(connection, rows)
+    if node.kind == "experiment":
+        edges += _trainings(connection, experiment=node.name)
+    elif node.kind == "training_dataset":
+        edges += _trainings(connection, dataset=node.name)
+    return [edge for edge in edges if edge[0] == node]
+
+
+def _trainings(
+    connection: Connection, *, limit: int = MOST_NODES, **of: str
+) -> list[tuple[Node, Node]]:
+    """Return the edges from datasets to experiments that read them, and on to their models."""
+    edges: dict[tuple[Node, Node], None] = {}
+    for found in overview.trainings(connection, of, limit=limit):
+        experiment = Node("experiment", found.experiment)
+        edges[Node("training_dataset", found.dataset, found.dataset_version), experiment] = None
+        if found.model is not None:
+            edges[experiment, Node("model", found.model, found.model_version)] = None
+    return list(edges)
 
 
 def _edges(

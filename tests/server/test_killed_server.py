@@ -1,0 +1,100 @@
+"""A server that is killed in the middle of writes loses nothing that it acknowledged."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import FeatureStoreError
+
+ROWS = 5_000
+WRITERS = 2
+
+
+@contextmanager
+def served(location: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("featurestore")), "--location", str(location)]
+    process = subprocess.Popen(
+        [*command, "serve", "--port", str(port)], stdout=subprocess.PIPE, text=True
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        assert process.stdout is not None
+        assert address in process.stdout.readline()
+        while not is_listening(port):
+            assert process.poll() is None
+            time.sleep(0.05)
+        yield process, address
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+def batch(writer: int, number: int) -> pa.Table:
+    return pa.table({"k": np.arange(ROWS), "batch": [f"{writer}-{number}"] * ROWS})
+
+
+def write_until_it_dies(address: str, writer: int, known: list[str]) -> None:
+    """Insert batches, and note each one that was acknowledged."""
+    with featurestore.connect(address) as store:
+        for number in range(1_000):
+            try:
+                store.insert_into_featuregroup(batch(writer, number), "writes")
+            except (FeatureStoreError, OSError):
+                return
+            known.append(f"{writer}-{number}")
+
+
+@pytest.mark.parametrize("after", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in range(9))])
+def test_a_killed_server_keeps_whole_what_it_acknowledged(tmp_path: Path, after: int) -> None:
+    location = tmp_path / "store"
+    with featurestore.connect(location) as store:
+        store.create_featuregroup(batch(9, 9), "writes", statistics=False)
+    known: list[str] = []
+    with served(location) as (process, address):
+        threads = []
+        for writer in range(WRITERS):
+            arguments = (address, writer, known)
+            threads.append(threading.Thread(target=write_until_it_dies, args=arguments))
+        for thread in threads:
+            thread.start()
+        give_up = time.monotonic() + 120
+        while len(known) < after and time.monotonic() < give_up:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        for thread in threads:
+            thread.join(120)
+    assert len(known) >= after
+    with featurestore.connect(location) as store:
+        table = store.get_featuregroup("writes", dataframe_type="arrow")
+        counts = {
+            each["values"]: each["counts"] for each in table["batch"].value_counts().to_pylist()
+        }
+        assert set(counts.values()) == {ROWS}
+        assert set(counts) >= {"9-9", *known}
+        assert len(counts) <= 1 + len(known) + WRITERS
+        held = [each.rows_in for each in store.get_featuregroup_history("writes")]
+        assert sum(held) == len(table)
+    with served(location) as (_, address), featurestore.connect(address) as again:
+        again.insert_into_featuregroup(batch(8, 8), "writes")
+        assert again.get_featuregroup("writes").count() == len(table) + ROWS

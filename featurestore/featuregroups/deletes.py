@@ -42,7 +42,7 @@ def delete_rows(
         session, kind="write", name=spec.name, version=spec.version, run_id=run_id
     ) as run:
         note = {"operation": "delete", "run": run.run_id, "where": where, "unique": "kept"}
-        note |= commits.seen_by_writer(group.path, group.delta_version)
+        note |= group.seen_by_writer()
         delta_version = session.engine.delete(group.path, condition, note=note)
         if delta_version is None:
             delta_version = group.delta_version

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.delta import commits
 from featurestore.errors import DuplicateKeys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -38,8 +37,10 @@ def claim(
     A claim is made only where it is cheap to prove: see ``featurestore.delta.commits`` for what
     each one means, and for what is noted of the version that the writer saw.
     """
-    seen = commits.seen_by_writer(group.path, group.delta_version)
-    return {**seen, **_claim(engine, relation, group, mode, unique_batch=unique_batch)}
+    return {
+        **group.seen_by_writer(),
+        **_claim(engine, relation, group, mode, unique_batch=unique_batch),
+    }
 
 
 def _claim(

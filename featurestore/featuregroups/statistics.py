@@ -6,6 +6,8 @@ The files are those of ``featurestore.statistics.storage``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from featurestore.delta import commits
 from featurestore.delta.history import added_files
 from featurestore.delta.log import latest_version
@@ -35,20 +37,23 @@ def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
     spec, group = landed.spec, landed.group
     files = _files(session, spec)
     before = commits.latest_data_version(group.path, landed.delta_version - 1)
-    base = None
-    if not _is_whole_table(landed):
-        if group.state.rows > 0:
-            if landed.mode != "append" or not files.knows(before):
-                return
-            base = before
-        elif before > group.delta_version:
-            return  # another writer came first: the table is not only this batch
+    is_whole = _is_whole_table(landed) or group.state.rows == 0
+    known: Collection[int] = ()
+    if not is_whole:
+        known = files.known() if landed.mode == "append" else ()
+        if before not in known:
+            return
+    elif not _is_whole_table(landed) and before > group.delta_version:
+        return  # another writer came first: the table is not only this batch
     written = _written(session, landed)
     if written is None:
         return
     state = count_statistics(session.engine, written, spec, rows=rows)
     # The result takes about as long as the write: it is made of the state when it is asked for.
-    files.write(landed.delta_version, state, base=base)
+    if is_whole:
+        files.write(landed.delta_version, state)
+    else:
+        files.append(landed.delta_version, state, base=before, known=known)
 
 
 def _is_whole_table(landed: LandedRows) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from featurestore.delta import commits
 from featurestore.delta.history import version_at
-from featurestore.delta.log import is_delta_table
+from featurestore.delta.log import is_delta_table, looked_at_once
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     ExternalRowsError,
@@ -33,11 +35,19 @@ class OpenGroup:
     spec: FeatureGroupSpec
     path: str
     state: Snapshot
+    # What ``seen_by_writer`` returns, where the group was opened for a write.
+    seen: Mapping[str, Any] | None = None
 
     @property
     def delta_version(self) -> int:
         """The Delta version that was opened."""
         return self.state.version
+
+    def seen_by_writer(self) -> Mapping[str, Any]:
+        """Return what a commit that builds on this version notes of it."""
+        if self.seen is None:
+            return commits.seen_by_writer(self.path, self.delta_version)
+        return self.seen
 
 
 def open_group(
@@ -52,14 +62,8 @@ def open_group(
     """
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
-    if not is_delta_table(path):
-        raise TableDamaged(
-            f"Feature group {name!r} version {version} is registered, "
-            f"but there is no Delta table at {path}.",
-            hint="restore the folder, or run 'featurestore registry rebuild' to forget it",
-        )
-    state = read_snapshot(path, None if as_of is None else delta_version(path, as_of))
-    return OpenGroup(commits.spec_of(state), path, state)
+    with looked_at_once(path):
+        return _open(path, f"{name!r} version {version}", as_of)
 
 
 def open_stored(session: Session, name: str, version: int | None = None, *, to: str) -> OpenGroup:
@@ -68,7 +72,11 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     Raises:
         ExternalRowsError: It is an external group.
     """
-    group = open_group(session, name, version)
+    name, version = resolve(session, name, version)
+    path = session.featuregroup_path(name, version)
+    with looked_at_once(path):
+        group = _open(path, f"{name!r} version {version}", None)
+        group = replace(group, seen=commits.seen_by_writer(path, group.delta_version))
     if group.spec.external is not None:
         raise ExternalRowsError(
             f"Feature group {group.spec.name!r} version {group.spec.version} is external: its rows "
@@ -77,6 +85,16 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
             f"{group.spec.name!r}), name) makes a group of the store",
         )
     return group
+
+
+def _open(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
+    if not is_delta_table(path):
+        raise TableDamaged(
+            f"Feature group {title} is registered, but there is no Delta table at {path}.",
+            hint="restore the folder, or run 'featurestore registry rebuild' to forget it",
+        )
+    state = read_snapshot(path, None if as_of is None else delta_version(path, as_of))
+    return OpenGroup(commits.spec_of(state), path, state)
 
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,25 +45,30 @@ class StatisticsFiles:
         """The folder beside the table."""
         return f"{self.table_path.rstrip('/')}_statistics"
 
-    def write(self, delta_version: int, state: StatisticsState, *, base: int | None = None) -> str:
-        """Write the state of a commit and return its file.
+    def write(self, delta_version: int, state: StatisticsState) -> str:
+        """Write the state of the whole table at a commit and return its file."""
+        return self._write_whole(delta_version, state)
+
+    def append(
+        self, delta_version: int, state: StatisticsState, *, base: int, known: Collection[int]
+    ) -> str:
+        """Write the state of the rows that a commit appended and return its file.
 
         Args:
             delta_version: The commit.
-            state: Of the whole table, or of the appended rows.
-            base: The Delta version that the rows were appended to; None for the whole table.
+            state: Of the appended rows.
+            base: The Delta version that they were appended to.
+            known: The versions that have a state already; when they are many they are merged.
         """
-        if base is not None:
-            path = self._path(f"{delta_version}.since.{base}.state")
-            files.write_atomically(path, state_to_bytes(state))
-            if len(self._links()) > _LONGEST_CHAIN:
-                self.state(delta_version)
-            return path
-        return self._write_whole(delta_version, state)
+        path = self._path(f"{delta_version}.since.{base}.state")
+        files.write_atomically(path, state_to_bytes(state))
+        if len(known) >= _LONGEST_CHAIN:
+            self.state(delta_version)
+        return path
 
-    def knows(self, delta_version: int) -> bool:
-        """Tell whether there is a state of this version, so that an append can build on it."""
-        return delta_version in self._links()
+    def known(self) -> Collection[int]:
+        """Return the versions that have a state, so that an append can build on them."""
+        return self._links().keys()
 
     def get(self, delta_version: int) -> Statistics | None:
         """Return the statistics of a Delta version, None when they have to be computed."""

@@ -29,10 +29,10 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
-    def next_fault(self, method: str) -> str:
+    def next_fault(self, kind: str) -> str:
         """Return what happens to the next request, "" for nothing."""
         with self._lock:
-            self.requests[method] += 1
+            self.requests[kind] += 1
             if self._random.random() >= self.rate:
                 return ""
             fault = self._random.choice(self.kinds)
@@ -46,7 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = self.proxy.next_fault(self.command)
+        is_list = "list-type=" in self.path
+        fault = self.proxy.next_fault("LIST" if is_list else self.command)
         if fault in ("500", "503"):
             self._answer(int(fault), {}, b"")
             return

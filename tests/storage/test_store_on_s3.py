@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -17,6 +18,7 @@ import pytest
 
 import featurestore
 from featurestore import experiments
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     ConfigurationError,
     FeatureGroupExists,
@@ -197,20 +199,38 @@ def test_a_store_works_on_over_a_faulty_network(
     assert len(ids) == landed
 
 
-def test_an_append_takes_few_requests_however_many_commits_there_are(
+def test_operations_take_few_requests_however_many_commits_there_are(
     connect: Connect, object_server: ObjectServer
 ) -> None:
     with faulty(object_server.port, rate=0.0) as (proxy, endpoint):
         store = connect(storage_options=options_for(endpoint))
         store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
-        taken = []
-        for number in range(1, 25):
+
+        def count(operation: Callable[[], object]) -> Counter[str]:
             proxy.requests.clear()
-            store.insert_into_featuregroup(rows(number * 10, 10), "weather")
-            taken.append(proxy.requests.total())
-        # Data, commit and statistics are written, the rest looks. Small files are compacted at times.
-        assert median(taken[:8]) <= 14
-        assert median(taken[-8:]) <= median(taken[:8])
+            operation()
+            return Counter(proxy.requests)
+
+        def append(number: int) -> Counter[str]:
+            added = rows(number * 10, 10)
+            return count(lambda: store.insert_into_featuregroup(added, "weather"))
+
+        appends = [append(number) for number in range(1, 25)]
+        totals = [each.total() for each in appends]
+        # Data, commit and statistics are written, and the commit is read again. The log is listed
+        # when the group is opened, when the rows are there and when they are committed, and the
+        # statistics once. Small files are compacted and checkpoints written at times.
+        assert median(totals[:8]) <= 8
+        assert median(totals[-8:]) <= 8
+        assert median([each["LIST"] for each in appends]) <= 4
+        assert count(lambda: store.get_featuregroup_history("weather"))["LIST"] <= 2
+        group = store.get_featuregroup("weather")
+        looked = count(lambda: store.get_featuregroup("weather"))
+        assert looked.total() == looked["LIST"] == 1
+        read = count(group.to_arrow)
+        files = len(read_snapshot(store.featuregroup("weather").path).files)
+        assert read["LIST"] <= 2
+        assert read.total() - read["LIST"] <= 3 * files
 
 
 # -- several processes ----------------------------------------------------------------------------

@@ -54,6 +54,9 @@ ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
 # A checkpoint lists files and transactions: for each so many of them it is written a commit later.
 _LISTED_A_COMMIT = 100
+# Of each table that this process wrote to a checkpoint that there is, so that it is looked for only
+# when the next may be due.
+_LAST_CHECKPOINTS: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -384,8 +387,12 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     every = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     listed = len(state.files) + len(state.transactions)
     every = max(every, 1, listed // _LISTED_A_COMMIT)
-    last, _ = log.checkpoint_before(state.path, version)
-    if version - max(last, 0) >= every:
+    known = _LAST_CHECKPOINTS.get(state.path, 0)
+    if known <= version < known + every:
+        return
+    last = max(log.checkpoint_before(state.path, version)[0], 0)
+    _LAST_CHECKPOINTS[state.path] = last
+    if version - last >= every:
         # Readers manage without: one that could not be written is written at the next commit.
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError

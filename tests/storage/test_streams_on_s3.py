@@ -1,0 +1,49 @@
+"""Streams into a store in a bucket: every record once, whichever machine reads the topic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from featurestore.recovery.rebuild import rebuild
+from featurestore.store import FeatureStore
+from tests.storage.stores import Connect
+from tests.streams.conftest import broker, job_file
+from tests.streams.topics import Broker, clicks, job
+
+__all__ = ["broker", "job_file"]
+
+pytest.importorskip("croniter")
+
+
+def test_a_stream_into_s3_brings_each_record_once_from_two_machines(
+    connect: Connect,
+    broker: Broker,
+    job_file: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    first = connect("first")
+    topic = broker.topic(3)
+    broker.send(topic, clicks(0, 50))
+    file = job_file(job(topic, batch_records=20))
+    first.add_source("events", broker.uri)
+    first.register_jobs(file)
+    (run,) = first.run_job("clicks")
+    assert (run.state, run.rows) == ("done", 50)
+    rebuild(first.location, url=f"sqlite:///{tmp_path / 'second'}.db")
+    second = connect("second")
+    second.add_source("events", broker.uri)
+    second.register_jobs(file)
+    assert second.run_job("clicks") == []
+    broker.send(topic, clicks(50, 90))
+
+    def rows_of_run(store: FeatureStore) -> int:
+        return sum(run.rows or 0 for run in store.run_job("clicks"))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(rows_of_run, (first, second))) == 40
+    found = first.get_featuregroup("clicks").to_arrow()
+    assert sorted(found.column("id").to_pylist()) == list(range(90))

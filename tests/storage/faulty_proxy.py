@@ -14,6 +14,8 @@ from typing import ClassVar
 
 # What may happen to a request. "lost" and "late 500" have done what was asked, and nobody says so.
 FAULTS = ("500", "503", "cut", "lost", "late 500", "half", "slow")
+# A list is answered as it was answered before; S3 itself does not do that any more.
+STALE = "stale"
 _SLOW_SECONDS = 0.05
 
 
@@ -26,6 +28,7 @@ class FaultyProxy:
         self.kinds = kinds
         self.requests: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        self.lists: dict[str, bytes] = {}
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -57,6 +60,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             time.sleep(_SLOW_SECONDS)
         status, headers, answer = self._ask(body)
+        if is_list:
+            before = self.proxy.lists.setdefault(self.path, answer)
+            if fault == STALE:
+                answer = before
         if fault == "lost":
             self.close_connection = True
         elif fault == "late 500":

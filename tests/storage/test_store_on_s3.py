@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ from featurestore.errors import (
     ConfigurationError,
     FeatureGroupExists,
     FeatureGroupNotFound,
+    FeatureStoreError,
     InvalidArgument,
     LocationNotWritable,
     RegistryError,
@@ -31,8 +33,9 @@ from featurestore.errors import (
 )
 from featurestore.recovery.rebuild import rebuild
 from featurestore.storage import attempts, objects
+from featurestore.store import FeatureStore
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
-from tests.storage.faulty_proxy import faulty
+from tests.storage.faulty_proxy import STALE, faulty
 from tests.storage.programs import start
 from tests.storage.stores import Connect, history_of_a_group, rows
 
@@ -197,6 +200,36 @@ def test_a_store_works_on_over_a_faulty_network(
     ids = again.get_featuregroup("weather").to_pandas()["id"]
     assert ids.is_unique
     assert len(ids) == landed
+
+
+@pytest.mark.filterwarnings("ignore::featurestore.errors.PublicationWarning")
+def test_lists_that_are_out_of_date_lose_and_double_nothing(
+    connect: Connect, object_server: ObjectServer
+) -> None:
+    """No storage may answer so; where one does, a write fails, and can be repeated."""
+    store = connect()
+    store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
+    acknowledged = {0}
+
+    def append(to: FeatureStore, number: int) -> None:
+        added = rows(number * 10, 10)
+        to.insert_into_featuregroup(added, "weather", transaction=(f"etl/{number}", 1))
+
+    with faulty(object_server.port, rate=0.5, kinds=(STALE,), seed=4) as (proxy, endpoint):
+        shaky = connect(storage_options=options_for(endpoint))
+        for number in (1, 1, 2, 3, 3, 4, 5, 6, 6, 7):
+            with suppress(FeatureStoreError):
+                append(shaky, number)
+                acknowledged.add(number)
+        assert proxy.faults[STALE] > 10
+    ids = connect().get_featuregroup("weather").to_pandas()["id"]
+    assert ids.is_unique
+    assert acknowledged <= set(ids // 10)
+    assert len(acknowledged) > 3
+    again = connect()
+    for number in range(1, 8):
+        append(again, number)
+    assert sorted(again.get_featuregroup("weather").to_pandas()["id"]) == list(range(80))
 
 
 def test_operations_take_few_requests_however_many_commits_there_are(

@@ -20,6 +20,7 @@ import pyarrow as pa
 import featurestore
 from featurestore.plugins.engine import Accumulator, TableWrite
 from featurestore_connectors.spark_delta import SparkEngine
+from tests.cluster import barrier_runs
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -133,12 +134,14 @@ def export(store: FeatureStore) -> dict[str, list[str]]:
 def main(folder: str, location: str, example: str, *job: str) -> None:
     """Do everything in one Spark application.
 
-    The engine, a training dataset, and the program of the example.
+    The engine, a training dataset, experiments, and the program of the example.
     """
     engine = SparkEngine()
     answer = work(engine, folder)
-    answer["shards"] = export(featurestore.connect(location, engine=engine))
+    store = featurestore.connect(location, engine=engine)
+    answer["shards"] = export(store)
     with contextlib.redirect_stdout(sys.stderr):
+        answer["experiments"] = barrier_runs.run(store.get_training_dataset("sums"))
         runpy.run_path(example)["main"](location, *job)
     engine.close()
     answer["parked"] = os.listdir(os.environ["FEATURESTORE_SPARK_STAGING"])

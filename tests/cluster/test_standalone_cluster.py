@@ -6,6 +6,7 @@ One application does all that the tests look at.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore import experiments
+from tests.experiments import training
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -26,9 +29,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 HERE = Path(__file__).parent
-EXAMPLE = HERE.parents[1] / "examples" / "schedules" / "spark_job.py"
+ROOT = HERE.parents[1]
+EXAMPLE = ROOT / "examples" / "schedules" / "spark_job.py"
+PATH = os.pathsep.join([str(ROOT), *sys.path])
 ROWS = 600_000
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START = datetime(2024, 1, 1, tzinfo=UTC)
 BETWEEN = (START.isoformat(), (START + timedelta(hours=2)).isoformat())
 JOB = """
@@ -72,13 +76,12 @@ def application(
         *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
         *("--conf", "spark.sql.shuffle.partitions=4"),
         *("--conf", "spark.databricks.delta.snapshotPartitions=1"),
-        # The application is over before the second compiler pays off.
-        *("--driver-java-options", QUICK_JAVA),
-        *("--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA}"),
         *(*program, "demand", *BETWEEN),
     ]
     env = standalone.environment(
-        FEATURESTORE_SPARK_STAGING=str(folder / "staging"), SPARK_DRIVER_MEMORY="1g"
+        FEATURESTORE_SPARK_STAGING=str(folder / "staging"),
+        SPARK_DRIVER_MEMORY="1g",
+        PYTHONPATH=PATH,
     )
     return Application(master, answer_of(command, env), folder)
 
@@ -93,6 +96,7 @@ def prepare_store(location: Path) -> FeatureStore:
         pa.table({"t": times, "zone": ["a", "b"] * 100}), "trips", event_time="t"
     )
     store.register_jobs(location.parent / "jobs.py")
+    training.sums_of(store)
     return store
 
 
@@ -151,6 +155,24 @@ def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(
     assert tables[0] == tables[1]
 
 
+def test_barrier_tasks_train_as_local_processes_do_and_are_counted_first(
+    application: Application, tmp_path: Path
+) -> None:
+    with featurestore.connect(tmp_path / "embedded") as store:
+        local = experiments.collective_all_reduce(
+            training.regression, workers=2, dataset=training.sums_of(store)
+        )
+    answer = application.answer["experiments"]
+    losses = {str(step): loss for step, loss in local.history("loss").items()}
+    assert answer["whole"] == [losses, [None]]
+    assert answer["killed"] == [losses, ["worker 1 was lost: killed by SIGKILL", None]]
+    assert answer["best"] == {"x": 2}
+    assert "3 workers are to run at once" in answer["refused"]
+    assert "has 2 free slots of 2" in answer["refused"]
+    assert answer["refused_after"] < 60
+    assert answer["more_runs"] == 0
+
+
 @pytest.mark.soak
 def test_a_session_of_our_own_works_on_the_cluster(
     standalone: Any, master: str, tmp_path: Path
@@ -160,6 +182,7 @@ def test_a_session_of_our_own_works_on_the_cluster(
         FEATURESTORE_SPARK_MASTER=master,
         FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"),
         FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
+        PYTHONPATH=PATH,
     )
     program = [str(HERE / "submitted.py"), str(tmp_path), str(tmp_path / "store"), str(EXAMPLE)]
     answer = answer_of([sys.executable, *program, "demand", *BETWEEN], env)

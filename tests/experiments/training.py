@@ -7,9 +7,24 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+    from featurestore.training import TrainingDataset
+
+
+def sums_of(store: FeatureStore) -> TrainingDataset:
+    """Make a dataset of 2,000 rows whose label is 1 x0 + 2 x1 + 3 x2 and little of x3."""
+    numbers = np.random.default_rng(0).random((2000, 4)).astype(np.float32)
+    columns = {f"x{index}": numbers[:, index] for index in range(4)}
+    label = numbers @ np.array([1, 2, 3, 0.01], dtype=np.float32)
+    return store.create_training_dataset(
+        pa.table({**columns, "y": label}), "sums", label="y", splits={"train": 0.8, "test": 0.2}
+    )
 
 
 def regression(params: dict[str, Any], context: Any) -> dict[str, float]:

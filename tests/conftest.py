@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 from tests import hdfs_server as hdfs
 from tests.forking import ForkServer
 from tests.object_server import ObjectServer, program, serving
+from tests.on_spark import QUICK_JAVA
 from tests.streams import kafka_server
 
 if TYPE_CHECKING:
@@ -383,8 +384,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.driver.memory": "2g",
-        # Tests are over before the second compiler and the parallel collector pay off.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
         # Nor does it pay to compile a query for ten rows, or to plan it twice. The tests that start
         # a Spark of their own (on a cluster, by spark-submit, from the engine) have what users
         # have.

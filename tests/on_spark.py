@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Tests are over before the second compiler and the parallel collector pay off, or verifying the
+# classes of Spark.
+QUICK_JAVA = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 # For tests of ``store`` whose code for Spark others reach as well: on Spark they run in `make soak`.
 spark_in_soak = pytest.mark.parametrize(
     "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]

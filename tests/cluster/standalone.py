@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.on_spark import QUICK_JAVA
+
 _START_SECONDS = 240
 
 
@@ -32,7 +34,12 @@ def environment(**more: str) -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith(("SPARK_", "FEATURESTORE_"))
     }
-    return inherited | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable} | more
+    ours = {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "JDK_JAVA_OPTIONS": QUICK_JAVA,
+    }
+    return inherited | ours | more
 
 
 @contextmanager
@@ -89,7 +96,6 @@ def _start(folder: Path, name: str, kind: str, *arguments: str) -> subprocess.Po
             command,
             env=environment(
                 SPARK_DAEMON_MEMORY="256m",
-                SPARK_DAEMON_JAVA_OPTS="-XX:TieredStopAtLevel=1",
                 SPARK_CONF_DIR=str(folder),
             ),
             stdout=log,

@@ -17,6 +17,7 @@ from featurestore.errors import ConfigurationError, MissingExtra, MissingJava
 from featurestore.model.cores import usable_cores
 from featurestore_connectors.spark_delta import java, session
 from featurestore_connectors.spark_delta.engine import SparkEngine
+from tests.on_spark import QUICK_JAVA
 
 HERE = Path(__file__).parent
 
@@ -117,6 +118,7 @@ def test_an_own_session_is_configured_and_one_without_delta_is_refused() -> None
         "SPARK_LOCAL_IP": "127.0.0.1",
         "FEATURESTORE_SPARK_MASTER": "local[1]",
         "FEATURESTORE_SPARK_DRIVER_MEMORY": "700m",
+        "JDK_JAVA_OPTIONS": QUICK_JAVA,
     }
     # A python3 on the PATH that is not ours: workers must run the interpreter of the driver all the
     # same.

@@ -24,6 +24,7 @@ from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import SourceConfig
 from featurestore.store import FeatureStore
 from featurestore_connectors.kafka import spark_stream
+from tests.on_spark import QUICK_JAVA
 from tests.streams import kafka_server
 from tests.streams.kafka_server import PASSWORD, USER
 from tests.streams.killing import where_ids_are
@@ -118,14 +119,12 @@ import sys, featurestore
 from pyspark.sql import SparkSession
 from featurestore.streams import loop
 from featurestore_connectors.spark_delta import configure_session
-location, jars, commits = sys.argv[1:]
+location, jars, commits, quick_java = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
 for key, value in {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
                    "spark.sql.shuffle.partitions": "1",
                    "spark.databricks.delta.snapshotPartitions": "1",
-                   "spark.driver.extraJavaOptions":
-                       "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-                       "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+                   "spark.driver.extraJavaOptions": quick_java,
                    }.items():
     builder = builder.config(key, value)
 configure_session(builder).getOrCreate().sparkContext.setLogLevel("ERROR")
@@ -153,7 +152,7 @@ class SparkRunner:
         self._commits = commits
         jars = ",".join(map(str, kafka_server.spark_jars()))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUNNER, store.location, jars, str(commits)],
+            [sys.executable, "-c", _RUNNER, store.location, jars, str(commits), QUICK_JAVA],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

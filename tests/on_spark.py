@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from featurestore.plugins.engine import Engine
+from featurestore.plugins.engine import Engine, Relation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +24,11 @@ QUICK_JAVA = (
 spark_in_soak = pytest.mark.parametrize(
     "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]
 )
+
+
+def on_executors(relation: Relation) -> Relation:
+    """Return rows that the driver holds as Spark alone has them."""
+    return Relation(relation.engine, relation.native, relation.schema)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, streams
 from featurestore_connectors.spark_delta.files import ParkedStreams
+from tests.on_spark import on_executors
 
 UTC = dt.UTC
 NOON = dt.datetime(2020, 1, 1, 12, tzinfo=UTC)
@@ -102,12 +103,12 @@ def numbers(engine: SparkEngine, count: int, *, partitions: int = 4) -> Relation
 
 
 def test_every_type_comes_back_as_it_was_given(engine: SparkEngine) -> None:
-    relation = given(engine, [FULL, EMPTY, HOLLOW])
-    table = engine.stream(relation).read_all()
-    assert table.schema == SCHEMA
-    assert str(table.to_pylist()) == str(
-        pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist()
-    )
+    held = given(engine, [FULL, EMPTY, HOLLOW])
+    wanted = str(pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist())
+    for relation in (held, on_executors(held)):
+        table = engine.stream(relation).read_all()
+        assert table.schema == SCHEMA
+        assert str(table.to_pylist()) == wanted
 
 
 def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> None:
@@ -119,10 +120,12 @@ def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> N
             [pa.array([kind] * batch.num_rows), batch.column(2)], schema=result
         )
 
-    rows = rows_of(engine, engine.map_batches(given(engine, [FULL, EMPTY]), kinds, schema=result))
-    assert rows == [
-        {"kinds": "fixed_size_list<item: float>[2]", "u64": each} for each in (2**64 - 1, None)
-    ]
+    held = given(engine, [FULL, EMPTY])
+    for relation in (held, on_executors(held)):
+        rows = rows_of(engine, engine.map_batches(relation, kinds, schema=result))
+        assert rows == [
+            {"kinds": "fixed_size_list<item: float>[2]", "u64": each} for each in (2**64 - 1, None)
+        ]
 
 
 def test_a_stream_too_large_for_the_plan_keeps_its_order(engine: SparkEngine) -> None:
@@ -333,7 +336,8 @@ def test_ranges_are_half_open_on_the_side_that_was_asked_for(engine: SparkEngine
 
 
 def test_filters_and_columns_reach_the_files(engine: SparkEngine, tmp_path: Any) -> None:
-    staged = engine.stage(given(engine, [FULL, EMPTY]), str(tmp_path / "staged"))
+    relation = on_executors(given(engine, [FULL, EMPTY]))
+    staged = engine.stage(relation, str(tmp_path / "staged"))
     window = TimeRange("when", NOON, NOON + dt.timedelta(days=1))
     plan = engine.explain(
         engine.filter(engine.select(engine.within(staged, window), {"n": "id"}), "n > 5")
@@ -346,11 +350,23 @@ def test_filters_and_columns_reach_the_files(engine: SparkEngine, tmp_path: Any)
     assert "ReadSchema: struct<id:bigint,when:timestamp>" in plan
 
 
+def test_held_rows_are_those_that_were_given_whatever_happens_to_their_arrays(
+    engine: SparkEngine,
+) -> None:
+    numbers = np.arange(3)
+    relation = engine.from_arrow(pa.table({"id": numbers}).to_reader())
+    numbers[:] = 7
+    assert rows_of(engine, relation) == rows_of(engine, on_executors(relation))
+    assert engine.aggregate(relation, Tally()) == [3, 3]
+
+
 def test_duplicates_are_counted_with_the_most_frequent_first(engine: SparkEngine) -> None:
     schema = pa.schema([("k", pa.uint64()), ("t", pa.timestamp("us", tz="UTC"))])
     keys = [1, 1, 2, 2, 2, 3, None, None]
     relation = given(engine, [{"k": key, "t": NOON} for key in keys], schema)
-    assert engine.duplicates(relation, ["k", "t"], limit=1) == (2, [{"k": 2, "t": NOON, "n": 3}])
+    for rows in (relation, on_executors(relation)):
+        found = engine.duplicates(rows, ["k", "t"], limit=1)
+        assert found == (2, [{"k": 2, "t": NOON, "n": 3}])
     assert engine.duplicates(engine.filter(relation, "k = 3"), ["k"]) == (0, [])
 
 

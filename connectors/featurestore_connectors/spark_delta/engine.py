@@ -29,6 +29,7 @@ from featurestore.storage.publication import is_durable
 from featurestore_connectors.spark_delta import (
     buckets,
     files,
+    held,
     maintenance,
     relations,
     rewrite,
@@ -40,6 +41,7 @@ from featurestore_connectors.spark_delta import (
     tables,
 )
 from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.held import HeldRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
     find_session,
@@ -125,6 +127,8 @@ class SparkEngine:
         return scan.read_files(self.session, paths, schema=schema)
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
+        if isinstance(relation, HeldRelation):
+            return held.selected(relation, columns)
         return relations.select(relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
@@ -144,20 +148,28 @@ class SparkEngine:
         return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
+        if isinstance(relation, HeldRelation):
+            return held.count(relation)
         with translated():
             return int(relation.native.count())
 
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
+        if isinstance(relation, HeldRelation):
+            return held.mapped(relation, function, schema=schema)
         return streams.map_batches(relation, function, schema=schema)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
+        if isinstance(relation, HeldRelation):
+            return held.aggregate(relation, accumulator)
         return streams.aggregate(relation, accumulator)
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
+        if isinstance(relation, HeldRelation) and held.can_compare(relation, key):
+            return held.duplicates(relation, key, limit=limit)
         return streams.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
@@ -166,10 +178,14 @@ class SparkEngine:
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
+        if isinstance(relation, HeldRelation):
+            return held.stream(relation, batch_rows=batch_rows, limit=limit)
         return streams.stream(relation, batch_rows=batch_rows, limit=limit)
 
     def stage(self, relation: Relation, directory: str) -> Relation:
         buckets.use_location(self.session, directory)
+        if isinstance(relation, HeldRelation):
+            return held.stage(relation, directory)
         return files.stage(relation, directory)
 
     # -- tables -------------------------------------------------------------------------
@@ -228,6 +244,8 @@ class SparkEngine:
     def with_row_hash(
         self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
     ) -> Relation | None:
+        if isinstance(relation, HeldRelation):
+            return None  # Python has few rows hashed before a job has begun
         return row_hashes.with_row_hash(relation, columns, seed=seed, name=name)
 
     def with_range_number(

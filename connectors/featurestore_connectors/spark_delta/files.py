@@ -16,11 +16,12 @@ from featurestore.errors import StorageError
 from featurestore.model.types import feature_schema, storage_schema
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.held import hold
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import staging_directory
 from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
-# Rows up to this size travel inside the plan (Spark keeps them as a local relation).
+# Rows up to this size stay in this process and travel inside the plan, as a local relation.
 _INSIDE_BYTES = 8 * 2**20
 _ROW_GROUP_BYTES = 32 * 2**20
 
@@ -47,20 +48,19 @@ class ParkedStreams:
             StorageError: The staging folder is full.
         """
         schema = feature_schema(reader.schema)
-        columns = spark_schema(schema)
-        batches = (to_storage(to_features(batch, schema)) for batch in reader)
-        held, size = [], 0
+        batches = (to_features(batch, schema) for batch in reader)
+        first, size = [], 0
         for batch in batches:
-            held.append(batch)
+            # A copy: the rows may be arrays that the caller changes later.
+            first.append(pa.ipc.read_record_batch(batch.serialize(), schema))
             size += batch.nbytes
             if size > _INSIDE_BYTES:
-                folder = _write_folder(session, chain(held, batches), storage_schema(schema))
-                frame = session.read.schema(columns).parquet(folder)
+                stored = map(to_storage, chain(first, batches))
+                folder = _write_folder(session, stored, storage_schema(schema))
+                frame = session.read.schema(spark_schema(schema)).parquet(folder)
                 self._folders.append((frame, folder))
                 return relation(frame, schema)
-        table = pa.Table.from_batches(held, storage_schema(schema))
-        frame = session.createDataFrame(table if len(table) else [], columns)
-        return relation(frame, schema)
+        return hold(session, first, schema)
 
     def release(self, parked: Relation) -> None:
         """Remove the folder that a relation reads, if it reads one."""

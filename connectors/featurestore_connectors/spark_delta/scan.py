@@ -7,7 +7,9 @@ can promise to read alike on each engine.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from pyarrow import parquet
 
 from featurestore.delta.presence import check_files
 from featurestore.delta.schema import requested_schema
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation
@@ -27,6 +29,10 @@ from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote
 from featurestore_connectors.spark_delta.types import spark_schema
 
+# More paths than this are listed by a job (spark.sql.sources.parallelPartitionDiscovery.threshold).
+_FEW_FILES = 32
+# Signs of Hadoop's patterns, and those that it takes for a scheme or an escape.
+_NO_PLAIN_PATH = re.compile(r"[*?\[\]{}\\%,:]")
 _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 
 
@@ -47,7 +53,10 @@ def read_table(
     # From the log: Spark leaves columns out that have no type.
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     try:
-        frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
+        if _is_plain(snapshot):
+            frame = _plain_frame(session, snapshot)
+        else:
+            frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
     except (PySparkException, Py4JError) as error:
         found = as_store_error(error)
         if isinstance(found, EngineError):
@@ -57,6 +66,37 @@ def read_table(
         raise found from error
     # Columns that the version does not have yet are null.
     return relation(cast_to(frame, spark_schema(wanted)), wanted)
+
+
+def _is_plain(snapshot: Snapshot) -> bool:
+    """Tell whether Spark's reader of Parquet gives the rows of a version by its files alone.
+
+    Delta starts jobs to read its log and to choose files, which take longer than few files do.
+    """
+    has_features = snapshot.protocol.reader > 1  # files of other types than the table's, for one
+    if has_features or snapshot.partition_by or len(snapshot.files) > _FEW_FILES:
+        return False
+    for file in snapshot.files:
+        # Hidden files are passed over in silence, and other signs are taken for patterns.
+        hidden = os.path.basename(file.path).startswith(("_", "."))
+        if hidden or _NO_PLAIN_PATH.search(file.path.rpartition("://")[2]):
+            return False
+    return True
+
+
+def _plain_frame(session: Any, snapshot: Snapshot) -> Any:
+    """Return the files of a version as a frame of the table's columns that have a type."""
+    from pyspark.sql.types import NullType, StructType
+
+    columns = StructType()
+    for field in StructType.fromJson(json.loads(snapshot.metadata["schemaString"])).fields:
+        if not isinstance(field.dataType, NullType):
+            columns.add(field.name, field.dataType)
+    if not snapshot.files:
+        return session.createDataFrame([], columns)
+    # Names of folders above the files are no partitions, whatever they look like.
+    reader = session.read.schema(columns).option("recursiveFileLookup", "true")
+    return reader.parquet(*[file.path for file in snapshot.files])
 
 
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:

@@ -31,6 +31,7 @@ from featurestore_connectors.spark_delta.commits import (
     kept_losing,
     wait,
 )
+from featurestore_connectors.spark_delta.held import HeldRelation
 from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.types import spark_schema
 
@@ -116,6 +117,9 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     grows = len(held) > len(table.schema)
     rows = cast_to(commit.adopt(given.native), held)
     if how.mode == "upsert":
+        if isinstance(given, HeldRelation):
+            # Each reading gives the same rows, so Delta need not copy them before it reads twice.
+            commit.set("spark.databricks.delta.merge.materializeSource", "none")
         rewrite.upsert(commit, path, rows, how, grows=grows)
     elif how.offsets:
         if grows:  # the columns first: readers take them as null

@@ -17,6 +17,7 @@ from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.boundaries import HashSumAccumulator, HistogramAccumulator
 from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
 from featurestore.training.export.profiles import ProfileAccumulator
+from tests.on_spark import on_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +62,8 @@ def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
 
     rows = every_type()
     engine = SparkEngine(spark)
-    given = engine.from_arrow(rows.to_reader())
+    held = engine.from_arrow(rows.to_reader())
+    given = on_executors(held)
     key = rows.schema.names
     hashed = engine.with_row_hash(given, key, seed=SEED, name=HASH)
     assert hashed is not None
@@ -80,19 +82,21 @@ def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
     }
     assert set(histograms) == {3, 0, 7, 1}
     assert counts.hash_sums == engine.aggregate(grouped, HashSumAccumulator())
-    lists = engine.from_arrow(pa.table({"l": [[1], [2]]}).to_reader())
+    lists = on_executors(engine.from_arrow(pa.table({"l": [[1], [2]]}).to_reader()))
     assert engine.with_row_hash(lists, ["l"], seed=0, name=HASH) is None
+    assert engine.with_row_hash(held, key, seed=SEED, name=HASH) is None
 
 
 def test_exports_that_spark_hashes_are_those_of_python_and_of_the_embedded_engine(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And executors count the statistics while they write: no pass of its own."""
+    """Rows of one group and joined ones; statistics are counted by the writers, in no other pass."""
     from featurestore_connectors.spark_delta import row_hashes
 
     rows = every_type().append_column("id", pa.array(np.arange(ROWS)))
     with featurestore.connect(tmp_path, engine="duckdb") as store:
         store.create_featuregroup(rows.drop(["f.64", "te`xt"]), "g", primary_key="id")
+    labels = rows.select(["id", "bool"]).rename_columns(["id", "y"]).slice(100)
     monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
     passes: list[object] = []
     monkeypatch.setattr(pipeline, "count_splits", passes.append)
@@ -108,17 +112,21 @@ def test_exports_that_spark_hashes_are_those_of_python_and_of_the_embedded_engin
     written, statistics = {}, {}
     for name, engine in {"a": "duckdb", "b": "spark", "c": "spark"}.items():
         if name == "c":
-            assert len(by_engine) == 1
+            assert len(by_engine) == 2
             monkeypatch.setattr(row_hashes, "_has_functions", lambda session: False)
         with featurestore.connect(tmp_path, engine=engine) as store:
-            made = store.create_training_dataset(
-                store.get_featuregroup("g"), name, splits={"train": 0.7, "test": 0.3}, shards=3
-            )
-            shards = sorted(Path(made.path).glob("t*/*"))
-            written[name] = [(path.name, path.read_bytes()) for path in shards]
-            found = [made.statistics(split).to_json() for split in made.splits]
-            statistics[name] = [each["columns"] for each in found]
-    assert len(written["a"]) == 6
-    assert written["a"] == written["b"] == written["c"]
-    assert statistics["a"] == statistics["b"]
+            joined = store.get_features(["g.float32", "g.bytes"], labels=labels)
+            frames = {"one": store.get_featuregroup("g"), "joined": joined}
+            for rows_of, frame in frames.items():
+                made = store.create_training_dataset(
+                    frame, f"{rows_of}_{name}", splits={"train": 0.7, "test": 0.3}, shards=3
+                )
+                shards = sorted(Path(made.path).glob("t*/*"))
+                written[name, rows_of] = [(path.name, path.read_bytes()) for path in shards]
+                found = [made.statistics(split).to_json() for split in made.splits]
+                statistics[name, rows_of] = [each["columns"] for each in found]
+    for rows_of in frames:
+        assert len(written["a", rows_of]) == 6
+        assert written["a", rows_of] == written["b", rows_of] == written["c", rows_of]
+        assert statistics["a", rows_of] == statistics["b", rows_of]
     assert not passes

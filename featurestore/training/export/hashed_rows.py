@@ -93,8 +93,8 @@ class MappedAccumulator(Accumulator[Any, Any]):
 class HashedRows:
     """Rows with hash and group. ``function`` adds them to the batches of ``source``.
 
-    None: ``source`` holds them. ``by_engine``: they are what the engine's own functions make of the
-    rows of a pinned group, whenever these are read.
+    None: ``source`` holds them. ``by_engine``: they are what the engine's own functions made of the
+    rows, so it has these functions for what follows.
     """
 
     source: Relation
@@ -160,10 +160,11 @@ def hash_rows(
     reading them.
     """
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
-    if is_pinned_group:
-        by_engine = hashed_by_engine(engine, relation, request)
-        if by_engine is not None:
-            return HashedRows(by_engine, None, request, by_engine=True)
+    by_engine = hashed_by_engine(engine, relation, request)
+    if by_engine is not None:
+        if not is_pinned_group:
+            by_engine = engine.stage(by_engine, directory)
+        return HashedRows(by_engine, None, request, by_engine=True)
     hashed = HashedRows(relation, HashRows(request.rule, request.key, request.seed), request)
     given = rows = hashed.relation(engine)
     if isinstance(engine, HoldsRows):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
-from featurestore.plugins.engine import Engine, Relation
+from featurestore.delta.log import latest_version
+from featurestore.plugins.engine import Engine, Relation, TableWrite
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +56,43 @@ def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         for name in ("toPandas", "toArrow", "toLocalIterator", "take", "head"):
             patched.setattr(DataFrame, name, refused)
         yield fetched
+
+
+# The tables that several writers append to.
+APPENDED = pa.schema([("k", pa.int64()), ("by", pa.string())])
+Append = Callable[[str, int], None]
+"""Appends a row in one commit, of a writer and with a number."""
+
+
+def appending(engine: Engine, path: str) -> Append:
+    """Return what appends to an open table by an engine of this process."""
+
+    def append(by: str, number: int) -> None:
+        rows = pa.table({"k": [number], "by": [by]}, APPENDED)
+        written = engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
+        assert written is not None
+
+    return append
+
+
+def assert_appends_at_once_all_land(
+    path: str, writers: Mapping[str, Append], *, times: Mapping[str, int]
+) -> None:
+    """Let writers append to an empty table at once: each commit is there in the end, and once."""
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+    def append_all(name: str) -> None:
+        for number in range(times[name]):
+            writers[name](name, number)
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        list(pool.map(append_all, writers))
+    reader = DuckDBEngine()
+    found = reader.stream(reader.read_table(path)).read_all()
+    reader.close()
+    assert Counter(found["by"].to_pylist()) == Counter(times)
+    assert len({tuple(row.values()) for row in found.to_pylist()}) == sum(times.values())
+    assert latest_version(path) == sum(times.values())
 
 
 class OnSpark:

@@ -29,8 +29,7 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine, tables
 from featurestore_connectors.spark_delta import session as sessions
 from featurestore_connectors.spark_delta.commits import CommitSession
-
-SCHEMA = pa.schema([("k", pa.int64()), ("by", pa.string())])
+from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def engine(spark: Any) -> Iterator[SparkEngine]:
 def path(engine: SparkEngine, tmp_path: Path) -> str:
     """An empty table."""
     path = str(tmp_path / "table")
-    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
     return path
 
 
@@ -134,23 +133,9 @@ def test_of_writers_that_commit_one_version_at_once_one_wins(
 
 def test_appends_of_both_engines_at_once_all_land(engine: SparkEngine, path: str) -> None:
     embedded = DuckDBEngine()
-    landed: Counter[str] = Counter()
-
-    def append(engine: SparkEngine | DuckDBEngine, times: int) -> None:
-        for _ in range(times):
-            rows = pa.table({"k": [landed[engine.name]], "by": [engine.name]}, SCHEMA)
-            version = engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
-            assert version is not None
-            landed[engine.name] += 1
-
-    rival = threading.Thread(target=append, args=(embedded, 25))
-    rival.start()
-    append(engine, 3)
-    rival.join()
-    rows = embedded.stream(embedded.read_table(path)).read_all()
+    writers = {"spark": appending(engine, path), "duckdb": appending(embedded, path)}
+    assert_appends_at_once_all_land(path, writers, times={"spark": 3, "duckdb": 25})
     embedded.close()
-    assert Counter(rows["by"].to_pylist()) == landed
-    assert latest_version(path) == sum(landed.values())
 
 
 def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
@@ -165,7 +150,7 @@ def test_an_error_after_the_commit_is_a_warning_and_not_a_failed_write(
         raise Py4JNetworkError("the answer was lost")
 
     monkeypatch.setattr(tables, "_save", save_and_break)
-    rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
+    rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.warns(PublicationWarning, match="Version 1 of .* landed, and then: .*lost"):
         assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) == 1
     assert engine.count(engine.read_table(path)) == 1
@@ -181,7 +166,7 @@ def test_an_interrupt_after_the_commit_takes_nothing_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tables, "_save", save_and_interrupt)
-    rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
+    rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.raises(KeyboardInterrupt):
         engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
     assert engine.count(engine.read_table(path)) == 1
@@ -196,7 +181,7 @@ def test_an_error_before_the_commit_is_a_failed_write(
         raise Py4JNetworkError("the answer was lost")
 
     monkeypatch.setattr(tables, "_save", break_off)
-    rows = pa.table({"k": [1], "by": ["spark"]}, SCHEMA)
+    rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.raises(EngineError, match="the answer was lost"):
         engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
     assert latest_version(path) == 0
@@ -278,7 +263,7 @@ def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_pat
     command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
     subprocess.run(command, input=DELAYED, text=True, check=True)
     path, stop = str(tmp_path / "table"), tmp_path / "stop"
-    tables.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    tables.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     writers = {}
     for name, times in (("spark", 15), ("duckdb", 10**9)):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.delta.log import latest_version
 from featurestore.errors import ConfigurationError
-from featurestore.plugins.engine import Engine, TableWrite
 from featurestore.storage.location import use_options
 from tests.hdfs_server import HdfsServer
+from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 from tests.storage.stores import Connect
-from tests.storage.test_spark_on_s3 import SCHEMA, epoch_of, export, write_both_ways
+from tests.storage.test_spark_on_s3 import epoch_of, export, write_both_ways
 from tests.storage.uri_path import UriPath
 
 pytestmark = pytest.mark.spark
@@ -52,24 +48,11 @@ def test_appends_of_both_engines_at_once_all_land_on_hdfs(spark: Any, hdfs_folde
     from featurestore_connectors.spark_delta import SparkEngine
 
     path, engine = UriPath(hdfs_folder) / "some table", SparkEngine(spark)
-    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, note={})
+    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
     embedded = DuckDBEngine()
-    landed: Counter[str] = Counter()
-
-    def append(engine: Engine, times: int) -> None:
-        for _ in range(times):
-            given = pa.table({"k": [landed[engine.name]], "by": [engine.name]}, SCHEMA)
-            assert engine.write(path, engine.from_arrow(given.to_reader()), TableWrite("append"))
-            landed[engine.name] += 1
-
-    rival = threading.Thread(target=append, args=(embedded, 10))
-    rival.start()
-    append(engine, 3)
-    rival.join()
-    found = embedded.stream(embedded.read_table(path)).read_all()
+    writers = {"spark": appending(engine, path), "duckdb": appending(embedded, path)}
+    assert_appends_at_once_all_land(path, writers, times={"spark": 3, "duckdb": 10})
     embedded.close()
-    assert Counter(found["by"].to_pylist()) == landed == {"duckdb": 10, "spark": 3}
-    assert latest_version(path) == 13
 
 
 def test_a_session_that_would_lose_commits_or_reach_another_cluster_is_refused(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,23 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.delta.log import latest_version
 from featurestore.errors import ConfigurationError, UnsupportedLocation
-from featurestore.plugins.engine import Engine, TableWrite
+from featurestore.plugins.engine import Engine
 from featurestore.storage.location import storage_of, use_options
 from featurestore.store import FeatureStore
 from featurestore.testing.table_conformance import TableConformance
 from featurestore.training.dataset import TrainingDataset
 from tests.conftest import SKIPPED_STORAGE
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, options_for
+from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 from tests.storage.faulty_proxy import faulty
+from tests.storage.programs import appender
 from tests.storage.stores import Connect, rows
 from tests.storage.test_store_on_s3 import history_of_a_group
 from tests.storage.uri_path import UriPath
 from tests.streams import kafka_server
 
 pytestmark = pytest.mark.spark
-
-SCHEMA = pa.schema([("k", pa.int64()), ("by", pa.string())])
 
 
 @pytest.fixture(scope="module")
@@ -210,24 +208,28 @@ def test_a_lost_answer_to_a_commit_of_spark_is_found_out(
 def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: UriPath) -> None:
     from featurestore_connectors.duckdb_delta import DuckDBEngine
 
-    engine.create_table(folder, schema=SCHEMA, partition_by=(), properties={}, note={})
+    engine.create_table(folder, schema=APPENDED, partition_by=(), properties={}, note={})
     embedded = DuckDBEngine()
-    landed: Counter[str] = Counter()
-
-    def append(engine: Engine, times: int) -> None:
-        for _ in range(times):
-            given = pa.table({"k": [landed[engine.name]], "by": [engine.name]}, SCHEMA)
-            assert engine.write(folder, engine.from_arrow(given.to_reader()), TableWrite("append"))
-            landed[engine.name] += 1
-
-    rival = threading.Thread(target=append, args=(embedded, 12))
-    rival.start()
-    append(engine, 3)
-    rival.join()
-    found = embedded.stream(embedded.read_table(folder)).read_all()
+    writers = {"spark": appending(engine, folder), "duckdb": appending(embedded, folder)}
+    assert_appends_at_once_all_land(folder, writers, times={"spark": 3, "duckdb": 12})
     embedded.close()
-    assert Counter(found["by"].to_pylist()) == landed
-    assert latest_version(folder) == sum(landed.values())
+
+
+@pytest.mark.soak
+def test_two_drivers_of_spark_and_two_embedded_writers_lose_and_double_nothing(
+    engine: Engine, folder: UriPath, object_server: ObjectServer
+) -> None:
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+    engine.create_table(folder, schema=APPENDED, partition_by=(), properties={}, note={})
+    embedded = DuckDBEngine()
+    with ExitStack() as running:
+        writers = {"spark": appending(engine, folder), "duckdb": appending(embedded, folder)}
+        for kind in ("spark", "duckdb"):
+            process = appender(kind, folder, object_server.options)
+            writers[f"another {kind}"] = running.enter_context(process)
+        assert_appends_at_once_all_land(folder, writers, times=dict.fromkeys(writers, 4))
+    embedded.close()
 
 
 # -- what a session must have ---------------------------------------------------------------------

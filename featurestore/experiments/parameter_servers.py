@@ -54,6 +54,15 @@ def serve() -> None:
 
 
 @dataclass
+class ScheduledCall:
+    """A call of the function with the batch of a step; its result stays where it was computed."""
+
+    step: int
+    batch: dict[str, Any]
+    result: Any
+
+
+@dataclass
 class Schedule:
     """The calls of one function, a batch each, that workers are at or have ahead of them."""
 
@@ -62,7 +71,7 @@ class Schedule:
     reader: RunReader
     coordinator: Any = field(init=False)
     call: Any = field(init=False)
-    waiting: deque[tuple[int, Any]] = field(default_factory=deque)
+    waiting: deque[ScheduledCall] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         replicas = self.strategy.num_replicas_in_sync
@@ -100,19 +109,27 @@ class Schedule:
     def _add(self, step: int, batch: Batch) -> None:
         tf = import_tensorflow()
         tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
-        self.waiting.append((step, self.coordinator.schedule(self.call, args=(tensors,))))
+        self.waiting.append(ScheduledCall(step, tensors, self._scheduled(tensors)))
+
+    def _scheduled(self, tensors: dict[str, Any]) -> Any:
+        return self.coordinator.schedule(self.call, args=(tensors,))
 
     def _rest(self) -> Iterator[tuple[int, Any]]:
         while self.waiting:
             yield self._oldest()
 
     def _oldest(self) -> tuple[int, Any]:
-        step, call = self.waiting.popleft()
+        errors = import_tensorflow().errors
+        oldest = self.waiting.popleft()
         try:
-            return step, call.fetch()
-        except import_tensorflow().errors.CancelledError:
+            return oldest.step, oldest.result.fetch()
+        except errors.CancelledError:
             self.coordinator.join()  # raises the error of the call for which this one was cancelled
             raise
+        except errors.UnavailableError:
+            # TensorFlow computes anew what a lost worker was at, not what it had computed and still
+            # held. Where a server is lost instead, this raises.
+            return oldest.step, self._scheduled(oldest.batch).fetch()
 
 
 def _resolver(tf: Any) -> Any:

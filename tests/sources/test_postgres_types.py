@@ -199,10 +199,10 @@ def test_a_check_names_the_tables_that_the_user_may_not_read(
     database.execute("grant select on open to guest")
     duckdb_store.add_source("shop", url.replace("store@", "guest@"))
     report = duckdb_store.check_source("shop")
-    (problem,) = report.problems
-    assert problem == "Table 'shut' may not be read by the user of the URI."
+    assert "Table 'shut' may not be read by the user of the URI." in report.problems
     assert not report.ok
-    assert {each.name: each.readable for each in report.tables} == {"open": True, "shut": False}
+    readable = [each.name for each in report.tables if each.readable]
+    assert readable == ["open"]  # other tests have tables in this database, too
     assert (report.sampled, report.sample) == ("open", ({"id": 7},))
 
 

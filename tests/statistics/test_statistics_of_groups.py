@@ -17,6 +17,7 @@ from featurestore.featuregroups import registration
 from featurestore.featuregroups import statistics as group_statistics
 from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
+from tests.on_spark import on_executors
 from tests.statistics.tables import statistics_of, varied_table
 from tests.statistics.test_statistics_merge import assert_same
 
@@ -48,6 +49,7 @@ def test_both_engines_count_the_same_in_one_table(spark: object, tmp_path: Path)
             engine.from_arrow(table.to_reader(max_chunksize=500)), str(tmp_path / name)
         )
         if name == "spark":
+            relation = on_executors(relation)
             spark.sparkContext.setJobGroup("statistics", "counting")  # type: ignore[attr-defined]
         assert_same(
             finish(engine.aggregate(relation, statistics_accumulator(table.schema))), expected
@@ -74,8 +76,9 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
         context.setJobGroup("other", "other")
 
     monkeypatch.setattr(registration, "count_commit", watch)
-    store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
-    store.insert_into_featuregroup(people(100, 130), "people")
+    rows = spark.createDataFrame(people(0, 130))  # type: ignore[attr-defined]
+    store.create_featuregroup(rows.filter("id < 100"), "people", primary_key=["id"])
+    store.insert_into_featuregroup(rows.filter("id >= 100"), "people")
     jobs = [len(context.statusTracker().getJobIdsForGroup(group)) for group in written]
     assert jobs == [1, 1]
     assert store.get_featuregroup_statistics("people").rows == 130

@@ -67,7 +67,8 @@ def history_of_a_group(store: FeatureStore) -> list[Any]:
     store.insert_into_featuregroup(rows(90, 2).assign(z=2), "weather")
     store.compact_featuregroup("weather", version=1)
     seen.append(store.get_featuregroup("weather", version=1, as_of=1).count())
-    seen.append(len(store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))))
+    vacuumed = store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))
+    seen.append(bool(vacuumed))  # engines write their own number of files
     labels = pd.DataFrame(
         {"id": [3, 6, 999], "when": pd.Timestamp("2024-03-01", tz="UTC"), "label": [1, 0, 1]}
     )

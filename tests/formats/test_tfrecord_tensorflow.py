@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +25,9 @@ from featurestore.testing.format_cases import (
 )
 from featurestore.testing.format_conformance import layout_of, write
 from featurestore_connectors.tfrecord import TFRecordFormat
+
+pytest.importorskip("google.protobuf")
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 pytestmark = pytest.mark.tensorflow
 FORMAT = TFRecordFormat()

@@ -93,17 +93,18 @@ def candidates(
 def _names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
     wanted = searched(text)
     named = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
-    found = named.where(_holds(connection, wanted)).distinct().order_by(_columns.name)
-    if len(wanted) > 2 and has_index(connection):
-        rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
-        matching = sa.text(f"{_INDEX} match :trigrams")
-        trigrams = matching.bindparams(trigrams=_all_trigrams(wanted))
-        known = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
-        # A process whose SQLite has no trigrams wrote what is not in the index.
-        others = named.where(_columns.indexed.is_(False), _holds(connection, wanted))
-        either = sa.union(named.where(_columns.id.in_(known)), others).subquery()
-        found = sa.select(either.c.name).order_by(either.c.name)
-    return list(connection.execute(found).scalars())
+    holding = named.where(_holds(connection, wanted))
+    if len(wanted) < 3 or not has_index(connection):
+        found = holding.distinct().order_by(_columns.name)
+        return list(connection.execute(found).scalars())
+    rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
+    matching = sa.text(f"{_INDEX} match :trigrams")
+    trigrams = matching.bindparams(trigrams=_all_trigrams(wanted))
+    known = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
+    # A process whose SQLite has no trigrams wrote what is not in the index.
+    others = holding.where(_columns.indexed.is_(False))
+    either = sa.union(named.where(_columns.id.in_(known)), others).subquery()
+    return list(connection.execute(sa.select(either.c.name).order_by(either.c.name)).scalars())
 
 
 def searched(text: str) -> str:

@@ -29,7 +29,7 @@ def replace(
     connection: Connection, kind: str, name: str, version: int, found: Iterable[WindowLineage]
 ) -> None:
     """Write the aggregates of a version, in place of those recorded before."""
-    remove(connection, kind, name, version)
+    connection.execute(window_features.delete().where(_same(kind, name, version)))
     rows, texts = [], []
     for each in found:
         texts.append(str(each))
@@ -37,7 +37,7 @@ def replace(
         rows.append({"kind": kind, "name": name, "version": version, **values})
     if rows:
         connection.execute(window_features.insert(), rows)
-        search_documents.replace(connection, kind, name, version, search_documents.WINDOW, texts)
+    search_documents.replace(connection, kind, name, version, search_documents.WINDOW, texts)
 
 
 def of(connection: Connection, kind: str, name: str, version: int) -> list[WindowLineage]:
@@ -69,8 +69,7 @@ def latest(
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
     """Forget the aggregates of a version."""
-    connection.execute(window_features.delete().where(_same(kind, name, version)))
-    search_documents.replace(connection, kind, name, version, search_documents.WINDOW, [])
+    replace(connection, kind, name, version, ())
 
 
 def _same(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
 
 from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
 from featurestore.plugins.remote import RETRIEVAL
+from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
 from featurestore.server.access.secrets import is_form_token
@@ -66,6 +67,14 @@ _ANYBODY = Actor("anybody", "without sign-in")
 def actor_of(visitor: Visitor | None) -> Actor:
     """Return who asks as the audit log names one."""
     return _ANYBODY if visitor is None else visitor.actor
+
+
+def log_change(
+    whole: FeatureStore, visitor: Visitor | None, action: str, subject: str, told: dict[str, Any]
+) -> None:
+    """Write what somebody changed into the audit log."""
+    with whole.session.registry.transaction() as connection:
+        audit_log.add(connection, actor_of(visitor), action, subject, told)
 
 
 def needs(role: str) -> Callable[[Visitor | None], None]:

@@ -14,7 +14,7 @@ from featurestore.server.access import roles
 from featurestore.server.api.answers import REFUSALS, Name, Version
 from featurestore.server.api.rows import BODY, uploaded
 from featurestore.server.context import Store, Whole
-from featurestore.server.guard import Asking, actor_of
+from featurestore.server.guard import Asking, log_change
 from featurestore.server.records.writes import (
     Deletion,
     Insert,
@@ -61,7 +61,7 @@ def create(name: Name, whole: Makeable, visitor: Asking, upload: Uploaded) -> di
         made = asked.make(whole, name, needed(upload.table()))
         # Where it may have been there before, nobody knows who made its first commit.
         first = {} if asked.may_exist else {"delta_version": 1}
-        _log(whole, visitor, audit_log.CREATE, name, made | first)
+        log_change(whole, visitor, audit_log.CREATE, name, made | first)
         return made
 
 
@@ -73,7 +73,7 @@ def insert(
     with _taking(upload, Insert) as asked:
         commit = asked.write(whole, name, version, needed(upload.table()))
         told = {"mode": asked.mode, "delta_version": commit["delta_version"]}
-        _log(whole, visitor, "insert", f"{name}@v{version}", told)
+        log_change(whole, visitor, "insert", f"{name}@v{version}", told)
         return commit
 
 
@@ -84,7 +84,7 @@ def delete_rows(
     """Delete the rows for which a condition is true."""
     commit = commit_record(whole.delete_from_featuregroup(name, asked.where, version=version))
     told = {"where": asked.where, "delta_version": commit["delta_version"]}
-    _log(whole, visitor, "delete rows", f"{name}@v{version}", told)
+    log_change(whole, visitor, "delete rows", f"{name}@v{version}", told)
     return commit
 
 
@@ -97,7 +97,7 @@ def tag(
         whole.remove_featuregroup_tag(name, asked.key, version=version)
     else:
         whole.add_featuregroup_tag(name, asked.key, asked.value, version=version)
-    _log(whole, visitor, "tag", f"{name}@v{version}", asked.model_dump())
+    log_change(whole, visitor, "tag", f"{name}@v{version}", asked.model_dump())
     return whole.get_featuregroup_tags(name, version=version)
 
 
@@ -108,10 +108,3 @@ def _taking(upload: Upload, kind: type[Asked]) -> Iterator[Asked]:
         yield upload.asked(kind)
     finally:
         upload.remove()
-
-
-def _log(
-    whole: FeatureStore, visitor: Asking, action: str, subject: str, told: dict[str, Any]
-) -> None:
-    with whole.session.registry.transaction() as connection:
-        audit_log.add(connection, actor_of(visitor), action, subject, told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -11,11 +11,10 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from featurestore.errors import InvalidArgument
 from featurestore.jobs import service
 from featurestore.model.times import parse_moment
-from featurestore.registry import audit_log
 from featurestore.registry.runs import Run
 from featurestore.server.access import roles
 from featurestore.server.context import Store, Whole
-from featurestore.server.guard import Asking, Form, actor_of
+from featurestore.server.guard import Asking, Form, actor_of, log_change
 from featurestore.server.job_runs import JobRuns, Work
 from featurestore.server.pages.rendering import page
 from featurestore.store import FeatureStore
@@ -76,9 +75,10 @@ def plan_page(
 ) -> HTMLResponse:
     """Show which windows a range has, what they would read, and about how long they would take."""
     job = service.get_job(store.session, name)
-    plan = None
+    plan, command = None, ""
     if start.strip() and end.strip():
-        plan = store.plan_job(name, window=_range(start, end))
+        window = _range(start, end)
+        plan, command = store.plan_job(name, window=window), _backfill_command(name, *window)
     return page(
         request,
         "job_backfill.html",
@@ -87,6 +87,7 @@ def plan_page(
         start=start,
         end=end,
         plan=plan,
+        command=command,
     )
 
 
@@ -97,8 +98,7 @@ def backfill(
     """Compute the windows of a range that were planned."""
     first, last = _range(form.get("start", ""), form.get("end", ""))
     anew = form.get("anew", "") == "yes"
-    command = f"featurestore job backfill {name} --start {first.isoformat()}"
-    command += f" --end {last.isoformat()}"
+    command = _backfill_command(name, first, last)
     _check_runs_here(whole, f"{command} --anew" if anew else command)
     what = f"backfill from {first.isoformat()} to {last.isoformat()}"
 
@@ -108,6 +108,11 @@ def backfill(
     _runs(request).start(name, what, actor_of(visitor), work)
     told = {"start": first, "end": last, "anew": anew}
     return _logged(whole, visitor, "backfill job", name, told)
+
+
+def _backfill_command(name: str, first: datetime, last: datetime) -> str:
+    """Return what to type for it; its times have no spaces, whatever was typed in a browser."""
+    return f"featurestore job backfill {name} --start {first.isoformat()} --end {last.isoformat()}"
 
 
 def _range(start: str, end: str) -> tuple[datetime, datetime]:
@@ -136,8 +141,7 @@ def _runs(request: Request) -> JobRuns:
 
 
 def _logged(
-    whole: FeatureStore, visitor: Asking, action: str, name: str, told: dict[str, object]
+    whole: FeatureStore, visitor: Asking, action: str, name: str, told: dict[str, Any]
 ) -> RedirectResponse:
-    with whole.session.registry.transaction() as connection:
-        audit_log.add(connection, actor_of(visitor), action, name, told)
+    log_change(whole, visitor, action, name, told)
     return RedirectResponse(f"/jobs/{name}", status_code=303)

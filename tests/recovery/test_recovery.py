@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import importlib
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -190,6 +191,18 @@ def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subp
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+def end_container(container: subprocess.Popen[bytes]) -> None:
+    """Kill a container, and wait for the program in it, which dies a little after ``unshare``."""
+    children = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
+    programs = [os.pidfd_open(int(child)) for child in children]
+    assert programs
+    container.kill()
+    container.wait(60)
+    for program in programs:
+        assert select.select([program], [], [], 60)[0], "the program in the container lives"
+        os.close(program)
+
+
 @pytest.mark.parametrize("same_kernel", [True, False])
 def test_a_container_that_is_killed_keeps_its_names_no_longer_than_it_must(
     duckdb_store: FeatureStore,
@@ -209,8 +222,7 @@ def test_a_container_that_is_killed_keeps_its_names_no_longer_than_it_must(
         assert len(left_over(store)) == 2
         with pytest.raises(FeatureGroupExists, match="is being created by another process"):
             store.create_featuregroup(TABLE, "g", version=1)
-        container.kill()
-        container.wait(60)  # its input closes after that, else it could end in good order
+        end_container(container)  # its input closes after that, else it could end in good order
     if not same_kernel:
         featurestore.connect(store.location)
         assert len(left_over(store)) == 2, "nobody here can tell, so the heartbeat decides"

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # A variable is cut in parts of at least this size, at most one for each server.
 PART_BYTES = 256 * 1024
-_CALLS_PER_WORKER = 4
+# Calls under way at once; so many are made again at most when a worker is lost.
+CALLS_PER_WORKER = 4
 
 
 def make_strategy() -> Any:
@@ -91,7 +92,7 @@ class Schedule:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (step, what the function returned) in the order of steps."""
         workers = _resolver(import_tensorflow()).cluster_spec().num_tasks("worker")
-        most = _CALLS_PER_WORKER * workers
+        most = CALLS_PER_WORKER * workers
         saved = True
         for step, batch in self.reader.steps(epochs):
             self._add(step, batch)

@@ -15,12 +15,14 @@ import pytest
 
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, RunFailed
+from featurestore.experiments.parameter_servers import CALLS_PER_WORKER
 from featurestore.experiments.run import Run
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments.test_tensorflow_runs import ENVIRONMENT
 
 CODES = 40_000
+UNDER_WAY = CALLS_PER_WORKER * 2
 
 
 def lose_a_result(number: int) -> None:
@@ -115,9 +117,9 @@ def test_each_batch_is_scheduled_once_though_a_worker_dies(sums: TrainingDataset
     assert [attempt["reason"] for attempt in run.record.attempts] == [None]
     check_each_batch_was_scheduled_once(run, sums)
     assert run.metrics["places"] == 2  # parts of the embedding on both servers
-    # What was lost behind its computation was added twice, what the dead worker was at may have
-    # been, and nothing else.
-    assert run.metrics["seen"] in (81 * 40, 82 * 40)
+    # What was lost behind its computation was added twice, what the dead worker was at or still
+    # held may have been, and nothing else.
+    assert 81 * 40 <= run.metrics["seen"] <= (81 + UNDER_WAY) * 40
 
 
 @pytest.mark.soak
@@ -127,7 +129,7 @@ def test_all_start_again_at_the_last_checkpoint_when_a_server_dies(sums: Trainin
     reasons = [attempt["reason"] for attempt in run.record.attempts]
     assert reasons == ["server 0 was lost: killed by SIGKILL", None]
     check_each_batch_was_scheduled_once(run, sums)
-    assert run.metrics["begun_with"] in (840, 880)
+    assert 21 * 40 <= run.metrics["begun_with"] <= (21 + UNDER_WAY) * 40
     assert run.metrics["seen"] == run.metrics["begun_with"] + 60 * 40
 
 

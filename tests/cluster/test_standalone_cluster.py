@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 import featurestore
 from featurestore import experiments
+from tests.cluster import submitted_at_uris
+from tests.conftest import SKIPPED_STORAGE
 from tests.experiments import training
+from tests.hdfs_server import HdfsServer
+from tests.object_server import ObjectServer
+from tests.streams import kafka_server
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -187,3 +193,46 @@ def test_a_session_of_our_own_works_on_the_cluster(
     program = [str(HERE / "submitted.py"), str(tmp_path), str(tmp_path / "store"), str(EXAMPLE)]
     answer = answer_of([sys.executable, *program, "demand", *BETWEEN], env)
     assert (answer["master"], answer["count"], answer["summed_by"]) == (master, ROWS, 2)
+
+
+@pytest.mark.soak
+def test_executors_write_to_stores_at_uris(
+    standalone: Any,
+    master: str,
+    tmp_path: Path,
+    object_server: ObjectServer,
+    hdfs_server: HdfsServer,
+) -> None:
+    from featurestore_connectors.spark_delta.session import LOG_STORE_JAR, delta_package
+
+    s3a = kafka_server.spark_jars(kafka_server.S3A)
+    if not s3a:
+        pytest.skip(f"{SKIPPED_STORAGE}: the jars of hadoop-aws were not fetched")
+    bucket = object_server.new_bucket("of-a-cluster")
+    locations = [f"{bucket}/store", f"{hdfs_server.root}/of-a-cluster/store"]
+    command = [
+        str(standalone.spark_home() / "bin" / "spark-submit"),
+        *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
+        *("--jars", ",".join(map(str, [*s3a, LOG_STORE_JAR]))),
+        *("--conf", "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore"),
+        *("--conf", "spark.sql.shuffle.partitions=4"),
+        *("--conf", "spark.databricks.delta.snapshotPartitions=1"),
+        *(str(HERE / "submitted_at_uris.py"), str(tmp_path), *locations),
+    ]
+    env = standalone.environment(
+        FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"),
+        SPARK_DRIVER_MEMORY="1g",
+        PYTHONPATH=PATH,
+        OPTIONS_OF_STORES=json.dumps([object_server.options, {}]),
+    )
+    answer = answer_of(command, env)
+    assert answer["master"] == master
+    with featurestore.connect(tmp_path / "disk") as disk:
+        ids = np.arange(submitted_at_uris.ROWS + 100)
+        frame = pd.DataFrame({"id": ids, "zone": ids % 50, "fare": ids / 4})
+        first, more = frame[:-100], frame[-200:].assign(fare=1.0)
+        expected = submitted_at_uris.write(disk, first, more)
+    assert [answer[location] for location in locations] == [expected, expected]
+    # Shards went from the executors to the bucket; what was staged on the way there is gone.
+    kept = [path for path in (object_server.root / bucket[5:]).rglob("*") if path.is_file()]
+    assert [path for path in kept if "_staging" in path.parts] == []

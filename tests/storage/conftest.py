@@ -13,7 +13,7 @@ import featurestore
 from featurestore.store import FeatureStore
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
-from tests.storage.stores import Connect
+from tests.storage.stores import Connect, Place
 
 
 @pytest.fixture
@@ -62,3 +62,13 @@ def connect_hdfs(hdfs_folder: str, tmp_path: Path) -> Iterator[Connect]:
     yield call
     for store in opened:
         store.close()
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """A bucket and a folder of an HDFS: the test runs once on each."""
+    if request.param == "hdfs":
+        return Place(request.getfixturevalue("connect_hdfs"), {})
+    options = request.getfixturevalue("object_server").options
+    environment = {key.upper(): value for key, value in options.items()}
+    return Place(request.getfixturevalue("connect"), environment)

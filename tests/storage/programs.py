@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from featurestore.store import FeatureStore
 from tests.object_server import ROOT
 from tests.on_spark import Append
+from tests.storage.stores import Place
 from tests.streams import kafka_server
 
 WRITER = """
@@ -36,11 +39,21 @@ location, registry = sys.argv[1:]
 with featurestore.connect(location, registry=registry) as store:
     frame = store.get_featuregroup("weather").select("id", "x", "late")
     print("ready", flush=True)
+    sys.stdin.readline()
     while True:
         store.create_training_dataset(frame, "d", label="late", key="id", shards=40)
         print("done", flush=True)
 """
 
+BACKFILL = """
+import sys
+import featurestore
+location, registry = sys.argv[1:]
+with featurestore.connect(location, registry=registry) as store:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    store.backfill_job("tips", "2024-01-01T00:00Z", "2024-01-01T08:00Z")
+"""
 
 # Appends a row in a commit for each number that it reads.
 APPENDER = """
@@ -57,16 +70,16 @@ if kind == "spark":
 engine = find_engine(kind)
 print("ready", flush=True)
 for line in sys.stdin:
-    rows = pa.table({"k": [int(line)], "by": [f"another {kind}"]}, APPENDED)
+    by, _, number = line.rpartition(" ")
+    rows = pa.table({"k": [int(number)], "by": [by]}, APPENDED)
     assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) is not None
     print("done", flush=True)
 """
 
 
 @contextmanager
-def appender(kind: str, path: str, options: dict[str, str]) -> Iterator[Append]:
+def appender(kind: str, path: str, environment: Mapping[str, str]) -> Iterator[Append]:
     """Run a process with an engine of its own, and give what appends a row by it."""
-    given = {key.upper(): value for key, value in options.items()}
     jars = ",".join(map(str, kafka_server.spark_jars(kafka_server.S3A)))
     with subprocess.Popen(
         [sys.executable, "-c", APPENDER, kind, path, jars],
@@ -74,7 +87,7 @@ def appender(kind: str, path: str, options: dict[str, str]) -> Iterator[Append]:
         stdout=subprocess.PIPE,
         env={
             **os.environ,
-            **given,
+            **environment,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
@@ -91,8 +104,8 @@ def appender(kind: str, path: str, options: dict[str, str]) -> Iterator[Append]:
                     return
             raise AssertionError(f"a writer with {kind} ended")
 
-        def append(_: str, number: int) -> None:
-            told.write(f"{number}\n")
+        def append(by: str, number: int) -> None:
+            told.write(f"{by} {number}\n")
             told.flush()
             wait_for("done")
 
@@ -101,12 +114,39 @@ def appender(kind: str, path: str, options: dict[str, str]) -> Iterator[Append]:
         told.close()
 
 
-def start(store: FeatureStore, registry: Path, options: dict[str, str], number: int) -> Any:
-    environment = {**os.environ, **{key.upper(): value for key, value in options.items()}}
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, store.location, f"sqlite:///{registry}", str(number)],
+@contextmanager
+def running(
+    program: str, store: FeatureStore, cache: Path, place: Place, *words: str
+) -> Iterator[Any]:
+    """Run a program on a store, ready to begin; it is killed at the end of the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, store.location, f"sqlite:///{cache}", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **place.environment},
         text=True,
     )
+    assert process.stdout is not None
+    try:
+        while process.stdout.readline() != "ready\n":
+            assert process.poll() is None, "the program ended"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def begin(process: Any) -> None:
+    """Let a program that is ready begin."""
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def killed_after(process: Any, seconds: float) -> str:
+    """Let a program begin, send it SIGKILL after a time, and return what it had said by then."""
+    begin(process)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    said: str = process.communicate(timeout=60)[0]
+    return said

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +12,25 @@ import pandas as pd
 import pytest
 
 from featurestore.errors import ValidationFailed
+from featurestore.storage.hdfs import HdfsStorage
+from featurestore.storage.location import storage_of
 from featurestore.store import FeatureStore
+from featurestore.training.dataset import TrainingDataset
 
 Connect = Callable[..., FeatureStore]
+# For tests of ``place`` that show nothing on HDFS which others do not: there they run in `make soak`.
+hdfs_in_soak = pytest.mark.parametrize(
+    "place", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True
+)
 POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "min_value": 0}}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the store of a test lies, and what other processes need in order to get there."""
+
+    connect: Connect
+    environment: Mapping[str, str]
 
 
 def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:
@@ -27,6 +43,31 @@ def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:
             "city": np.where(ids % 2 == 0, "São Paulo", "a/b c%"),
         }
     )
+
+
+def labeled(count: int = 600) -> pd.DataFrame:
+    return rows(0, count).assign(late=np.arange(count) % 3 == 0)
+
+
+def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDataset:
+    frame = store.get_featuregroup("weather").select("id", "x", "late")
+    splits = {"train": 0.8, "test": 0.2}
+    arguments = {"label": "late", "key": "id", "splits": splits, "shards": 3, **given}
+    return store.create_training_dataset(frame, name, **arguments)
+
+
+def names_below(uri: str) -> list[str]:
+    """Return the names of all files below a URI, relative to it, with those that are not whole."""
+    storage, folder = storage_of(uri)
+    if isinstance(storage, HdfsStorage):
+        try:
+            listed = list(storage._client.list_status(f"/{folder}", recursive=True))
+        except FileNotFoundError:
+            return []
+        paths = [each.path[1:] for each in listed if not each.isdir]
+    else:
+        paths = [each.name for each in storage.list(folder)]
+    return sorted(path[len(folder) + 1 :] for path in paths)
 
 
 def history_of_a_group(store: FeatureStore) -> list[Any]:

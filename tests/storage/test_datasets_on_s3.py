@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -31,31 +28,17 @@ from featurestore.errors import (
 from featurestore.recovery import lease_objects
 from featurestore.storage import attempts, objects
 from featurestore.storage.shardcache import ShardCache
-from featurestore.store import FeatureStore
 from featurestore.training.catalog import clean_all
 from featurestore.training.dataset import TrainingDataset
 from tests.object_server import ObjectServer, options_for
 from tests.storage.faulty_proxy import faulty
-from tests.storage.programs import EXPORT
-from tests.storage.stores import Connect, rows
-
-SPLITS = {"train": 0.8, "test": 0.2}
+from tests.storage.stores import Connect, export, labeled
 
 
 @pytest.fixture(autouse=True)
 def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return tmp_path / "caches/featurestore/shards"
-
-
-def labeled(count: int = 600) -> pd.DataFrame:
-    return rows(0, count).assign(late=np.arange(count) % 3 == 0)
-
-
-def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDataset:
-    frame = store.get_featuregroup("weather").select("id", "x", "late")
-    arguments = {"label": "late", "key": "id", "splits": SPLITS, "shards": 3, **given}
-    return store.create_training_dataset(frame, name, **arguments)
 
 
 def batches_of(dataset: TrainingDataset, **given: Any) -> list[list[Any]]:
@@ -358,42 +341,6 @@ def test_an_export_works_over_a_faulty_network(
     assert acknowledged <= {each.version for each in found}
     for dataset in found:
         assert dataset.verify().ok
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_killed_export_leaves_a_dataset_or_nothing(
-    connect: Connect, object_server: ObjectServer, bucket: str, tmp_path: Path, kills: int
-) -> None:
-    store = connect()
-    store.create_featuregroup(labeled(), "weather", primary_key="id")
-    given = {key.upper(): value for key, value in object_server.options.items()}
-    acknowledged = 0
-    for number in range(kills):
-        process = subprocess.Popen(
-            [sys.executable, "-c", EXPORT, store.location, f"sqlite:///{tmp_path}/cache.db"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **given},
-            text=True,
-        )
-        assert process.stdout is not None
-        while process.stdout.readline() != "ready\n":
-            pass
-        time.sleep(0.15 + 0.4 * number / kills)
-        process.send_signal(signal.SIGKILL)
-        said, _ = process.communicate(timeout=60)
-        acknowledged += said.count("done")
-    again = connect()  # settles what was left
-    found = again.get_training_datasets()
-    assert acknowledged <= len(found) <= acknowledged + kills
-    for dataset in found:
-        assert dataset.verify().ok
-    folder = f"{bucket}/team a/store/trainingdatasets/d"
-    shards = [name for name in files_below(object_server, folder) if "/" in name]
-    assert {name.partition("/")[0] for name in shards} == {f"v{each.version}" for each in found}
-    numbers = [each.version for each in found]
-    assert export(again).version not in numbers
 
 
 def test_a_cache_holds_no_more_than_it_may(

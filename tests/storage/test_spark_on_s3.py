@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,7 @@ from tests.conftest import SKIPPED_STORAGE
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, options_for
 from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 from tests.storage.faulty_proxy import faulty
-from tests.storage.programs import appender
-from tests.storage.stores import Connect, rows
-from tests.storage.test_store_on_s3 import history_of_a_group
+from tests.storage.stores import Connect, history_of_a_group, rows
 from tests.storage.uri_path import UriPath
 from tests.streams import kafka_server
 
@@ -212,23 +209,6 @@ def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: 
     embedded = DuckDBEngine()
     writers = {"spark": appending(engine, folder), "duckdb": appending(embedded, folder)}
     assert_appends_at_once_all_land(folder, writers, times={"spark": 3, "duckdb": 12})
-    embedded.close()
-
-
-@pytest.mark.soak
-def test_two_drivers_of_spark_and_two_embedded_writers_lose_and_double_nothing(
-    engine: Engine, folder: UriPath, object_server: ObjectServer
-) -> None:
-    from featurestore_connectors.duckdb_delta import DuckDBEngine
-
-    engine.create_table(folder, schema=APPENDED, partition_by=(), properties={}, note={})
-    embedded = DuckDBEngine()
-    with ExitStack() as running:
-        writers = {"spark": appending(engine, folder), "duckdb": appending(embedded, folder)}
-        for kind in ("spark", "duckdb"):
-            process = appender(kind, folder, object_server.options)
-            writers[f"another {kind}"] = running.enter_context(process)
-        assert_appends_at_once_all_land(folder, writers, times=dict.fromkeys(writers, 4))
     embedded.close()
 
 

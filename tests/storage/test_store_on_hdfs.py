@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 
 import featurestore
 from featurestore.errors import ConfigurationError, FeatureGroupNotFound, RegistryError
 from featurestore.recovery.rebuild import rebuild
 from featurestore.storage.location import storage_of
-from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
-from tests.storage.programs import EXPORT, start
-from tests.storage.stores import Connect, history_of_a_group, rows
-
-SPLITS = {"train": 0.8, "test": 0.2}
+from tests.storage.stores import Connect, export, history_of_a_group, labeled, names_below, rows
 
 
 @pytest.fixture(autouse=True)
 def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-
-
-def files_below(uri: str) -> list[str]:
-    """The paths below a URI, with those that are not whole, relative to it."""
-    storage, name = storage_of(uri)
-    try:
-        listed = list(storage._client.list_status(f"/{name}", recursive=True))  # type: ignore[attr-defined]
-    except FileNotFoundError:
-        return []
-    return sorted(each.path[len(name) + 2 :] for each in listed if not each.isdir)
-
-
-def labeled(count: int) -> pd.DataFrame:
-    return rows(0, count).assign(late=np.arange(count) % 3 == 0)
-
-
-def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDataset:
-    frame = store.get_featuregroup("weather").select("id", "x", "late")
-    arguments = {"label": "late", "key": "id", "splits": SPLITS, "shards": 3, **given}
-    return store.create_training_dataset(frame, name, **arguments)
 
 
 def batches_of(dataset: TrainingDataset, **given: Any) -> list[Any]:
@@ -68,7 +38,7 @@ def test_groups_on_hdfs_are_groups_on_a_disk(
         expected = history_of_a_group(disk)
     store = connect_hdfs()
     assert history_of_a_group(store) == expected
-    assert not [name for name in files_below(hdfs_folder) if name.endswith(".tmp")]
+    assert not [name for name in names_below(hdfs_folder) if name.endswith(".tmp")]
 
 
 def test_many_commits_end_in_a_checkpoint_on_hdfs(connect_hdfs: Connect) -> None:
@@ -76,7 +46,7 @@ def test_many_commits_end_in_a_checkpoint_on_hdfs(connect_hdfs: Connect) -> None
     store.create_featuregroup(rows(0, 2), "weather", primary_key="id")
     for number in range(1, 22):
         store.insert_into_featuregroup(rows(number * 2, 2), "weather")
-    log = files_below(f"{store.location}/featuregroups/weather/v1/_delta_log")
+    log = names_below(f"{store.location}/featuregroups/weather/v1/_delta_log")
     assert [name for name in log if name.endswith(".checkpoint.parquet")]
     assert "_last_checkpoint" in log
     found = store.get_featuregroup("weather").to_pandas()["id"]
@@ -101,7 +71,7 @@ def test_a_registry_s_cache_is_made_anew_from_what_lies_on_hdfs(
     other.delete_featuregroup("weather", version=1)
     with pytest.raises(FeatureGroupNotFound):
         other.get_featuregroup("weather")
-    assert files_below(f"{store.location}/featuregroups/weather") == ["v1.deleted"]
+    assert names_below(f"{store.location}/featuregroups/weather") == ["v1.deleted"]
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
@@ -120,7 +90,7 @@ def test_datasets_on_hdfs_are_datasets_on_a_disk(
         assert batches_of(there) == expected
         assert batches_of(there, start_step=4) == expected[4:]
         on_disk = [each for each in Path(here.path).rglob("*") if each.is_file()]
-        assert files_below(there.path) == sorted(
+        assert names_below(there.path) == sorted(
             str(each.relative_to(here.path)) for each in on_disk
         )
         assert there.read("test").to_pandas().equals(here.read("test").to_pandas())
@@ -137,7 +107,7 @@ def test_datasets_on_hdfs_are_datasets_on_a_disk(
     (problem,) = there.verify().problems
     assert "SHA-256" in problem.message
     store.delete_training_dataset("d", version=1)
-    assert files_below(os.path.dirname(there.path)) == []
+    assert names_below(os.path.dirname(there.path)) == []
 
 
 def test_feature_views_live_on_hdfs(connect_hdfs: Connect) -> None:
@@ -169,7 +139,7 @@ def test_vacuum_removes_what_killed_writers_left_a_day_ago(connect_hdfs: Connect
         if digit == "a":
             client.set_times(path, two_days_ago, two_days_ago)
     store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))
-    left = [each for each in files_below(table) if each.endswith(".tmp")]
+    left = [each for each in names_below(table) if each.endswith(".tmp")]
     assert left == [f"city=x/.{'b' * 32}.tmp"]
     assert store.get_featuregroup("weather").count() == 5
 
@@ -189,7 +159,7 @@ def test_what_an_option_holds_is_written_down_nowhere(
         )
     texts = [caplog.text, repr(store), repr(store.session), str(refused.value)]
     storage, _ = storage_of(store.location)
-    for name in files_below(store.location):
+    for name in names_below(store.location):
         path = f"{storage_of(store.location)[1]}/{name}"
         texts.append(storage.read(path).decode("latin-1"))
     for folder in (tmp_path, Path(os.environ["XDG_STATE_HOME"])):
@@ -198,98 +168,3 @@ def test_what_an_option_holds_is_written_down_nowhere(
                 texts.append(file.read_bytes().decode("latin-1"))
     assert len(texts) > 15
     assert not [text[:200] for text in texts if secret in text]
-
-
-# -- several processes ----------------------------------------------------------------------------
-
-
-def said_by(processes: Sequence[Any]) -> None:
-    """Let programs that are ready begin at the same time."""
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
-def test_processes_at_once_lose_and_double_nothing(
-    connect_hdfs: Connect, tmp_path: Path, count: int
-) -> None:
-    store = connect_hdfs()
-    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
-    for cache in ("first", "second"):  # as on two machines
-        rebuild(store.location, url=f"sqlite:///{tmp_path / cache}.db")
-    writers = []
-    for number in range(count):
-        cache_file = tmp_path / ("first.db" if number % 2 else "second.db")
-        writers.append(start(store, cache_file, {}, number))
-    said_by(writers)
-    for writer in writers:
-        writer.communicate(timeout=120)
-        assert writer.returncode == 0
-    ids = store.get_featuregroup("g").to_pandas()["id"]
-    assert ids.is_unique
-    assert len(ids) == 1 + count * 4 * 10
-    assert store.featuregroup("g").delta_version == 1 + count * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_kill_9_at_any_moment_leaves_the_old_state_or_the_new_one(
-    connect_hdfs: Connect, tmp_path: Path, kills: int
-) -> None:
-    store = connect_hdfs()
-    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
-    acknowledged = 0
-    for number in range(kills):
-        writer = start(store, tmp_path / "cache.db", {}, number)
-        said_by([writer])
-        time.sleep(0.02 + 0.4 * number / kills)
-        writer.send_signal(signal.SIGKILL)
-        said, _ = writer.communicate(timeout=60)
-        acknowledged += len(said.split())
-    again = connect_hdfs()  # settles what was left
-    ids = again.get_featuregroup("g").to_pandas()["id"]
-    assert ids.is_unique
-    assert (len(ids) - 1) % 10 == 0
-    commits = (len(ids) - 1) // 10
-    assert acknowledged <= commits <= acknowledged + kills
-    assert files_below(f"{store.location}/_staging") == []
-    again.insert_into_featuregroup(pd.DataFrame({"id": [10**6]}), "g")
-    assert again.featuregroup("g").statistics().rows == len(ids) + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_killed_export_leaves_a_dataset_or_nothing(
-    connect_hdfs: Connect, tmp_path: Path, kills: int
-) -> None:
-    store = connect_hdfs()
-    store.create_featuregroup(labeled(600), "weather", primary_key="id")
-    acknowledged = 0
-    for number in range(kills):
-        process = subprocess.Popen(
-            [sys.executable, "-c", EXPORT, store.location, f"sqlite:///{tmp_path}/cache.db"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        while process.stdout.readline() != "ready\n":
-            assert process.poll() is None
-        time.sleep(0.15 + 0.8 * number / kills)
-        process.send_signal(signal.SIGKILL)
-        said, _ = process.communicate(timeout=60)
-        acknowledged += said.count("done")
-    again = connect_hdfs()  # settles what was left
-    found = again.get_training_datasets()
-    assert acknowledged <= len(found) <= acknowledged + kills
-    for dataset in found:
-        assert dataset.verify().ok
-    below = files_below(f"{store.location}/trainingdatasets/d")
-    shards = [name for name in below if "/" in name]
-    assert {name.partition("/")[0] for name in shards} == {f"v{each.version}" for each in found}
-    numbers = [each.version for each in found]
-    assert export(again).version not in numbers

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -36,7 +34,6 @@ from featurestore.storage import attempts, objects
 from featurestore.store import FeatureStore
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import STALE, faulty
-from tests.storage.programs import start
 from tests.storage.stores import Connect, history_of_a_group, rows
 
 
@@ -264,65 +261,6 @@ def test_operations_take_few_requests_however_many_commits_there_are(
         files = len(read_snapshot(store.featuregroup("weather").path).files)
         assert read["LIST"] <= 2
         assert read.total() - read["LIST"] <= 3 * files
-
-
-# -- several processes ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
-def test_processes_at_once_lose_and_double_nothing(
-    connect: Connect, object_server: ObjectServer, tmp_path: Path, count: int
-) -> None:
-    store = connect()
-    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
-    for cache in ("first", "second"):  # as on two machines
-        rebuild(store.location, url=f"sqlite:///{tmp_path / cache}.db")
-    writers = []
-    for number in range(count):
-        cache = tmp_path / ("first.db" if number % 2 else "second.db")
-        writers.append(start(store, cache, object_server.options, number))
-    for writer in writers:
-        assert writer.stdout.readline() == "ready\n"
-    for writer in writers:
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        writer.communicate(timeout=120)
-        assert writer.returncode == 0
-    ids = store.get_featuregroup("g").to_pandas()["id"]
-    assert ids.is_unique
-    assert len(ids) == 1 + count * 4 * 10
-    assert store.featuregroup("g").delta_version == 1 + count * 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_kill_9_at_any_moment_leaves_the_old_state_or_the_new_one(
-    connect: Connect, object_server: ObjectServer, bucket: str, tmp_path: Path, kills: int
-) -> None:
-    store = connect()
-    store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
-    acknowledged = 0
-    for number in range(kills):
-        writer = start(store, tmp_path / "cache.db", object_server.options, number)
-        assert writer.stdout.readline() == "ready\n"
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-        time.sleep(0.02 + 0.25 * number / kills)
-        writer.send_signal(signal.SIGKILL)
-        said, _ = writer.communicate(timeout=60)
-        acknowledged += len(said.split())
-    again = connect()  # settles what was left
-    ids = again.get_featuregroup("g").to_pandas()["id"]
-    assert ids.is_unique
-    assert (len(ids) - 1) % 10 == 0
-    commits = (len(ids) - 1) // 10
-    assert acknowledged <= commits <= acknowledged + kills
-    staging = object_server.root / bucket[5:] / "team a/store/_staging"
-    assert not staging.exists() or not [file for file in staging.rglob("*") if file.is_file()]
-    again.insert_into_featuregroup(pd.DataFrame({"id": [10**6]}), "g")
-    assert again.featuregroup("g").statistics().rows == len(ids) + 1
 
 
 def test_a_deleted_group_is_gone_with_its_claim(

@@ -1,4 +1,4 @@
-"""Streams into a store in a bucket: every record once, whichever machine reads the topic."""
+"""Streams into a store at a URI: every record once, whichever machine reads the topic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
-from tests.storage.stores import Connect
+from tests.storage.stores import Place, hdfs_in_soak
 from tests.streams.conftest import broker, job_file
 from tests.streams.topics import Broker, clicks, job
 
@@ -19,13 +19,14 @@ __all__ = ["broker", "job_file"]
 pytest.importorskip("croniter")
 
 
-def test_a_stream_into_s3_brings_each_record_once_from_two_machines(
-    connect: Connect,
+@hdfs_in_soak
+def test_a_stream_brings_each_record_once_from_two_machines(
+    place: Place,
     broker: Broker,
     job_file: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    first = connect("first")
+    first = place.connect("first")
     topic = broker.topic(3)
     broker.send(topic, clicks(0, 50))
     file = job_file(job(topic, batch_records=20))
@@ -34,7 +35,7 @@ def test_a_stream_into_s3_brings_each_record_once_from_two_machines(
     (run,) = first.run_job("clicks")
     assert (run.state, run.rows) == ("done", 50)
     rebuild(first.location, url=f"sqlite:///{tmp_path / 'second'}.db")
-    second = connect("second")
+    second = place.connect("second")
     second.add_source("events", broker.uri)
     second.register_jobs(file)
     assert second.run_job("clicks") == []

@@ -1,4 +1,4 @@
-"""The web registry of a store in a bucket: every page that it links to answers."""
+"""The web registry of a store at a URI: every page that it links to answers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.stores import Connect
-from tests.storage.test_jobs_on_s3 import RANGE, filled
+from tests.storage.jobs_at_a_uri import RANGE, filled
+from tests.storage.stores import Place, hdfs_in_soak
 
 pytest.importorskip("fastapi")
 
 _HREF = re.compile(r'href="(/[^"#]*)"')
 
 
-def test_every_page_of_a_store_on_s3_answers(connect: Connect, tmp_path: Path) -> None:
+@hdfs_in_soak
+def test_every_page_of_a_store_at_a_uri_answers(place: Place, tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 
     from featurestore.server import create_app
 
-    store = filled(connect(), tmp_path / "jobs")
+    store = filled(place.connect(), tmp_path / "jobs")
     store.backfill_job("tips", *RANGE)
     store.create_training_dataset(store.get_features(["trips.tip"]), "d")
     waiting, seen = ["/"], set()

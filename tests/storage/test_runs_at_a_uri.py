@@ -1,4 +1,4 @@
-"""Runs of experiments on a dataset in a bucket: the runs in a directory, the dataset at its URI."""
+"""Runs of experiments on a dataset at a URI: the runs in a directory, the dataset at its URI."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import featurestore
 from featurestore import experiments
 from featurestore.errors import UnsupportedLocation
 from featurestore.experiments.context import Context
-from tests.object_server import SECRET_KEY, ObjectServer
-from tests.storage.stores import Connect
+from tests.object_server import SECRET_KEY
+from tests.storage.stores import Place, hdfs_in_soak, names_below
 
 
 def train(context: Context) -> dict[str, float]:
@@ -23,19 +23,16 @@ def train(context: Context) -> dict[str, float]:
     return {"metric": total}
 
 
-def test_a_run_trains_on_a_dataset_in_a_bucket_and_is_kept_in_a_directory(
-    connect: Connect,
-    object_server: ObjectServer,
-    tmp_path: Path,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
+@hdfs_in_soak
+def test_a_run_trains_on_a_dataset_at_a_uri_and_is_kept_in_a_directory(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in object_server.options.items():
-        monkeypatch.setenv(name.upper(), value)
+    for name, value in place.environment.items():
+        monkeypatch.setenv(name, value)
     frame = pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300) % 2})
-    made = connect().create_training_dataset(frame, "d", label="y", transformations=None)
-    folder = object_server.root / bucket[5:]
-    before = sorted(folder.rglob("*"))
+    store = place.connect()
+    made = store.create_training_dataset(frame, "d", label="y", transformations=None)
+    before = names_below(store.location)
     with pytest.raises(UnsupportedLocation, match="need a directory") as refused:
         experiments.launch(train, name="some", dataset=made)
     assert "store=featurestore.connect(" in str(refused.value.hint)
@@ -46,6 +43,6 @@ def test_a_run_trains_on_a_dataset_in_a_bucket_and_is_kept_in_a_directory(
         (kept,) = experiments.get_runs("some", store=runs)
         assert kept.dataset is not None
         assert kept.dataset.path == made.path
-    assert sorted(folder.rglob("*")) == before
+    assert names_below(store.location) == before
     for file in (tmp_path / "runs").rglob("*"):
         assert not file.is_file() or SECRET_KEY.encode() not in file.read_bytes()

@@ -1,0 +1,38 @@
+"""Jobs whose store is at a URI: each window once, logs as files there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore.storage import files
+from featurestore.store import FeatureStore
+from tests.storage.jobs_at_a_uri import RANGE, filled
+from tests.storage.stores import Place
+
+pytest.importorskip("croniter")
+
+
+def found(store: FeatureStore, name: str) -> list[Any]:
+    frame = store.get_featuregroup(name).to_pandas()
+    return sorted(map(tuple, frame.itertuples(index=False)))
+
+
+def test_jobs_at_a_uri_compute_what_jobs_on_a_disk_compute(place: Place, tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "disk") as disk:
+        expected = []
+        for store in (filled(disk, tmp_path / "one"), filled(place.connect(), tmp_path / "two")):
+            for name in ("demand", "tips"):
+                store.backfill_job(name, *RANGE)
+            store.backfill_job("demand", *RANGE)
+            expected.append([found(store, "demand"), found(store, "tips")])
+        assert expected[0] == expected[1]
+    runs = store.get_runs("tips")
+    assert {run.state for run in runs} == {"done"}
+    for run in runs:
+        assert run.log is not None
+        assert run.log.startswith(f"{store.location}/_logs/tips/")
+        assert "tips, 1 windows" in files.read_text(run.log)

@@ -20,7 +20,7 @@ from tests.maven import NotFetched, fetched
 VERSION = "3.4.1"
 _POM = Path(__file__).parent / "storage" / "hdfs" / "server-pom.xml"
 _MAIN = "org.apache.hadoop.test.MiniDFSClusterManager"
-_PATIENCE = 90.0
+_PATIENCE = 300.0
 # Files of several blocks are small.
 _SETTINGS = {
     "dfs.replication": 2,

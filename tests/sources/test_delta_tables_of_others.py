@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import featurestore
 from featurestore.errors import UnsupportedType
 from featurestore.store import FeatureStore
+from tests.hdfs_server import HdfsServer
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +52,7 @@ TABLES = {
 }
 
 
-def same(store: FeatureStore, spark: Any, path: Path, version: int) -> None:
+def same(store: FeatureStore, spark: Any, path: Path | str, version: int) -> None:
     """Compare a version read by the source with what Spark reads."""
     frame = store.read_source("table", at=version)
     given = spark.read.format("delta").option("versionAsOf", version).load(str(path))
@@ -59,24 +61,42 @@ def same(store: FeatureStore, spark: Any, path: Path, version: int) -> None:
     assert found == sorted(tuple(row) for row in given.collect())
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_version_is_what_spark_reads(
-    name: str, spark: Any, duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def make(spark: Any, name: str, path: Path | str) -> int:
+    """Make one of the tables and return its last version."""
     properties, statements = TABLES[name]
-    path = tmp_path / "table"
     table = f"delta.`{path}`"
     spark.sql(f"create table {table} using delta tblproperties ({properties}) as {ROWS}")
     for statement in statements:
         spark.sql(statement.format(t=table))
-    duckdb_store.add_source("table", f"delta+{path}")
-    last = spark.sql(f"describe history {table}").count() - 1
+    last: int = spark.sql(f"describe history {table}").count() - 1
     assert last >= len(statements)
+    return last
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_version_is_what_spark_reads(
+    name: str, spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "table"
+    last = make(spark, name, path)
+    duckdb_store.add_source("table", f"delta+{path}")
     for version in range(last + 1):
         same(duckdb_store, spark, path, version)
     with featurestore.connect(duckdb_store.location, engine="spark") as store:
         for version in range(last + 1):
             same(store, spark, path, version)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TABLES)
+def test_every_version_on_hdfs_is_what_spark_reads(
+    name: str, spark: Any, duckdb_store: FeatureStore, hdfs_server: HdfsServer
+) -> None:
+    path = f"{hdfs_server.root}/table-{uuid4().hex[:8]}"
+    last = make(spark, name, path)
+    duckdb_store.add_source("table", f"delta+{path}")
+    for version in range(last + 1):
+        same(duckdb_store, spark, path, version)
 
 
 def compact_log(path: Path, first: int, last: int) -> None:

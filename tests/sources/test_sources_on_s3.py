@@ -1,8 +1,10 @@
-"""Folders and Delta tables in a bucket, and folders on HDFS, are sources as those of a disk are."""
+"""Folders and Delta tables in a bucket and on HDFS are sources as those of a disk are."""
 
 from __future__ import annotations
 
 import gzip
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -20,11 +22,13 @@ from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
     SourceChanged,
+    SourceError,
+    SourceTableNotFound,
     SourceUnavailable,
 )
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
 from featurestore.storage import files
-from featurestore.storage.location import of_owner
+from featurestore.storage.location import of_owner, storage_of
 from featurestore.store import FeatureStore
 from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer
@@ -256,7 +260,47 @@ def test_a_folder_on_hdfs_is_a_source(
     for path, count in {"a b": 2, "csv": 2, "json": 1}.items():
         found = duckdb_store.read_source("lake", path=path).to_arrow()
         assert found.equals(rows.slice(0, count))
-    with pytest.raises(InvalidArgument, match="HDFS"):
-        duckdb_store.add_source("table", f"delta+{place}/table")
     with pytest.raises(InvalidArgument, match="has no options 'aws_region'"):
         duckdb_store.add_source("other", place, options={"aws_region": "eu"})
+
+
+def put_table(path: Path, place: str) -> None:
+    """Copy a table of this machine to HDFS."""
+    for each in sorted(path.rglob("*")):
+        if each.is_file() and not each.name.startswith("."):
+            name = each.relative_to(path).as_posix()
+            files.write_atomically(f"{place}/{name}", each.read_bytes())
+
+
+def test_versions_of_a_delta_table_on_hdfs(
+    duckdb_store: FeatureStore,
+    hdfs_server: HdfsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    path, place = tmp_path / "table", f"{hdfs_server.root}/lake-{uuid4().hex[:8]}/orders"
+    rows = pa.table({"id": [1, 2, 3], "city": ["a/b c%", "é", "é"]})
+    write_deltalake(path, rows, partition_by=["city"])
+    write_deltalake(path, pa.table({"id": [4], "city": ["x"]}), mode="append")
+    DeltaTable(path).delete("id = 2")
+    put_table(path, place)
+    # A file of another version is not fetched: it may be as large as it likes, or gone.
+    gone = sorted(set(DeltaTable(path, 1).file_uris()) - set(DeltaTable(path).file_uris()))[0]
+    storage, name = storage_of(f"{place}/{gone.removeprefix(f'{path}/')}")
+    assert storage.remove(name)
+    duckdb_store.add_source("orders", f"delta+{place}")
+    assert duckdb_store.check_source("orders").ok
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    found = duckdb_store.read_source("orders").to_arrow().sort_by("id")
+    assert found.to_pydict() == {"id": [1, 3, 4], "city": ["a/b c%", "é", "x"]}
+    frame = duckdb_store.read_source("orders", at=0, columns=["city"])
+    with pytest.raises(SourceError, match="version 0"):
+        frame.to_arrow()
+    assert os.listdir(tmp_path / "temporary") == []
+    with pytest.raises(SourceTableNotFound, match="the latest is 2"):
+        duckdb_store.read_source("orders", at=7)
+    duckdb_store.create_external_featuregroup("orders", source="orders", primary_key="id")
+    assert duckdb_store.get_featuregroup("orders").count() == 3

@@ -23,7 +23,7 @@ JDBC_DRIVER = "postgresql-42.7.7"
 S3A = "hadoop-aws-3.4.1"
 _POMS = Path(__file__).parent / "kafka"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 USER, PASSWORD = "reader", "tr0ub4dor&3"
 
 

@@ -15,10 +15,12 @@ import pyarrow.types as pat
 
 from featurestore.delta import log
 from featurestore.delta.history import version_at
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     InvalidArgument,
     SourceError,
     SourceTableNotFound,
+    UnsupportedTable,
     missing_extra,
 )
 from featurestore.model.source import SourceTable
@@ -27,6 +29,7 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import remote
 from featurestore.storage.location import HDFS, plain
+from featurestore.storage.mirror import Mirror
 from featurestore_connectors.sources import places
 from featurestore_connectors.sources.columns import (
     SourceColumn,
@@ -37,16 +40,11 @@ from featurestore_connectors.sources.failures import told
 
 
 class DeltaSource:
-    """One Delta table: ``delta+/path``, ``delta+s3://bucket/path``."""
+    """One Delta table: ``delta+/path``, ``delta+s3://bucket/path``, ``delta+hdfs://host/path``."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
         self._place = places.place_of(config, prefix="delta", noun="Delta table")
-        if self._place.path.startswith(f"{HDFS}:"):
-            raise InvalidArgument(
-                f"{config.uri!r}: the kernel of Delta does not read HDFS.",
-                hint="inputs={'orders': '/path'} of a job on Spark, or copy the table to S3 or a disk",
-            )
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
         """Open a version: a number, that of a moment, or the latest."""
@@ -67,7 +65,11 @@ class DeltaSource:
 
 
 class DeltaSnapshot(TypedColumns):
-    """One version of a Delta table, which never changes."""
+    """One version of a Delta table, which never changes.
+
+    The kernel does not read HDFS: from there the log comes to a folder of this machine, and the
+    files of the version where rows are read.
+    """
 
     def __init__(self, config: SourceConfig, path: str, version: int) -> None:
         try:
@@ -79,12 +81,14 @@ class DeltaSnapshot(TypedColumns):
         self._path = path
         self._version = version
         self._old_layout = polars.CompatLevel.oldest()
+        self._mirror = _mirror_of(path) if path.startswith(f"{HDFS}:") else None
+        place = plain(path) if self._mirror is None else self._mirror.folder
+        options = remote.delta_options(path) if self._mirror is None else None
         try:
-            self._rows = scan_delta(
-                plain(path), version=version, storage_options=remote.delta_options(path)
-            )
+            self._rows = scan_delta(place, version=version, storage_options=options)
             self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
         except Exception as error:  # the kernel's errors have no class of their own
+            self.close()
             raise self._refusal(error) from error
         self.identity = f"version {version}"
         self.server = f"Delta table {plain(path)}"
@@ -98,6 +102,9 @@ class DeltaSnapshot(TypedColumns):
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         schema = self.schema(query)
+        if self._mirror is not None:
+            with places.reached(self._config):
+                self._mirror.fetch(_names_of_version(self._mirror, self._path, self._version))
         rows = self._rows
         if query.window is not None:
             rows = rows.filter(self._within(query.window))
@@ -105,7 +112,9 @@ class DeltaSnapshot(TypedColumns):
         return pa.RecordBatchReader.from_batches(schema, fitted(batches, schema))
 
     def close(self) -> None:
-        """Do nothing: a version is no connection."""
+        """Remove what was fetched; a version is no connection."""
+        if self._mirror is not None:
+            self._mirror.close()
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None or query.sql is not None or query.path is not None:
@@ -153,6 +162,21 @@ class DeltaSnapshot(TypedColumns):
             f"{place} cannot be read: {said}",
             hint="was it vacuumed, or does it use a feature of Delta that is newer than the reader?",
         )
+
+
+def _mirror_of(path: str) -> Mirror:
+    """Return the files of a table; of them its log is here."""
+    mirror = Mirror(path)
+    mirror.fetch(name for name in mirror.names if name.startswith(f"{log.LOG_FOLDER}/"))
+    return mirror
+
+
+def _names_of_version(mirror: Mirror, path: str, version: int) -> list[str]:
+    """Return the files that hold the rows of a version; all of them where only the kernel knows."""
+    try:
+        return [each.path[len(path) + 1 :] for each in read_snapshot(path, version).files]
+    except UnsupportedTable:
+        return mirror.names
 
 
 def _has_variant(kind: pa.DataType) -> bool:

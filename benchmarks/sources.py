@@ -1,10 +1,12 @@
 """Rows of Postgres into a feature group, beside what the driver alone reads.
 
 A server of its own is started (initdb) in a temporary folder; the ratio is of rows a second, and
-the limit 0.8. ``--spark`` has the tasks of Spark read the same rows instead, in eight parts of
-one snapshot, one, two and four of them at once, also of a server that is waited for; ``--jar`` names the driver.
+the limit 0.8. ``--wait 1`` reads of a server that is waited for, a millisecond every 1,000 rows, as
+where it has cores of its own behind a network. ``--spark`` has the tasks of Spark read the same
+rows instead, in eight parts of one snapshot, one, two and four of them at once, also of a server
+that is waited for; ``--jar`` names the driver.
 
-python benchmarks/sources.py [--quick] [--rows 1000000] [--spark --jar postgresql.jar]
+python benchmarks/sources.py [--quick] [--rows 1000000] [--wait 1] [--spark --jar postgresql.jar]
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ MAKE = """
     from generate_series(1, {rows}) as n
 """
 
-# The same rows of a server that is waited for: 50 milliseconds every 1,000 rows.
+# The same rows of a server that is waited for, by default 50 milliseconds every 1,000 rows.
 SLOW = """
     create function waited(id bigint) returns text immutable language plpgsql as $$
     begin
-        if id % 1000 = 0 then perform pg_sleep(0.05); end if;
+        if id % 1000 = 0 then perform pg_sleep({wait} / 1000.0); end if;
         return '';
     end $$;
     create view far as select *, waited(id) as waited from readings
@@ -80,24 +82,24 @@ def server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fill(url: str, rows: int) -> None:
-    """Make the table: rows x 10."""
+def fill(url: str, rows: int, wait: float) -> None:
+    """Make the table: rows x 10, and the view that waits so many milliseconds."""
     import psycopg
 
     columns = ", ".join([f"random() as x{number}" for number in range(7)])
     with psycopg.connect(url, autocommit=True) as database:
         database.execute(MAKE.format(columns=columns, rows=rows))
-        database.execute(SLOW)
+        database.execute(SLOW.format(wait=wait))
         database.execute("vacuum analyze readings")
 
 
-def bare(url: str) -> int:
+def bare(url: str, table: str) -> int:
     """Read all rows by the driver alone, batch by batch."""
     from adbc_driver_postgresql import dbapi
 
     rows = 0
     with dbapi.connect(url) as connection, connection.cursor() as cursor:
-        cursor.execute("select * from readings")
+        cursor.execute(f"select * from {table}")
         for batch in cursor.fetch_record_batch():
             rows += batch.num_rows
     return rows
@@ -147,25 +149,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--wait", type=float, help="milliseconds every 1,000 rows")
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--jar", default="")
     given = parser.parse_args()
     rows = given.rows // 10 if given.quick else given.rows
     warnings.simplefilter("ignore")
     with server() as url, tempfile.TemporaryDirectory(dir=".") as folder:
-        fill(url, rows)
+        fill(url, rows, 50.0 if given.wait is None else given.wait)
+        table = "readings" if given.wait is None else "far"
         if given.spark:
             by_tasks(url, rows, given.jar, folder)
             return 0
         store = featurestore.connect(Path(folder) / "store", engine="duckdb")
         store.add_source("plant", url)
-        frame = store.read_source("plant", table="readings")
+        frame = store.read_source("plant", table=table)
 
         def into_group() -> int:
             group = store.create_featuregroup(frame, "readings", validation="off", statistics=False)
             return group.history()[0].rows
 
-        works = {"driver alone": lambda: bare(url), "into a group": into_group}
+        works = {"driver alone": lambda: bare(url, table), "into a group": into_group}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
         for _ in range(TRIALS):
             for name, work in works.items():

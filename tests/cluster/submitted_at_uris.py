@@ -46,8 +46,9 @@ def main(folder: str, *locations: str) -> None:
     for number, location in enumerate(locations):
         registry = f"sqlite:///{folder}/registry-{number}.db"
         given = {"registry": registry, "storage_options": options[number]}
-        with featurestore.connect(location, engine=engine, **given) as store:
-            answer[location] = write(store, frame, more)
+        # Not closed: that would end the session.
+        store = featurestore.connect(location, engine=engine, **given)
+        answer[location] = write(store, frame, more)
     print(json.dumps(answer))
 
 

@@ -89,8 +89,18 @@ def _prepare(places: tuple[str, ...], now: datetime) -> None:
     times.clock = clock
 
 
-def schedule(location: str, began: float, speed: float, now: datetime) -> None:
-    """Be a scheduler whose clock showed ``now`` at ``began``, and is ``speed`` times as fast."""
+def schedule(location: str, go: Path, speed: float, now: datetime) -> None:
+    """Be a scheduler whose clock shows ``now`` until a file is there, then is ``speed`` times as fast.
+
+    Says by a file of its own in the location that it has connected.
+    """
+
+    def clock() -> datetime:
+        passed = max(time.time() - go.stat().st_mtime, 0.0) if go.exists() else 0.0
+        return now + timedelta(seconds=passed * speed)
+
     faulthandler.enable()
-    times.clock = lambda: now + timedelta(seconds=(time.time() - began) * speed)
-    featurestore.connect(location).scheduler(Options(every=0.1)).run()
+    times.clock = clock
+    scheduler = featurestore.connect(location).scheduler(Options(every=0.1))
+    Path(location, f"ready{os.getpid()}").touch()
+    scheduler.run()

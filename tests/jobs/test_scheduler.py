@@ -111,11 +111,15 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
     city.delete_featuregroup("trips", version=1)
     city.create_featuregroup(trips(100), "trips", primary_key=["id"], event_time="left_at")
     city.register_jobs(define(*(sql_job(name, rules="catchup=7") for name in names)))
-    # Twelve hours pass in a second: windows come due while both are at work.
-    begin = (time.time(), 43_200.0, START + 40 * HOUR)
-    schedulers = [killing.start(killing.schedule, city.location, *begin) for _ in range(2)]
+    # Twelve hours pass in a second, once both are at work: so windows come due for either.
+    go = Path(city.location, "go")
+    clock = (go, 43_200.0, START + 40 * HOUR)
+    schedulers = [killing.start(killing.schedule, city.location, *clock) for _ in range(2)]
     deadline = time.monotonic() + 120
     try:
+        while time.monotonic() < deadline and len(list(go.parent.glob("ready*"))) < 2:
+            time.sleep(0.01)
+        go.touch()
         while time.monotonic() < deadline and all(each.is_alive() for each in schedulers):
             marks = [status.job.watermark for status in city.get_jobs()]
             if all(mark and mark >= START + 100 * HOUR for mark in marks):
@@ -147,7 +151,8 @@ def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
     begun = tmp_path / "begun"
     body = f"import time\n    open({str(begun)!r}, 'a').close(); time.sleep(0.6)"
     city.register_jobs(define(python_job(body=body, rules="catchup=2")))
-    process = killing.start(killing.schedule, city.location, time.time(), 0.0, START + HOURS * HOUR)
+    still = (tmp_path / "never", 0.0, START + HOURS * HOUR)
+    process = killing.start(killing.schedule, city.location, *still)
     try:
         deadline = time.monotonic() + 60
         while not begun.exists() and time.monotonic() < deadline:

@@ -212,9 +212,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_row
 def test_a_worker_that_stops_is_reported_with_every_workers_step(
     fork_server: ForkServer, tfrecord: Example, tmp_path: Path
 ) -> None:
-    run = Run(
-        fork_server, "keras", tfrecord.path, tmp_path, workers=2, timeout=25, sleepers={1: 20}
-    )
+    run = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=2, sleepers={1: 5})
     try:
         assert run.processes[0].wait(200) == EXIT_STALLED
     finally:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from tests.forking import ForkServer
 from tests.readers.conftest import Example
 from tests.readers.test_reader_order import GOLDEN_VECTORS
 
+Start = Callable[[str, int], "subprocess.Popen[bytes]"]
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -49,18 +51,18 @@ def test_the_vectors_on_the_page_are_the_orders_own() -> None:
         assert hashlib.sha256(batches.astype("<i8").tobytes()).hexdigest() == digest
 
 
-@pytest.mark.tensorflow
-@pytest.mark.slow
-def test_the_script_of_the_training_page_survives_kill_and_goes_on(tmp_path: Path) -> None:
+@pytest.fixture
+def training_page(tmp_path: Path) -> Start:
+    """Start the script of the training page, for some epochs, with its output in a file."""
     for needed in ("tensorflow", "tf_keras", "pandas"):
         pytest.importorskip(needed)
     script = block("training.md", "TF_CONFIG")
     assert "epochs=5" in script
-    # Killed in the first epoch, it goes on through another.
-    (tmp_path / "train.py").write_text(script.replace("epochs=5", "epochs=2"), encoding="utf-8")
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2")
 
-    def start(log: str) -> subprocess.Popen[bytes]:
+    def start(log: str, epochs: int) -> subprocess.Popen[bytes]:
+        changed = script.replace("epochs=5", f"epochs={epochs}")
+        (tmp_path / "train.py").write_text(changed, encoding="utf-8")
         with (tmp_path / log).open("wb") as file:
             return subprocess.Popen(
                 [sys.executable, "train.py"],
@@ -71,7 +73,44 @@ def test_the_script_of_the_training_page_survives_kill_and_goes_on(tmp_path: Pat
                 start_new_session=True,
             )
 
-    killed = start("killed.txt")
+    return start
+
+
+def kill(running: subprocess.Popen[bytes]) -> None:
+    """End the group that a test started: the script and its workers."""
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+
+
+def finish(running: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
+    """Wait for the script, whose workers agree in the end; return where it went on."""
+    try:
+        assert running.wait(timeout=240) == 0, log.read_text()[-3000:]
+    finally:
+        if running.poll() is None:
+            kill(running)
+    text = log.read_text()
+    place = re.search(r"going on at \(epoch, step\) \((\d+), (\d+)\) of 97 steps", text)
+    assert place is not None, text
+    sums = re.findall(r"worker \d of 2: sum of weights (\S+)", text)
+    assert len(sums) == 2
+    assert len(set(sums)) == 1
+    return int(place[1]), int(place[2])
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_the_script_of_the_training_page_runs(training_page: Start, tmp_path: Path) -> None:
+    assert finish(training_page("whole.txt", 1), tmp_path / "whole.txt") == (0, 0)
+
+
+# A run of two workers that is killed goes on in test_distributed_training.py, from one checkpoint.
+@pytest.mark.tensorflow
+@pytest.mark.soak
+def test_the_script_of_the_training_page_survives_kill_and_goes_on(
+    training_page: Start, tmp_path: Path
+) -> None:
+    killed = training_page("killed.txt", 2)
     try:
         end = time.monotonic() + 200
         while not list((tmp_path / "two-workers" / "checkpoints").glob("step-*")):
@@ -79,25 +118,8 @@ def test_the_script_of_the_training_page_survives_kill_and_goes_on(tmp_path: Pat
             assert time.monotonic() < end, (tmp_path / "killed.txt").read_text()[-3000:]
             time.sleep(0.05)
     finally:
-        os.killpg(
-            killed.pid, signal.SIGKILL
-        )  # the group that this test started: the script and its workers
-        killed.wait()
-
-    resumed = start("resumed.txt")
-    try:
-        assert resumed.wait(timeout=240) == 0, (tmp_path / "resumed.txt").read_text()[-3000:]
-    finally:
-        if resumed.poll() is None:
-            os.killpg(resumed.pid, signal.SIGKILL)
-            resumed.wait()
-    text = (tmp_path / "resumed.txt").read_text()
-    place = re.search(r"going on at \(epoch, step\) \((\d+), (\d+)\) of 97 steps", text)
-    assert place is not None, text
-    assert (int(place[1]), int(place[2])) > (0, 0)
-    sums = re.findall(r"worker \d of 2: sum of weights (\S+)", text)
-    assert len(sums) == 2
-    assert len(set(sums)) == 1
+        kill(killed)
+    assert finish(training_page("resumed.txt", 2), tmp_path / "resumed.txt") > (0, 0)
 
 
 LOOP_PROGRAM = """

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import featurestore
 from featurestore.model import times
 from featurestore.store import FeatureStore
+from tests.store_copies import copy_of, made_at
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOURS = 48
@@ -64,12 +64,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
-@pytest.fixture
-def city(tmp_path: Path, clock: Clock) -> FeatureStore:
+@pytest.fixture(scope="session")
+def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose group ``trips`` holds two days."""
-    store = featurestore.connect(tmp_path / "store", engine="duckdb")
-    store.create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
-    return store
+    location = tmp_path_factory.mktemp("two_days") / "store"
+    with made_at(location, START + timedelta(hours=HOURS)) as store:
+        store.create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
+    return location
+
+
+@pytest.fixture
+def city(tmp_path: Path, clock: Clock, two_days: Path) -> FeatureStore:
+    """A copy of the store with two days."""
+    return copy_of(two_days, tmp_path / "store")
 
 
 Define = Callable[..., FeatureStore]

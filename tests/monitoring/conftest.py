@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import featurestore
 from featurestore.model import times
 from featurestore.store import FeatureStore
+from tests.store_copies import copy_of, made_at
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 DAYS = 70
@@ -62,12 +63,43 @@ def sales(first: int, days: int, *, shift: float = 0.0, null_share: float = 0.05
     return pa.concat_tables(parts)
 
 
+@pytest.fixture(scope="session")
+def ten_weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose group ``sales`` holds ten weeks, with the profile of each day."""
+    folder = tmp_path_factory.mktemp("ten_weeks")
+    template, monitored = folder / "store", folder / "monitored"
+    with made_at(template, NOW) as store:
+        store.create_featuregroup(sales(0, DAYS), "sales", primary_key="id", event_time="at")
+    shutil.copytree(template, monitored)
+    with made_at(monitored, NOW) as store:
+        store.register_jobs(monitor_file(folder))
+        store.backfill_job("watch", START, NOW)
+    shutil.copytree(profiles(monitored), profiles(template))
+    return template
+
+
+def profiles(location: str | Path) -> Path:
+    """Return the folder of what monitors counted of each day."""
+    return Path(location, "featuregroups", "sales", "v1_statistics", "windows")
+
+
+def monitor_file(
+    folder: Path, arguments: str = "", *, name: str = "watch", schedule: str = "0 0 * * *"
+) -> Path:
+    """Write the file of a monitor of ``sales`` with daily windows."""
+    file = folder / f"{name}.py"
+    file.write_text(
+        "import featurestore\n"
+        f"featurestore.monitor_job({name!r}, featuregroup='sales', schedule={schedule!r}, "
+        f"{arguments})\n"
+    )
+    return file
+
+
 @pytest.fixture
-def shop(tmp_path: Path, clock: Clock) -> FeatureStore:
-    """A store whose group ``sales`` holds ten weeks."""
-    store = featurestore.connect(tmp_path / "store", engine="duckdb")
-    store.create_featuregroup(sales(0, DAYS), "sales", primary_key="id", event_time="at")
-    return store
+def shop(tmp_path: Path, clock: Clock, ten_weeks: Path) -> FeatureStore:
+    """A copy of the store with ten weeks."""
+    return copy_of(ten_weeks, tmp_path / "store")
 
 
 Define = Callable[..., str]
@@ -78,13 +110,7 @@ def define(shop: FeatureStore, tmp_path: Path) -> Define:
     """Register a monitor of ``sales`` with daily windows; return its name."""
 
     def write(arguments: str = "", *, name: str = "watch", schedule: str = "0 0 * * *") -> str:
-        file = tmp_path / f"{name}.py"
-        file.write_text(
-            "import featurestore\n"
-            f"featurestore.monitor_job({name!r}, featuregroup='sales', schedule={schedule!r}, "
-            f"{arguments})\n"
-        )
-        shop.register_jobs(file)
+        shop.register_jobs(monitor_file(tmp_path, arguments, name=name, schedule=schedule))
         return name
 
     return write

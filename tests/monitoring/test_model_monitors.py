@@ -33,6 +33,7 @@ from tests.monitoring.scored import (
     registered,
     trips,
 )
+from tests.store_copies import copy_of, made_at
 
 DAYS = 7
 LAST = START + DAYS * DAY
@@ -44,20 +45,27 @@ featurestore.model_monitor_job("late_watch", model="late", predictions="scores",
 Watch = Callable[..., None]
 
 
-@pytest.fixture
-def town(tmp_path: Path, clock: Clock) -> FeatureStore:
+@pytest.fixture(scope="session")
+def a_week(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with trips, whether they were late, and the scores of a registered model."""
     pytest.importorskip("cloudpickle")
+    location = tmp_path_factory.mktemp("a_week") / "store"
+    with made_at(location, LAST) as store:
+        rows = trips(0, DAYS)
+        store.create_featuregroup(rows, "trips", primary_key="id", event_time="at")
+        store.create_featuregroup(
+            outcomes(rows), "outcomes", primary_key="id", event_time="at", created_time="known"
+        )
+        registered(store)
+        score(store, rows)
+    return location
+
+
+@pytest.fixture
+def town(tmp_path: Path, clock: Clock, a_week: Path) -> FeatureStore:
+    """A copy of the store with a week of trips, at its end."""
     clock.now = LAST
-    store = featurestore.connect(tmp_path / "store", engine="duckdb")
-    rows = trips(0, DAYS)
-    store.create_featuregroup(rows, "trips", primary_key="id", event_time="at")
-    store.create_featuregroup(
-        outcomes(rows), "outcomes", primary_key="id", event_time="at", created_time="known"
-    )
-    registered(store)
-    score(store, rows)
-    return store
+    return copy_of(a_week, tmp_path / "store")
 
 
 def score(store: FeatureStore, rows: pa.Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from featurestore.errors import (
     JobNotFound,
 )
 from featurestore.store import FeatureStore
-from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, START, Clock, sales
+from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, START, Clock, profiles, sales
 
 Define = Callable[..., str]
 
@@ -36,6 +37,7 @@ def go_on(shop: FeatureStore, clock: Clock, days: int, **faults: Any) -> None:
 def test_a_monitor_over_ten_weeks_is_one_call_and_finds_nothing_where_nothing_changed(
     shop: FeatureStore, define: Define
 ) -> None:
+    shutil.rmtree(profiles(shop.location))  # all is counted here
     define('metrics={"late_share": "avg(late)"}')
     (run,) = shop.backfill_job("watch", START, NOW)
     assert run.windows == DAYS
@@ -54,9 +56,10 @@ def test_a_monitor_over_ten_weeks_is_one_call_and_finds_nothing_where_nothing_ch
 def test_another_monitor_of_the_same_windows_reads_no_row_again(
     shop: FeatureStore, define: Define
 ) -> None:
+    folder = profiles(shop.location)
+    shutil.rmtree(folder)
     define()
     shop.backfill_job("watch", START, NOW)
-    folder = Path(shop.location, "featuregroups", "sales", "v1_statistics", "windows")
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     define("drift={'psi': 0.1}, volume=(0.9, 1.1)", name="strict")
     shop.backfill_job("strict", START, NOW)

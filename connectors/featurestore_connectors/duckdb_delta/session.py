@@ -48,6 +48,7 @@ class Database:
             value = given[setting] or os.environ.get(variable)
             if value:
                 config[setting] = value
+        chosen = bool(config)
         # Left alone, DuckDB takes as many as the machine has.
         config.setdefault("threads", usable_cores())
         # For files of our own beside those that DuckDB makes.
@@ -61,21 +62,32 @@ class Database:
         self._reads_uris = False
         self._sparing = 0
         self._sparing_lock = threading.Lock()
-        try:
-            self.connection = duckdb.connect(":memory:", config=config)
-        except duckdb.Error as error:
-            variables = ", ".join(_SETTINGS.values())
-            raise ConfigurationError(
-                f"DuckDB refuses {config}: {error}.", hint=f"look at {variables}"
-            ) from error
-        self.connection.execute("SET GLOBAL TimeZone = 'UTC'")
-        # For few left rows DuckDB turns ASOF into an aggregate over sort keys, in which -0.0
-        # becomes 0.0.
-        self.connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
+        self._opening = threading.Lock()
+        self._opened: duckdb.DuckDBPyConnection | None = None
+        self._closed = False
+        if chosen:
+            _ = self.connection  # what DuckDB refuses is said before anything is done
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """The connection, opened when it is first asked for: many a process only lists names.
+
+        Raises:
+            ConfigurationError: DuckDB refuses a setting.
+        """
+        with self._opening:
+            if self._opened is None:
+                if self._closed:
+                    raise duckdb.ConnectionException("Connection already closed!")
+                self._opened = _connect(self.config)
+            return self._opened
 
     def close(self) -> None:
         """Close the database; relations over it end."""
-        self.connection.close()
+        with self._opening:
+            self._closed = True
+            if self._opened is not None:
+                self._opened.close()
 
     @contextlib.contextmanager
     def sparing(self, limit: int) -> Iterator[None]:
@@ -174,6 +186,21 @@ class Database:
         """Run a statement and return all its rows; for small results."""
         with self.cursor() as cursor, interruptible(cursor):
             return list(cursor.execute(query).fetchall())
+
+
+def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+    try:
+        connection = duckdb.connect(":memory:", config=dict(config))
+    except duckdb.Error as error:
+        variables = ", ".join(_SETTINGS.values())
+        raise ConfigurationError(
+            f"DuckDB refuses {config}: {error}.", hint=f"look at {variables}"
+        ) from error
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    # For few left rows DuckDB turns ASOF into an aggregate over sort keys, in which -0.0 becomes
+    # 0.0.
+    connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
+    return connection
 
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:

@@ -1,0 +1,30 @@
+"""Stores that many tests begin with: made once, and copied for each test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+import featurestore
+from featurestore.model import times
+from featurestore.store import FeatureStore
+
+
+@contextmanager
+def made_at(location: Path, now: datetime) -> Iterator[FeatureStore]:
+    """Open a new store to be filled, while the library's clock stands still."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(times, "clock", lambda: now)
+        with featurestore.connect(location, engine="duckdb") as store:
+            yield store
+
+
+def copy_of(template: Path, location: Path) -> FeatureStore:
+    """Open a copy of a store, without the lock file of the process that made it."""
+    shutil.copytree(template, location, ignore=shutil.ignore_patterns("_owners"))
+    return featurestore.connect(location, engine="duckdb")

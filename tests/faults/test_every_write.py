@@ -77,39 +77,43 @@ def unharmed(ask: Server, template: Path, tmp_path_factory: pytest.TempPathFacto
     def outcome(write: str) -> Outcome:
         if "petastorm" in write:
             pytest.importorskip("petastorm")
-        folder = tmp_path_factory.mktemp("unharmed") / "copy"
-        shutil.copytree(template, folder)
-        told = ask(folder / "store", write, at=0)
+        store = copied(template, tmp_path_factory.mktemp("unharmed") / "copy")
+        told = ask(store, write, at=0)
         assert told["status"] == 0
         assert told["error"] == ""
-        return Outcome(old, writes.visible(folder / "store"), told["calls"])
+        return Outcome(old, writes.visible(store), told["calls"])
 
     return outcome
 
 
-def trial(
-    ask: Server,
-    template: Path,
-    folder: Path,
-    write: str,
-    outcome: Outcome,
-    *,
-    at: int,
-    fault: Fault,
-) -> None:
-    """Do a write that meets a fault, look at the store as a new process does, and do the write again."""
+def copied(template: Path, folder: Path) -> Path:
+    """Return the store of a new copy of the template."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(template, folder)
-    told = ask(folder / "store", write, at=at, action=fault.action, stays=fault.stays)
+    return folder / "store"
+
+
+def meet(
+    ask: Server, store: Path, write: str, outcome: Outcome, *, at: int, fault: Fault
+) -> dict[str, Any]:
+    """Do a write that meets a fault, and return what a new process sees of the store."""
+    told = ask(store, write, at=at, action=fault.action, stays=fault.stays)
     if fault.action < 0:
         assert "Traceback" not in told["error"], told["error"]
-    state = writes.visible(folder / "store")
+    state = writes.visible(store)
     assert state in (outcome.old, outcome.new)
     if told["status"] == 0 and told["error"] == "":
         assert state == outcome.new  # what was acknowledged is there
-    again = ask(folder / "store", write, at=0)
+    return state
+
+
+def repeat(
+    ask: Server, store: Path, write: str, outcome: Outcome, *, state: dict[str, Any]
+) -> None:
+    """Do a write again that left a state, unharmed."""
+    again = ask(store, write, at=0)
     assert again["error"] == "" or state == outcome.new, again["error"]
-    assert writes.visible(folder / "store") == outcome.new
+    assert writes.visible(store) == outcome.new
 
 
 def test_every_public_call_that_writes_is_tried() -> None:
@@ -121,12 +125,17 @@ def test_every_public_call_that_writes_is_tried() -> None:
 def test_a_write_that_meets_a_fault_leaves_the_old_or_the_new_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:
+    """Killed, then hit by another fault as it is repeated, and repeated unharmed."""
     chosen = random.Random(f"{SEED}/{write}")
     outcome = unharmed(write)
-    told = chosen.choice([Fault(INTERRUPT), Fault(FULL), Fault(FULL, stays=True)])
-    for fault in (Fault(KILL), told):
-        at = chosen.randint(1, outcome.calls)
-        trial(ask, template, tmp_path / "trial", write, outcome, at=at, fault=fault)
+    other = chosen.choice([Fault(INTERRUPT), Fault(FULL), Fault(FULL, stays=True)])
+    store = copied(template, tmp_path / "trial")
+    at = chosen.randint(1, outcome.calls)
+    killed = meet(ask, store, write, outcome, at=at, fault=Fault(KILL))
+    at = chosen.randint(1, outcome.calls)
+    state = meet(ask, store, write, outcome, at=at, fault=other)
+    assert killed == outcome.old or state == outcome.new, "what was done was undone"
+    repeat(ask, store, write, outcome, state=state)
 
 
 def stopped(
@@ -136,15 +145,14 @@ def stopped(
 
     It ends as if nothing had been.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(template, folder)
-    told = ask(folder / "store", write, at=at, action=int(signal.SIGSTOP))
+    store = copied(template, folder)
+    told = ask(store, write, at=at, action=int(signal.SIGSTOP))
     if told.get("stopped"):
         with contextlib.suppress(RegistryError):  # stopped in a transaction, it holds the registry
-            assert writes.visible(folder / "store", at_work=True) in (outcome.old, outcome.new)
+            assert writes.visible(store, at_work=True) in (outcome.old, outcome.new)
         told = ask.go_on()
     assert (told["status"], told["error"]) == (0, "")
-    assert writes.visible(folder / "store") == outcome.new
+    assert writes.visible(store) == outcome.new
 
 
 @pytest.mark.parametrize("write", ["append", "upsert", "export to parquet"])
@@ -175,7 +183,9 @@ def test_every_prefix_of_a_write_leaves_the_old_or_the_new_state(
             if fault == "stopped":
                 stopped(ask, template, folder, write, outcome, at=at)
             else:
-                trial(ask, template, folder, write, outcome, at=at, fault=FAULTS[fault])
+                store = copied(template, folder)
+                state = meet(ask, store, write, outcome, at=at, fault=FAULTS[fault])
+                repeat(ask, store, write, outcome, state=state)
         except Exception as error:
             failed.append(f"at call {at}: {type(error).__name__}: {error}"[:500])
     print(f"{write}, {fault}: {outcome.calls} faults, {len(failed)} lost, doubled or unreadable")

@@ -1,8 +1,9 @@
 """Fixtures that every room's tests share, and the rules for the one Spark session of a run.
 
 Spark tests carry the marker ``spark`` (set by itself where a test asks for the fixture), run last,
-and under xdist share one group, so that one worker holds the only session. Without Java they are
-skipped, and the last lines say so; with ``CI=true`` a missing Java is a failure.
+and under xdist are one group, so that one process holds the only session; the other tests are given
+out by file. Without Java they are skipped, and the last lines say so; with ``CI=true`` a missing
+Java is a failure.
 """
 
 from __future__ import annotations
@@ -121,7 +122,11 @@ NOT_INNER_LOOP = (
 # Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout
 # has the last word.
 settings.register_profile(
-    "house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "house",
+    max_examples=50,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("house")
 
@@ -234,6 +239,38 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give the tests of a file to one process, so that what they share is made once.
+
+    Groups stay groups. What comes first is begun first.
+    """
+    if config.option.dist != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Files(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return scope.split("::")[0]
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+def _turn(item: pytest.Item, slow_files: set[Path]) -> int:
+    """Return when a test runs: those of Spark last, but first where they have their own process.
+
+    There the files with slow tests are next, so that no process waits for one in the end.
+    """
+    on_spark = item.get_closest_marker("spark") is not None
+    if not hasattr(item.config, "workerinput"):
+        return int(on_spark)
+    if on_spark:
+        return 0
+    return 1 if item.path in slow_files else 2
+
+
 # Before xdist looks for groups: else both workers would start a Spark session.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -247,7 +284,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif "hdfs_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("hdfs"))  # one server a run, not one a worker
-    items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
+    slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: _turn(item, slow_files))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

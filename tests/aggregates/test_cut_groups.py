@@ -132,7 +132,7 @@ def check(case: tuple[WindowFeatures, pa.Table, int]) -> None:
         assert bits(one) == bits(other), asked.aggregates[number]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(case=streams())
 def test_a_group_in_parts_answers_what_it_answers_in_one(
     case: tuple[WindowFeatures, pa.Table, int],

@@ -57,7 +57,7 @@ def check_sums(values: list[float], bits: int) -> None:
     assert variances(np.array([count]), sums, squares)[0] == variance
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(values=doubles, bits=limb_bits)
 def test_sums_and_variances_are_rounded_once(values: list[float], bits: int) -> None:
     check_sums(values, bits)
@@ -71,14 +71,14 @@ def test_very_many_sums_and_variances_are_rounded_once(values: list[float], bits
     check_sums(values, bits)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30), bits=limb_bits)
 def test_integers_are_added_without_a_bound(values: list[int], bits: int) -> None:
     sums = total(exact.of_integers(np.array(values, np.int64), bits=bits))
     assert sums.whole(0) == sum(values)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     values=st.one_of(
         st.lists(st.integers(-(2**127), 2**127 - 1), min_size=1, max_size=30),

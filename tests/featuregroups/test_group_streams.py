@@ -51,7 +51,10 @@ PROGRAM = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-@pytest.mark.parametrize(("kind", "policy"), [("duckdb", "off"), ("reader", "strict")])
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [pytest.param("duckdb", "off", marks=pytest.mark.soak), ("reader", "strict")],
+)
 def test_a_stream_ten_times_larger_than_memory_lands(
     tmp_path: Path, kind: str, policy: str
 ) -> None:

@@ -101,7 +101,7 @@ def parsed_rows(tensor: Any, encoding: ColumnEncoding, rows: int) -> list[list[A
     ]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_every_parser_reads_the_same(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

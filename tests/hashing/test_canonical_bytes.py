@@ -27,7 +27,7 @@ def identity(value: Any) -> Any:
 
 
 @given(tables(max_rows=10))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_bytes_are_equal_exactly_where_rows_are(table: pa.Table) -> None:
     rows = [identity(row) for row in table.to_pylist()]
     found = canonical_bytes(table).to_pylist()
@@ -37,7 +37,7 @@ def test_bytes_are_equal_exactly_where_rows_are(table: pa.Table) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_near_values_of_one_type_differ(data: st.DataObject) -> None:
     kind = data.draw(kinds())
     column = data.draw(st.lists(values(kind), min_size=2, max_size=12))

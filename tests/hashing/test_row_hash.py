@@ -137,14 +137,14 @@ def test_seeds_and_several_columns_are_frozen() -> None:
 
 
 @given(tables(), st.integers(-(2**63), 2**64 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_hash_follows_its_definition(table: pa.Table, seed: int) -> None:
     assert row_hash(table, seed=seed).tolist() == reference.row_hashes(table, seed=seed)
     assert tie_hash(table).tolist() == reference.tie_hashes(table)
 
 
 @given(tables(max_rows=30), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_slices_and_chunks_change_no_hash(table: pa.Table, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, table.num_rows))
     length = data.draw(st.integers(0, table.num_rows))

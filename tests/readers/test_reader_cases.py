@@ -80,7 +80,7 @@ def write(directory: str, case: dict[str, Any]) -> Manifest:
 
 
 @given(cases(), st.integers(0, 3), st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=62, deadline=None)
 def test_any_dataset_is_read_in_equal_steps_exactly_once_by_workers_that_may_change(
     case: dict[str, Any], epoch: int, data: st.DataObject
 ) -> None:

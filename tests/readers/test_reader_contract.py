@@ -48,7 +48,7 @@ def expected_batch(example: Example, reader: Reader, rows: list[int]) -> dict[st
     data=st.data(),
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_batches_hold_the_rows_that_the_order_names(
     example: Example,

@@ -50,7 +50,7 @@ def all_batches(order: ReaderOrder, epoch: int, workers: int = 1) -> list[list[i
 
 
 @given(orders(shuffle=True), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @example(
     ReaderOrder(rows=3, block_rows=2, window_rows=2, global_batch_size=6, lanes=6, remainder="pad"),
     0,
@@ -73,7 +73,7 @@ def test_the_order_follows_its_definition(order: ReaderOrder, epoch: int) -> Non
 
 
 @given(orders(), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_every_worker_makes_equal_steps_of_one_shape(order: ReaderOrder, epoch: int) -> None:
     full, rest = divmod(order.rows, order.global_batch_size)
     assert order.steps_per_epoch == full + (rest > 0 and order.remainder == "pad")
@@ -86,7 +86,7 @@ def test_every_worker_makes_equal_steps_of_one_shape(order: ReaderOrder, epoch: 
 
 
 @given(orders(remainder="pad"), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_padding_reads_every_row_exactly_once(order: ReaderOrder, epoch: int) -> None:
     for workers in order.worker_counts():
         rows = [
@@ -98,7 +98,7 @@ def test_padding_reads_every_row_exactly_once(order: ReaderOrder, epoch: int) ->
 
 
 @given(orders(remainder="drop"), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_dropping_leaves_out_less_than_one_global_batch(order: ReaderOrder, epoch: int) -> None:
     rows = [row for batch in all_batches(order, epoch) for row in batch]
     assert len(set(rows)) == len(rows)
@@ -116,7 +116,7 @@ def test_dropping_leaves_out_other_rows_in_another_epoch() -> None:
 
 
 @given(orders(), st.integers(0, 2), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_global_batches_are_the_same_for_any_worker_count(
     order: ReaderOrder, epoch: int, data: st.DataObject
 ) -> None:
@@ -134,7 +134,7 @@ def test_global_batches_are_the_same_for_any_worker_count(
 
 
 @given(orders(), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_starting_at_a_step_gives_the_batches_from_there(
     order: ReaderOrder, data: st.DataObject
 ) -> None:
@@ -148,7 +148,7 @@ def test_starting_at_a_step_gives_the_batches_from_there(
 
 
 @given(orders(shuffle=True))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_windows_are_ranges_of_canonical_rows_permuted(order: ReaderOrder) -> None:
     current = order.epoch(0)
     for lane in range(order.lanes):
@@ -166,7 +166,7 @@ def test_windows_are_ranges_of_canonical_rows_permuted(order: ReaderOrder) -> No
 
 
 @given(orders(shuffle=False))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_without_shuffle_steps_are_slices_of_the_canonical_order(order: ReaderOrder) -> None:
     size = order.global_batch_size
     for step, batch in enumerate(all_batches(order, 0)):
@@ -176,7 +176,7 @@ def test_without_shuffle_steps_are_slices_of_the_canonical_order(order: ReaderOr
 
 
 @given(st.integers(0, 2000), st.integers(0, 2**64 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_permutations_hold_every_index_once(size: int, key: int) -> None:
     assert sorted(permutation(size, key).tolist()) == list(range(size))
 

@@ -119,7 +119,7 @@ def test_a_search_finds_what_is_found_by_looking_through_everything(session: Ses
     registry = session.registry
     views = Views(registry)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=20, deadline=None)
     @given(st.lists(writes(), max_size=8), WORDS, st.sets(st.sampled_from(NAMES), max_size=1))
     def check(told: list[dict[str, object]], text: str, hidden: set[str]) -> None:
         if not text.strip():

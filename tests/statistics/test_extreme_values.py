@@ -84,7 +84,7 @@ def as_written(statistics: Statistics) -> Statistics:
     return Statistics.from_json(json.loads(json.dumps(statistics.to_json(), allow_nan=False)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(columns())
 def test_values_at_the_ends_of_their_type_have_statistics_and_drift(
     pair: tuple[pa.Array, pa.Array],

@@ -29,7 +29,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(VALUES)
 def test_values_come_in_numpys_order_with_the_places_they_had(values: Any) -> None:
     order, ordered = ascending(values)
@@ -53,7 +53,7 @@ def test_values_that_differ_in_their_last_bits_only_are_sorted(kind: Any) -> Non
     assert np.array_equal(values[order], ordered)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(-40, 40), st.integers(1, 5)),

@@ -63,7 +63,7 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
         )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(places=st.lists(st.integers(0, 400), max_size=12))
 def test_any_cut_gives_the_same_statistics(places: list[int]) -> None:
     found = finish(count(accumulator_of(TABLE), cut(TABLE, places)))
@@ -197,7 +197,7 @@ def test_long_texts_are_kept_as_their_beginning() -> None:
 # -- exact sums ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(FLOATS, max_size=60))
 def test_sums_of_floats_are_exact_to_the_last_digit(values: list[float]) -> None:
     high, low = sum_twofold(np.array(values, dtype=np.float64))

@@ -87,7 +87,7 @@ def total_order(rows: pa.Table, key: tuple[str, ...]) -> list[dict[str, object]]
     return rows.take(pa.array(order, type=pa.int64())).to_pylist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     keys=st.lists(st.integers(0, 12), min_size=1, max_size=60),
     shards=st.integers(1, 9),

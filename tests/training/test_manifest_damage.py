@@ -148,7 +148,7 @@ VALUES = st.recursive(
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_manifest_ends_in_a_traceback(dataset: TrainingDataset, data: st.DataObject) -> None:

@@ -335,7 +335,7 @@ def test_a_function_is_found_by_its_source_and_by_nothing_else(
     assert np.array_equal(again["x"], batch["x"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.floats(allow_nan=True, allow_infinity=True, width=32) | st.none(),

@@ -178,7 +178,7 @@ _WORDS = ["speed", "zone", "at", "seats", "address", ".", "street", "(", ")", ",
           "lateral", "read_text", "*", "$x", "?", ";", "\\", "\x00", "é", '"', "`", "date_trunc", "left"]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.lists(st.sampled_from(_WORDS), max_size=12))
 def test_any_text_is_a_condition_or_a_refusal(words: list[str]) -> None:
     text = " ".join(words)

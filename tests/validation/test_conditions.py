@@ -268,7 +268,7 @@ _CONDITIONS = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_CONDITIONS)
 def test_conditions_mean_what_pandas_says(text: str) -> None:
     frame = to_frame(TABLE.select(["n", "m", "x", "word"]))
@@ -295,7 +295,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(_TEXTS | _JSON)
 def test_any_text_is_a_condition_or_refused_as_one(given_condition: object) -> None:
     frame = pd.DataFrame({"n": [1.0, None], "x": ["a", None]})

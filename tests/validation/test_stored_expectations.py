@@ -81,7 +81,7 @@ def check(stored: object) -> None:
         pass
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(expectations() | JSON)
 def test_any_json_is_an_expectation_or_refused(stored: object) -> None:
     check(stored)

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,27 @@ NOT_INNER_LOOP = (
     "tests/usersql/test_queries_mean_the_same.py",
     "tests/validation/test_table_expectations.py",
 )
+# What meets a library beside those of the inner loop: with it, this is the run on the newest stack.
+LIBRARIES = (
+    "tests/docstrings",
+    "tests/lineage",
+    "tests/monitoring/test_alerts.py",
+    "tests/monitoring/test_endpoint_and_logs.py",
+    "tests/monitoring/test_reports_and_metrics.py",
+    "tests/server/test_markdown.py",
+    "tests/server/test_provider.py",
+    "tests/server/test_remote_client.py",
+    "tests/server/test_rest.py",
+    "tests/sources",
+    "tests/statistics/test_pictures.py",
+    "tests/storage/test_engine_on_s3.py",
+    "tests/storage/test_filesystem.py",
+    "tests/storage/test_storages.py",
+    "tests/streams/test_embedded_streams.py",
+    "tests/transform",
+    "tests/validation/test_table_expectations.py",
+    "tests/views",
+)
 
 
 # Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout
@@ -142,6 +163,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--inner-loop", action="store_true", help="run the rooms of the core, without what kills"
+    )
+    parser.addoption(
+        "--libraries",
+        action="store_true",
+        help="run the inner loop, and what other versions of libraries can change beside it",
     )
     parser.addoption(
         "--times", action="store_true", help="print the 20 slowest tests and the sum of each folder"
@@ -190,22 +216,27 @@ def absent() -> frozenset[str]:
     return frozenset(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
 
 
-def in_inner_loop(name: str) -> bool:
-    """Tell whether the inner loop has a file or folder, by its path from the root."""
-    if name in NOT_INNER_LOOP:
-        return False
-    return name == "tests" or any(
-        name == room or name.startswith(f"{room}/") for room in INNER_LOOP
-    )
+def is_chosen(name: str, config: pytest.Config) -> bool:
+    """Tell whether a run has a file or folder, by its path from the root."""
+    if config.getoption("--libraries") and _is_of(name, LIBRARIES):
+        return True
+    if config.getoption("--libraries") or config.getoption("--inner-loop"):
+        return name not in NOT_INNER_LOOP and _is_of(name, INNER_LOOP)
+    return True
+
+
+def _is_of(name: str, rooms: Sequence[str]) -> bool:
+    """Tell whether a file or folder is one of some, in one or above one."""
+    return any(f"{name}/".startswith(f"{room}/") or room.startswith(f"{name}/") for room in rooms)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files: of the inner loop the long ones, of a bare install those of absent extras.
+    """Leave out files: those that a run does not choose, and on a bare install of absent extras.
 
     A module is left out under --core-only when it imports such a library at its top.
     """
     name = collection_path.relative_to(config.rootpath).as_posix()
-    if config.getoption("--inner-loop") and not in_inner_loop(name):
+    if not is_chosen(name, config):
         return True
     if name == TORCH_TESTS and "torch" in absent():
         return True
@@ -284,6 +315,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
         elif "hdfs_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("hdfs"))  # one server a run, not one a worker
+        elif item.get_closest_marker("postgres") or item.get_closest_marker("mariadb"):
+            item.add_marker(pytest.mark.xdist_group("databases"))
     slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: _turn(item, slow_files))
 

@@ -97,7 +97,7 @@ def test_a_parallel_backfill_that_was_killed_is_finished_by_the_same_call(
     city.register_jobs(define(sql_job() if kind == "sql" else sleeping))
     chance = random.Random(5)
     for trial in range(4):
-        process = killing.start(killing.backfill, city.location, "demand", (), SIZE, 4)
+        process = killing.start(killing.backfill, city.location, "demand", (), 2, 4)
         done = _done(city)
         while process.is_alive() and _done(city) < done + 2:
             time.sleep(0.002)

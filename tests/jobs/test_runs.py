@@ -131,7 +131,7 @@ def test_queries_that_mix_windows_give_what_single_windows_give(
     errors = []
     for name in ("demand", "single"):
         try:
-            city.backfill_job(name, START, START + 12 * HOUR)
+            city.backfill_job(name, START, START + 6 * HOUR)
         except JobFailed:
             errors.append(name)
     if errors:

@@ -72,7 +72,7 @@ def pixels(figure: Figure) -> Any:
     return np.asarray(canvas.buffer_rgba())
 
 
-@pytest.mark.parametrize("columns", [2, 5, 60, 150])
+@pytest.mark.parametrize("columns", [2, 60, 150])
 def test_heatmaps_fit_any_number_of_columns(columns: int) -> None:
     figure = plots.correlations(found_of(columns))
     heatmap = figure.axes[0].collections[0]
@@ -237,8 +237,8 @@ def test_features_that_are_not_shown_are_counted_and_can_be_chosen() -> None:
     title = plots.distributions(found).get_suptitle()
     assert "the first 60 of 200 features; choose with columns=[...]" in title
     assert "of 200" not in plots.distributions(found, columns=["feature_199"]).get_suptitle()
-    texts = plots.correlations(found).axes[-1].texts
-    texts += plots.correlations(found).axes[1].texts
+    axes = plots.correlations(found).axes
+    texts = [*axes[-1].texts, *axes[1].texts]
     assert any("200 columns, more than 120" in each.get_text() for each in texts)
     table = table_of(200, rows=50)
     grouped = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)

@@ -42,9 +42,9 @@ while True:
 """
 
 
-# A run tries some moments, the long run many.
-@pytest.mark.parametrize("trials", [8, pytest.param(60, marks=pytest.mark.soak)])
-def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example, trials: int) -> None:
+# Where a kill meets an export is up to the machine: so kills go on until they met enough.
+@pytest.mark.parametrize("met", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example, met: int) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup(example(4000), "facts", primary_key=["user", "at"])
     rng = random.Random(6)
@@ -52,8 +52,10 @@ def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example, tr
     staging = Path(store.location, "_staging")
     finished: set[str] = set()
     store.close()
-    unfinished = staged = 0
-    for _ in range(trials):
+    kills = unfinished = staged = 0
+    while min(unfinished, staged) < met:
+        kills += 1
+        assert kills <= 30 * met, f"{unfinished} kills met an export, {staged} staged rows"
         process = subprocess.Popen(
             [sys.executable, "-c", EXPORTER, str(tmp_path / "store")], stdout=subprocess.PIPE
         )
@@ -69,8 +71,6 @@ def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example, tr
         process.stdout.close()
         unfinished += sum(not is_finished(str(each)) for each in place.glob("v*"))
         staged += len(set(staging.glob("*")) - before)
-    assert unfinished > trials / 4, "too few kills met an export"
-    assert staged > trials / 4, "too few kills met staged rows"
     hashes = set()
     for directory in sorted(place.glob("v*")):
         if is_finished(str(directory)):

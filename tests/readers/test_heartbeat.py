@@ -69,10 +69,15 @@ def test_a_stall_that_is_only_reported_raises_at_the_next_step(
     ):
         beat.beat(0, 1)
         with pytest.raises(WorkerStalled, match="Worker 0 of 1 has made no step"):
-            for _ in range(100):  # a busy machine may wake the watchdog late
-                time.sleep(0.3)
-                beat.beat(0, 2)
+            beat_until_it_raises(beat)
     assert "has made no step" in caplog.text
+
+
+def beat_until_it_raises(beat: Heartbeat) -> None:
+    """A busy machine may wake the watchdog late."""
+    for _ in range(100):
+        time.sleep(0.3)
+        beat.beat(0, 2)
 
 
 def test_a_run_that_fails_says_where_every_worker_was(

@@ -5,11 +5,14 @@ A limit that the user chose stays.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
-from featurestore.errors import EngineError
-from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
+import featurestore
+from featurestore.errors import ConfigurationError, EngineError
+from featurestore_connectors.duckdb_delta import DuckDBEngine, session, shards
 from featurestore_connectors.duckdb_delta.session import Database
 
 GIB = 1 << 30
@@ -68,3 +71,21 @@ def test_more_rows_than_fit_are_sorted_with_little_memory(
 
 def _fail(number: int, batches: object) -> None:
     raise EngineError("this writer fails")
+
+
+def test_a_process_that_only_lists_names_opens_no_duckdb(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "store") as store:
+        store.create_featuregroup(pa.table({"k": [1]}), "g", tags={"owner": "ada"})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session, "_connect", None)
+        with featurestore.connect(tmp_path / "store") as store:
+            assert [group.name for group in store.get_featuregroups()] == ["g"]
+            assert store.get_featuregroup_tags("g") == {"owner": "ada"}
+    database = store.session.engine.database  # type: ignore[attr-defined]
+    with pytest.raises(EngineError, match="closed"):
+        database.rows("SELECT 1")
+
+
+def test_a_setting_that_duckdb_refuses_is_said_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"much(.|\n)*FEATURESTORE_DUCKDB_MEMORY_LIMIT"):
+        Database(memory_limit="much")

@@ -38,8 +38,6 @@ def test_a_short_last_batch_is_for_one_worker(tfrecord: Example) -> None:
     reader = open_example(tfrecord, remainder="keep")
     with pytest.raises(ReaderConfigError, match='remainder="keep" is for one worker'):
         reader.batches(worker=0, workers=2)
-    with pytest.raises(ReaderConfigError, match="is for one worker"):
-        reader.tf_dataset(worker=1, workers=3)
 
 
 def test_a_split_smaller_than_a_batch_is_one_short_batch(tfrecord: Example) -> None:

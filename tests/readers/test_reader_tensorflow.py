@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from featurestore.errors import ReaderConfigError
 from featurestore.readers import Reader
 from featurestore.readers.reader import open_reader
 from featurestore.readers.selection import SAMPLE_WEIGHT
@@ -171,6 +172,8 @@ def test_wrong_workers_are_refused_before_the_first_step(tfrecord: Example) -> N
         reader.tf_dataset(worker=0, workers=5)
     with pytest.raises(ValueError, match="start_step=17"):
         reader.tf_dataset(start_step=17)
+    with pytest.raises(ReaderConfigError, match="is for one worker"):
+        open_example(tfrecord, remainder="keep").tf_dataset(worker=1, workers=3)
 
 
 LEFT = """

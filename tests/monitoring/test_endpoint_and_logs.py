@@ -27,7 +27,7 @@ Define = Callable[..., str]
 
 
 def read(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     found = {}
     for family in text_string_to_metric_families(text):

@@ -162,7 +162,7 @@ def test_an_iterator_that_is_left_early_stops_its_threads(example: Example) -> N
         thread for thread in threading.enumerate() if thread.name.startswith("featurestore-reader")
     ]
     for thread in left:
-        thread.join(10)
+        thread.join(60)
     assert not [thread for thread in left if thread.is_alive()]
 
 

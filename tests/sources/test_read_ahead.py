@@ -27,7 +27,7 @@ def test_items_come_in_their_order_and_the_next_ones_are_made_meanwhile() -> Non
 
     ahead = read_ahead(items)
     assert next(ahead) == 0
-    assert third.wait(10)  # nobody has asked for it
+    assert third.wait(60)  # nobody has asked for it
     assert len(made) <= 5  # what waits is bounded: two in the queue, one in hand
     assert list(ahead) == list(range(1, 100))
     assert not readers()

@@ -83,12 +83,16 @@ def postgres_server() -> Iterator[str]:
 @pytest.fixture
 def postgres_url(postgres_server: str, request: pytest.FixtureRequest) -> str:
     """The URL of a new, empty database."""
+    return new_database(postgres_server, f"db_{abs(hash(request.node.nodeid)) % 10**9}")
+
+
+def new_database(server: str, name: str) -> str:
+    """Make an empty database and return its URL."""
     import psycopg
 
-    name = f"db_{abs(hash(request.node.nodeid)) % 10**9}"
-    with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:
+    with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:
         connection.execute(f"create database {name}")
-    return f"{postgres_server}/{name}"
+    return f"{server}/{name}"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])

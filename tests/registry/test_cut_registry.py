@@ -22,6 +22,7 @@ from featurestore.registry import access, overview, tables
 from featurestore.registry.cut import CUTS, EVERYTHING, Views
 from featurestore.registry.hidden import Hidden, hidden_from
 from featurestore.store import FeatureStore
+from tests.registry.conftest import new_database
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 JOB = """
@@ -67,10 +68,19 @@ def fill(store: FeatureStore, folder: Path) -> None:
         access.put_role(connection, "visits", "bob", "reader")
 
 
-@pytest.fixture
-def filled(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
-        fill(store, tmp_path)
+@pytest.fixture(
+    scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+)
+def filled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FeatureStore]:
+    """A filled store, in which no test changes anything."""
+    url = None
+    if request.param == "postgres":
+        url = new_database(request.getfixturevalue("postgres_server"), "filled")
+    folder = tmp_path_factory.mktemp("filled")
+    with featurestore.connect(folder / "store", registry=url) as store:
+        fill(store, folder)
         yield store
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,7 +14,7 @@ import pytest
 from featurestore.monitoring.estimates import merged
 from featurestore.monitoring.profile import Profile
 from featurestore.store import FeatureStore
-from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, sales
+from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, profiles, sales
 
 Define = Callable[..., str]
 
@@ -22,6 +22,8 @@ Define = Callable[..., str]
 def test_what_windows_keep_of_a_metric_is_together_that_of_all_their_rows(
     shop: FeatureStore, define: Define
 ) -> None:
+    folder = profiles(shop.location)
+    shutil.rmtree(folder)  # all is counted here
     define(
         "volume=None, drift=None, baseline=featurestore.baseline(last='7d'), metrics={"
         "'late_share': 'avg(late)', 'mean': 'avg(amount)', 'rows': 'count(*)', "
@@ -29,7 +31,6 @@ def test_what_windows_keep_of_a_metric_is_together_that_of_all_their_rows(
         "'middle': 'median(amount)', 'few': 'avg(distinct late)'}"
     )
     shop.backfill_job("watch", NOW - 3 * DAY, NOW)
-    folder = Path(shop.location, "featuregroups", "sales", "v1_statistics", "windows")
     windows = {}
     for file in folder.iterdir():
         profile = Profile.from_json(json.loads(zlib.decompress(file.read_bytes())))

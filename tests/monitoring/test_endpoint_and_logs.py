@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_a_scheduler_serves_its_metrics_and_logs_lines_of_json(
     assert {"time", "level", "logger", "message", "run_id", "job", "work"} <= set(of_run[0])
 
 
+@pytest.fixture
+def logging_of_before() -> Iterator[None]:
+    """Take back what a command that runs here makes of the logging of this process."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+@pytest.mark.usefixtures("logging_of_before")
 def test_every_command_takes_the_format_of_logs(
     shop: FeatureStore, define: Define, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import hdfs_server as hdfs
-from tests.forking import ForkServer
+from tests.forking import WORKER_MODULE, ForkedWorker, ForkServer
 from tests.object_server import ObjectServer, program, serving
 from tests.on_spark import QUICK_JAVA
 from tests.streams import kafka_server
@@ -418,6 +418,21 @@ def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def forked_workers(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the workers of experiments be forks, which need not import TensorFlow again.
+
+    For tests of what is trained; how workers are started and ended has tests of its own.
+    """
+    from featurestore_connectors.launchers import local
+
+    def start(command: list[str], given: bytes, **where: Any) -> ForkedWorker:
+        assert command == [sys.executable, "-m", WORKER_MODULE]
+        return ForkedWorker(fork_server, given, **where)
+
+    monkeypatch.setattr(local, "SupervisedProcess", start)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,8 @@ programs have the Keras of before version 3: TensorFlow asks which when it is im
 program, this module is that process: it reads a line of JSON for each program to start or to look
 for, and answers with a line.
 
-{"program": path, "arguments": [...], "environment": {...}, "folder": path, "output": path}
+{"program": path, "arguments": [...], "environment": {...}, "folder": path, "output": path,
+ "input": path}
     -> {"pid": n}
 {"pid": n} -> {"status": exit status, negative for a signal, null while it runs}
 """
@@ -13,6 +14,7 @@ for, and answers with a line.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -26,7 +28,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("tensorflow", "tf_keras", "featurestore.training.dataset")
+WORKER_MODULE = "featurestore.experiments.worker"
+IMPORTED = (
+    "tensorflow",
+    "tf_keras",
+    "featurestore.training.dataset",
+    WORKER_MODULE,
+)
 
 
 class Forked:
@@ -58,6 +66,45 @@ class Forked:
             self.wait(60)
 
 
+class ForkedWorker:
+    """A worker of a run that is a fork; it takes the place of a ``SupervisedProcess``.
+
+    What it starts itself is not looked after.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        given: bytes,
+        *,
+        log: str,
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> None:
+        os.makedirs(directory, exist_ok=True)
+        told = Path(f"{log}.given")
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.write_bytes(given)
+        module = importlib.util.find_spec(WORKER_MODULE)
+        assert module is not None
+        assert module.origin is not None
+        self._process = server.start(
+            Path(module.origin),
+            output=Path(log),
+            environment=environment,
+            folder=Path(directory),
+            given=told,
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal, None while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+
+
 class ForkServer:
     """The process that has imported everything, started when the first program is."""
 
@@ -72,9 +119,14 @@ class ForkServer:
         output: Path,
         environment: Mapping[str, str],
         folder: Path,
+        given: Path | None = None,
     ) -> Forked:
-        """Run a Python file as a program, with this environment alone."""
+        """Run a Python file as a program, with this environment alone.
+
+        It reads ``given`` as its standard input.
+        """
         asked = {
+            "input": str(given or os.devnull),
             "program": str(program),
             "arguments": list(arguments),
             "environment": dict(environment),
@@ -140,8 +192,8 @@ def _fork(asked: dict[str, Any]) -> int:
 def _run(asked: dict[str, Any]) -> None:
     status = 1
     try:
-        with open(os.devnull) as nothing, open(asked["output"], "ab", buffering=0) as output:
-            os.dup2(nothing.fileno(), 0)
+        with open(asked["input"]) as given, open(asked["output"], "ab", buffering=0) as output:
+            os.dup2(given.fileno(), 0)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         os.environ.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,16 +14,22 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_image_exercise_names_most_digits(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("forked_workers")
+def test_the_image_exercise_names_most_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for library in ("optuna", "PIL", "tensorboard", "tensorflow"):
         pytest.importorskip(library)
-    command = [sys.executable, "main.py", "--trials", "1", "--epochs", "2", "--out", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=540, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "train 1,258, validation 270, test 269" in done.stdout
-    accuracy = re.search(r"^test accuracy: (\d\.\d+)$", done.stdout, re.M)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    program = runpy.run_path(str(EXAMPLE / "main.py"))
+    for name, value in program["ENVIRONMENT"].items():
+        monkeypatch.setenv(name, value)  # or it would stay after the program
+    words = ["main.py", "--trials", "1", "--epochs", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert program["main"]() == 0
+    printed = capsys.readouterr().out
+    assert "train 1,258, validation 270, test 269" in printed
+    accuracy = re.search(r"^test accuracy: (\d\.\d+)$", printed, re.M)
     assert accuracy is not None
     assert float(accuracy[1]) > 0.5
     (run,) = (tmp_path / "store" / "experiments" / "digits").iterdir()

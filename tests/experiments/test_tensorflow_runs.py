@@ -45,6 +45,7 @@ def fitted(die: bool, context: Any) -> dict[str, float]:
     return {"weights": weights, "told": histories[-1].history["loss"][-1]}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_killed_all_reduce_ends_with_the_losses_and_weights_of_a_whole_one(
     sums: TrainingDataset,
 ) -> None:

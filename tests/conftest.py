@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, settings
 from tests import hdfs_server as hdfs
 from tests.forking import WORKER_MODULE, ForkedWorker, ForkServer
 from tests.object_server import ObjectServer, program, serving
-from tests.on_spark import QUICK_JAVA
+from tests.on_spark import QUICK_JAVA, look_names_up_once
 from tests.streams import kafka_server
 
 if TYPE_CHECKING:
@@ -495,6 +495,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         builder = builder.config(key, value)
     session = configure_session(builder).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    look_names_up_once(session)
     yield session
     session.stop()
 

@@ -19,15 +19,29 @@ if TYPE_CHECKING:
 
 
 # Tests are over before the second compiler and the parallel collector pay off, or verifying the
-# classes of Spark.
+# classes of Spark. Without the second compiler Java keeps 48 MB for compiled code; Spark fills them
+# after a hundred tests, and from then on methods are thrown out and compiled again.
 QUICK_JAVA = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData "
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:-UsePerfData "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 # For tests of ``store`` whose code for Spark others reach as well: on Spark they run in `make soak`.
 spark_in_soak = pytest.mark.parametrize(
     "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]
 )
+
+
+# What pyspark and the engine ask the JVM for by its first name. py4j looks such a name up in every
+# jar, in each package that pyspark imports, whenever it is used: a tenth of the JVM's time.
+_NAMES = ("PythonUtils", "PythonSQLUtils", "PythonRDD", "Thread", "java", "scala", "org")
+_NAMES += ("featurestore", "SimplePythonFunction", "ArrowIteratorServer", "JavaSparkContext")
+
+
+def look_names_up_once(session: SparkSession) -> None:
+    """Keep what names of the JVM stand for, for as long as the session lives."""
+    machine = session._jvm
+    for name in _NAMES:
+        setattr(machine, name, getattr(machine, name))
 
 
 def on_executors(relation: Relation) -> Relation:

@@ -317,6 +317,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("hdfs"))  # one server a run, not one a worker
         elif item.get_closest_marker("postgres") or item.get_closest_marker("mariadb"):
             item.add_marker(pytest.mark.xdist_group("databases"))
+        if item.name in getattr(getattr(item, "cls", None), "in_soak", ()):
+            item.add_marker(pytest.mark.soak)
     slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: _turn(item, slow_files))
 

@@ -117,8 +117,10 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
             label_time="at",
             created_time_filter=waits,
         )
-        # Code of its own looks at every row, and at when each was known.
-        assert store.check_leakage(frame).ok == waits
+        # Code of its own looks at every row, and at when each was known; once is enough, since the
+        # bits are equal.
+        if store.session.engine.name == "duckdb":
+            assert store.check_leakage(frame).ok == waits
         columns = frame.to_arrow().drop_columns(["key", "at"]).to_pydict()
         found[name] = {column: text(values) for column, values in columns.items()}
     return found

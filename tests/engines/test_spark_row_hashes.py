@@ -117,6 +117,8 @@ def test_exports_that_spark_hashes_are_those_of_python_and_of_the_embedded_engin
         with featurestore.connect(tmp_path, engine=engine) as store:
             joined = store.get_features(["g.float32", "g.bytes"], labels=labels)
             frames = {"one": store.get_featuregroup("g"), "joined": joined}
+            if name == "c":
+                del frames["one"]  # Python hashes both in the same way
             for rows_of, frame in frames.items():
                 made = store.create_training_dataset(
                     frame, f"{rows_of}_{name}", splits={"train": 0.7, "test": 0.3}, shards=3
@@ -125,8 +127,9 @@ def test_exports_that_spark_hashes_are_those_of_python_and_of_the_embedded_engin
                 written[name, rows_of] = [(path.name, path.read_bytes()) for path in shards]
                 found = [made.statistics(split).to_json() for split in made.splits]
                 statistics[name, rows_of] = [each["columns"] for each in found]
-    for rows_of in frames:
+    for rows_of in ("one", "joined"):
         assert len(written["a", rows_of]) == 6
-        assert written["a", rows_of] == written["b", rows_of] == written["c", rows_of]
+        assert written["a", rows_of] == written["b", rows_of]
         assert statistics["a", rows_of] == statistics["b", rows_of]
+    assert written["a", "joined"] == written["c", "joined"]
     assert not passes

@@ -33,6 +33,7 @@ from featurestore.recovery import owners, pins
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import intents, manifests, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
+from tests.on_spark import spark_in_soak
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -264,6 +265,7 @@ def test_a_vacuum_that_never_ends_is_named_to_who_waits(
     assert values(duckdb_store, as_of=2) == [0, 1]
 
 
+@spark_in_soak  # the suite of all engines vacuums on Spark
 def test_a_version_that_was_vacuumed_is_said_with_those_that_can_be_read(
     store: FeatureStore,
 ) -> None:

@@ -15,7 +15,7 @@ from tests.on_spark import counted_fetches
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROWS = 50_000
+ROWS = 5_000
 
 
 def test_no_rows_of_a_spark_dataframe_come_into_this_process(

@@ -59,6 +59,9 @@ def test_queries_and_frames_give_on_spark_what_they_give_on_duckdb(
         assert rows(store) == expected(12)
         names = ("zone", "hour", "trips", "fares")
         assert [{name: row[name] for name in names} for row in rows(store, "frames")] == expected(3)
+        before = store.featuregroup("demand").delta_version
+        assert store.backfill_job("demand", START, START + 12 * HOUR) == []
+        assert store.featuregroup("demand").delta_version == before
 
 
 def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
@@ -130,15 +133,3 @@ def test_chunks_side_by_side_land_once_on_spark(
     assert [(run.state, run.windows) for run in found] == [("done", 2)] * 5
     assert rows(store) == expected(10)
     assert store.get_jobs()[0].job.watermark == START + 10 * HOUR
-
-
-def test_a_transaction_that_landed_is_not_repeated_on_spark(
-    cities: list[FeatureStore], define: Define
-) -> None:
-    store = cities[1]
-    store.register_jobs(define(sql_job()))
-    store.backfill_job("demand", START, START + 4 * HOUR)
-    before = store.featuregroup("demand").delta_version
-    assert store.backfill_job("demand", START, START + 4 * HOUR) == []
-    assert store.featuregroup("demand").delta_version == before
-    assert rows(store) == expected(4)

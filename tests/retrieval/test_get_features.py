@@ -25,6 +25,7 @@ from featurestore.errors import (
 )
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.retrieval.conversions import to_pandas
+from tests.on_spark import spark_in_soak
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -135,6 +136,7 @@ def test_what_is_no_dataframe_is_refused_as_labels(filled: FeatureStore) -> None
         filled.get_features(WANTED, labels="questions")
 
 
+@spark_in_soak
 def test_naive_label_times_are_taken_as_utc_with_one_warning_on_each_engine(
     store: FeatureStore,
 ) -> None:

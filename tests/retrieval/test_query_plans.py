@@ -138,7 +138,10 @@ def test_spark_finds_rows_of_any_century(spark_retrieval: RetrievalCheck) -> Non
     assert [row["year"] for row in found][:4] == [None, 1800, 1800, 1800]
 
 
-@pytest.mark.parametrize("engine_kind", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize(
+    "engine_kind",
+    ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])],
+)
 def test_hot_keys_are_answered_like_any_other(
     engine_kind: str, writer: Engine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

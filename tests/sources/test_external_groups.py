@@ -26,6 +26,7 @@ from featurestore.external import LiveSource
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import lineage
 from featurestore.store import FeatureStore
+from tests.on_spark import spark_in_soak
 from tests.sources.places import PLACES
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -148,6 +149,7 @@ def test_a_training_dataset_of_an_external_group_can_be_made_again(
         shop.delete_featuregroup("customers", version=1)
 
 
+@spark_in_soak
 def test_a_group_without_snapshots_says_that_nothing_can_be_made_again(
     shop: FeatureStore,
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_group_without_snapshots_says_that_nothing_can_be_made_again(
         shop.get_featuregroup("plans", as_of=1)
 
 
+@spark_in_soak
 def test_what_labels_of_a_source_were_is_in_manifest_and_lineage(shop: FeatureStore) -> None:
     asked = shop.read_source("shop", sql="select id, updated_at from customers where id = 3")
     frame = shop.get_features(["customers.plan"], labels=asked, label_time="updated_at")

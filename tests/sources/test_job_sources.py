@@ -28,6 +28,7 @@ from tests.jobs.conftest import (  # noqa: F401  # fixtures
     sql_job,
     trips,
 )
+from tests.on_spark import spark_in_soak
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 
 Define = Callable[..., Path]
@@ -216,6 +217,7 @@ def test_tombstones_delete_the_rows_of_their_key_up_to_their_time(
     assert held(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
 
 
+@spark_in_soak  # tombstones delete rows on Spark, too
 def test_missing_keys_are_deleted_but_not_all_of_them(
     store: FeatureStore,
     tmp_path: Path,

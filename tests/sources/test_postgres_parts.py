@@ -157,7 +157,7 @@ class TestOnSpark:
     def spark_store(self, spark: object, tmp_path: Path) -> FeatureStore:
         return featurestore.connect(tmp_path / "store", engine="spark")
 
-    @pytest.mark.parametrize("column", [None, "id", "at"])
+    @pytest.mark.parametrize("column", [None, pytest.param("id", marks=pytest.mark.soak), "at"])
     def test_tasks_read_what_one_stream_reads_in_its_snapshot(
         self, filled: str, spark_store: FeatureStore, tmp_path: Path, column: str | None
     ) -> None:
@@ -211,7 +211,7 @@ class TestOnSpark:
         ("value", "words"),
         [
             ("at) values ('infinity'", "'at'.*infinite"),
-            ("day) values ('-infinity'", "'day'.*infinite"),
+            pytest.param("day) values ('-infinity'", "'day'.*infinite", marks=pytest.mark.soak),
             ("numbers) values (array[[1, 2], [3, 4]]", "'numbers'.*several axes"),
         ],
     )

@@ -9,6 +9,7 @@ import pytest
 from featurestore.plugins.engine import Engine
 from featurestore.testing.table_conformance import TableConformance
 from featurestore_connectors.duckdb_delta import DuckDBEngine
+from tests.storage.stores import ABOUT_VALUES
 from tests.storage.uri_path import UriPath
 
 
@@ -20,6 +21,8 @@ def engine() -> Iterator[Engine]:
 
 
 class TestTablesOnHdfs(TableConformance):
+    in_soak = ABOUT_VALUES
+
     @pytest.fixture
     def tmp_path(self, hdfs_folder: str) -> UriPath:
         return UriPath(hdfs_folder) / "some folder"

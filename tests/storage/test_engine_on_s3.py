@@ -11,6 +11,7 @@ from featurestore.storage.location import use_options
 from featurestore.testing.table_conformance import TableConformance
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from tests.object_server import ObjectServer
+from tests.storage.stores import ABOUT_VALUES
 from tests.storage.uri_path import UriPath
 
 
@@ -22,6 +23,8 @@ def engine() -> Iterator[Engine]:
 
 
 class TestTablesOnS3(TableConformance):
+    in_soak = ABOUT_VALUES
+
     @pytest.fixture
     def tmp_path(self, bucket: str, object_server: ObjectServer) -> UriPath:
         use_options(bucket, object_server.options)

@@ -82,18 +82,15 @@ def _note(errors: list[str], address: str, told: Any) -> None:
         errors.append(f"{address}: {told.text}")
 
 
-def walk(
-    page: Any, starts: list[str], *, each_kind_once: bool = False, most: int = 200
-) -> Iterator[str]:
-    """Open every page that links lead to and yield its address while it is open."""
+def walk(page: Any, starts: list[str]) -> Iterator[str]:
+    """Open a page of each kind that links lead to and yield its address while it is open."""
     waiting = deque(starts)
     seen: set[str] = set()
-    while waiting and len(seen) < most:
+    while waiting:
         address = waiting.popleft()
-        mark = kind_of(address) if each_kind_once else address
-        if mark in seen:
+        if kind_of(address) in seen:
             continue
-        seen.add(mark)
+        seen.add(kind_of(address))
         answer = page.goto(address)
         assert answer.status == 200, f"{address}: {answer.status}"
         yield address

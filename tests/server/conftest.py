@@ -41,9 +41,9 @@ watch = featurestore.monitor_job(
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
-    """A store in which everything that has a page exists."""
+    """A store in which everything that has a page exists; tests leave it as it was."""
     folder = tmp_path_factory.mktemp("served")
     with featurestore.connect(folder / "store") as store:
         visits = []
@@ -76,7 +76,7 @@ def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureSt
         yield store
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(served_store: FeatureStore) -> Iterator[TestClient]:
     """A client of the application over that store."""
     app = create_app(served_store, ServerSettings(page=3))

@@ -141,17 +141,23 @@ def test_a_search_is_narrowed_by_kind_tag_owner_and_freshness(
     assert listed(kind="feature") == {"visits.shop", "visits.seen", "visits.sales", "doubled.shop",
                                       "doubled.seen"}  # fmt: skip
     assert listed(kind="model") == {"seller"}
+    of_doubled = "from featuregroups where name = 'doubled'"
     with served_store.session.registry.transaction() as connection:
+        changed = connection.execute(sa.text(f"select changed {of_doubled}")).scalar_one()
         connection.execute(sa.text("update featuregroups set changed = 0 where name = 'doubled'"))
     recent = listed(kind="feature", changed_within="1h")
     assert recent == {"visits.shop", "visits.seen", "visits.sales"}
     assert "selling" not in listed(changed_within="1h")
     served_store.add_featuregroup_tag("doubled", "owner", "bea")
     assert listed(owner="bea") == listed(tag="owner=bea") == {"doubled.shop", "doubled.seen"}
+    served_store.remove_featuregroup_tag("doubled", "owner")
     assert listed(owner="nobody") == set()
     assert "of what is chosen" in client.get("/search?q=s&owner=nobody").text
     assert client.get("/views/selling").status_code == 200
     assert client.get("/api/v1/search?q=s&changed_within=soon").status_code == 422
+    with served_store.session.registry.transaction() as connection:
+        again = sa.text("update featuregroups set changed = :changed where name = 'doubled'")
+        connection.execute(again, {"changed": changed})
 
 
 def test_drift_between_two_commits_is_on_the_page_of_a_group(tmp_path: Path) -> None:
@@ -201,8 +207,12 @@ def test_a_log_is_read_from_the_folder_of_logs_alone(
     address = f"/jobs/doubled/runs/{run.run_id}/log"
     assert client.get(address).status_code == 200
     with served_store.session.registry.transaction() as connection:
+        kept = connection.exec_driver_sql("SELECT run_id, log FROM runs").all()
         connection.exec_driver_sql("UPDATE runs SET log = 'registry.db'")
     assert client.get(address).status_code == 404
+    with served_store.session.registry.transaction() as connection:
+        for run_id, log in kept:
+            connection.exec_driver_sql("UPDATE runs SET log = ? WHERE run_id = ?", (log, run_id))
 
 
 def test_a_monitor_shows_its_windows_and_findings_as_the_library_has_them(

@@ -53,14 +53,14 @@ def test_queries_and_frames_give_on_spark_what_they_give_on_duckdb(
     file = define(sql_job(), FRAMES)
     for store in cities:
         store.register_jobs(file)
-        store.backfill_job("demand", START, START + 12 * HOUR)
+        store.backfill_job("demand", START, START + 5 * HOUR)
         store.run_job("demand", window=START + 3 * HOUR)
-        store.backfill_job("frames", START, START + 3 * HOUR)
-        assert rows(store) == expected(12)
+        store.backfill_job("frames", START, START + 2 * HOUR)
+        assert rows(store) == expected(5)
         names = ("zone", "hour", "trips", "fares")
-        assert [{name: row[name] for name in names} for row in rows(store, "frames")] == expected(3)
+        assert [{name: row[name] for name in names} for row in rows(store, "frames")] == expected(2)
         before = store.featuregroup("demand").delta_version
-        assert store.backfill_job("demand", START, START + 12 * HOUR) == []
+        assert store.backfill_job("demand", START, START + 5 * HOUR) == []
         assert store.featuregroup("demand").delta_version == before
 
 
@@ -78,8 +78,8 @@ def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
         store.create_featuregroup(departures, "departures", event_time="left_at")
         store.register_jobs(example_jobs)
         for name in ("origin_traffic", "origin_traffic_by_frames"):
-            (run,) = store.backfill_job(name, left[0], left[0] + 3 * HOUR)
-            assert (run.state, run.windows) == ("done", 3)
+            (run,) = store.backfill_job(name, left[0], left[0] + 2 * HOUR)
+            assert (run.state, run.windows) == ("done", 2)
             table = (
                 store.get_featuregroup(name)
                 .to_arrow()
@@ -90,13 +90,13 @@ def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
                     ["origin", "known_at", "departures", "mean_delay", "late_share"]
                 ).to_pylist()
             )
-    assert len(found[0]) == 9
+    assert len(found[0]) == 6
     assert found[0] == found[1] == found[2] == found[3]
 
 
 def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define: Define) -> None:
     store = cities[1]
-    store.register_jobs(define(sql_job(rules="catchup=6")))
+    store.register_jobs(define(sql_job(rules="catchup=3")))
     words = [
         "--engine",
         "spark",
@@ -112,8 +112,8 @@ def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout)
-    assert (run["state"], run["windows"]) == ("done", 6)
-    assert rows(store) == expected(6)
+    assert (run["state"], run["windows"]) == ("done", 3)
+    assert rows(store) == expected(3)
     info = json.loads(
         next(Path(store.featuregroup("demand").path, "_delta_log").glob("*1.json"))
         .read_text()
@@ -129,7 +129,7 @@ def test_chunks_side_by_side_land_once_on_spark(
     monkeypatch.setattr(service, "usable_cores", lambda: 2)
     store = cities[1]
     store.register_jobs(define(sql_job()))
-    found = store.backfill_job("demand", START, START + 10 * HOUR)
-    assert [(run.state, run.windows) for run in found] == [("done", 2)] * 5
-    assert rows(store) == expected(10)
-    assert store.get_jobs()[0].job.watermark == START + 10 * HOUR
+    found = store.backfill_job("demand", START, START + 6 * HOUR)
+    assert [(run.state, run.windows) for run in found] == [("done", 2)] * 3
+    assert rows(store) == expected(6)
+    assert store.get_jobs()[0].job.watermark == START + 6 * HOUR

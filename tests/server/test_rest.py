@@ -106,7 +106,8 @@ def test_the_interface_keeps_to_its_description(served_store: FeatureStore) -> N
         @settings(max_examples=15, deadline=None)
         @given(case=operation.as_strategy())
         def check(case: schemathesis.Case) -> None:
-            case.call_and_validate(headers={"Host": "localhost"})
+            # A busy machine is no error of the interface: 10 seconds without the last word.
+            case.call_and_validate(headers={"Host": "localhost"}, timeout=300)
 
         check()
     assert operations >= 15

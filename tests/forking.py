@@ -26,7 +26,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 WORKER_MODULE = "featurestore.experiments.worker"
 IMPORTED = (
@@ -51,7 +51,7 @@ class Forked:
             self.returncode = self._server.ask({"pid": self.pid})["status"]
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = 600) -> int:
         """Wait for the end, and return the exit status."""
         end = time.monotonic() + timeout
         while (status := self.poll()) is None:
@@ -103,6 +103,45 @@ class ForkedWorker:
     def stop(self) -> None:
         """End it."""
         self._process.kill()
+
+
+class ForkedPrograms:
+    """What takes the place of ``subprocess`` where a module starts others by ``python -m``.
+
+    These are of the folder in which they are started.
+    """
+
+    STDOUT = subprocess.STDOUT
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def Popen(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: IO[str],
+        cwd: Path,
+        **_: object,
+    ) -> Forked:
+        """Start a module; its errors go where its output goes."""
+        python, option, module, *arguments = command
+        assert (python, option) == (sys.executable, "-m")
+        path = os.pathsep.join([str(cwd), *sys.path])
+        return self._server.start(
+            Path(cwd, *module.split(".")).with_suffix(".py"),
+            arguments,
+            output=Path(stdout.name),
+            environment={**env, "PYTHONPATH": path},
+            folder=cwd,
+        )
+
+    def run(self, command: Sequence[str], *, check: bool, **where: Any) -> None:
+        """Run a module to its end, which has to be a good one."""
+        status = self.Popen(command, **where).wait()
+        assert check
+        assert status == 0
 
 
 class ForkServer:

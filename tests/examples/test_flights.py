@@ -6,6 +6,7 @@ The same rows on both engines, and the whole job from raw tables to proof.
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,17 +17,52 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
+from tests.forking import ForkedPrograms, ForkServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flights"
 SLICE = "2013-01-08"
 
 
-@pytest.fixture
-def late_flights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    yield
+@pytest.fixture(scope="module")
+def late_flights() -> Iterator[None]:
+    """The package of the example can be imported."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(EXAMPLE))
+        yield
     for name in [each for each in sys.modules if each.split(".")[0] == "late_flights"]:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def sliced(late_flights: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+    """A store with the groups of the slice; tests add to it."""
+    from late_flights import features
+
+    with featurestore.connect(tmp_path_factory.mktemp("sliced"), engine="duckdb") as store:
+        features.write_groups(store, until=SLICE)
+        yield store
+
+
+def run_program(
+    name: str,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str,
+) -> str:
+    """Run a program of the example on the slice, in this process; return what it printed."""
+    given = [name, "--until", SLICE, "--epochs", "1", "--out", str(out), *words]
+    monkeypatch.setattr(sys, "argv", given)
+    for variable, value in (("MPLBACKEND", "Agg"), ("TF_CPP_MIN_LOG_LEVEL", "2")):
+        monkeypatch.setenv(variable, value)  # else it would stay after the program
+    status: object = 0
+    try:
+        runpy.run_path(str(EXAMPLE / name), run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    return printed
 
 
 def training_rows(store: FeatureStore) -> pa.Table:
@@ -56,39 +92,34 @@ def test_both_engines_give_the_same_training_rows(tmp_path: Path) -> None:
             assert cluster[name].combine_chunks().equals(embedded[name].combine_chunks()), name
 
 
-@pytest.mark.usefixtures("late_flights")
-def test_no_feature_was_known_later_than_its_question(duckdb_store: FeatureStore) -> None:
+def test_no_feature_was_known_later_than_its_question(sliced: FeatureStore) -> None:
     from late_flights import features
 
-    features.write_groups(duckdb_store, until=SLICE)
-    frame = duckdb_store.get_features(features.FEATURES, labels="questions")
-    assert duckdb_store.check_leakage(frame, sample=200).ok
+    frame = sliced.get_features(features.FEATURES, labels="questions")
+    assert sliced.check_leakage(frame, sample=200).ok
 
 
-@pytest.mark.usefixtures("late_flights")
 @pytest.mark.parametrize("honest", [True, False])
 def test_values_stamped_before_they_were_known_are_caught(
-    duckdb_store: FeatureStore, honest: bool
+    sliced: FeatureStore, honest: bool
 ) -> None:
     from late_flights import features, leaking
 
-    features.write_groups(duckdb_store, until=SLICE)
-    departures = duckdb_store.get_featuregroup("departures")
+    departures = sliced.get_featuregroup("departures")
     make = features.origin_traffic if honest else leaking.leaking_traffic
-    duckdb_store.create_featuregroup(
+    name = "honest_traffic" if honest else "leaking_traffic"
+    sliced.create_featuregroup(
         make(departures.native()),
-        "traffic",
+        name,
         primary_key=["origin"],
         event_time="known_at",
         ttl="3h",
     )
-    frame = duckdb_store.get_features(
-        ["traffic.mean_delay", "traffic.late_share"], labels="questions"
-    )
-    report = duckdb_store.check_leakage(
+    frame = sliced.get_features([f"{name}.mean_delay", f"{name}.late_share"], labels="questions")
+    report = sliced.check_leakage(
         frame,
         sample=100,
-        recompute={"traffic": lambda moment: make(leaking.up_to(departures, moment).native())},
+        recompute={name: lambda moment: make(leaking.up_to(departures, moment).native())},
     )
     assert report.ok is honest, str(report)
     if not honest:
@@ -96,14 +127,19 @@ def test_values_stamped_before_they_were_known_are_caught(
 
 
 @pytest.mark.tensorflow
-def test_the_whole_example_runs_on_a_slice(tmp_path: Path) -> None:
-    command = [sys.executable, "main.py", "--until", SLICE, "--epochs", "1", "--out", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=540, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "verify: ok" in done.stdout
-    assert re.search(r"test AUC: 0\.\d{3}", done.stdout)
+@pytest.mark.usefixtures("late_flights")
+def test_the_whole_example_runs_on_a_slice(
+    fork_server: ForkServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from late_flights import training
+
+    monkeypatch.setattr(training, "subprocess", ForkedPrograms(fork_server))
+    printed = run_program("main.py", tmp_path, monkeypatch, capsys)
+    assert "verify: ok" in printed
+    assert re.search(r"test AUC: 0\.\d{3}", printed)
     pictures = list(tmp_path.glob("run-*/*.png"))
     assert sorted(each.name for each in pictures) == ["correlations.png", "loss.png"]
     assert all(each.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for each in pictures)
@@ -111,36 +147,35 @@ def test_the_whole_example_runs_on_a_slice(tmp_path: Path) -> None:
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.usefixtures("late_flights")
-def test_the_network_is_searched_taken_apart_and_scored_with(duckdb_store: FeatureStore) -> None:
+@pytest.mark.usefixtures("forked_workers")
+def test_the_network_is_searched_taken_apart_and_scored_with(sliced: FeatureStore) -> None:
     for library in ("optuna", "tensorboard", "tf_keras"):
         pytest.importorskip(library)
     from late_flights import datasets, features, trials
 
-    features.write_groups(duckdb_store, until=SLICE)
-    frame = duckdb_store.get_features(features.FEATURES, labels="questions")
-    dataset = datasets.make(duckdb_store, frame, "tfrecord", until=SLICE)
+    frame = sliced.get_features(features.FEATURES, labels="questions")
+    dataset = datasets.make(sliced, frame, "tfrecord", until=SLICE)
     study = trials.search(dataset, trials=1, parallel=1, epochs=1)
     assert 0.4 < study.best.metrics["val_auc"] < 1
     parts = {"weather": ["temp", "humid"]}
     worth = trials.ablate(dataset, features=parts, repeats=1, parallel=1)
     assert [row.name for row in worth.rows] == ["weather"]
-    asked = duckdb_store.get_featuregroup("questions").filter("origin = 'JFK'")
-    model, auc = trials.score(duckdb_store, dataset, asked)
+    asked = sliced.get_featuregroup("questions").filter("origin = 'JFK'")
+    model, auc = trials.score(sliced, dataset, asked)
     assert 0.4 < auc < 1
-    assert duckdb_store.featuregroup("late_predictions").read().count() == asked.count()
+    assert sliced.featuregroup("late_predictions").read().count() == asked.count()
     assert model.label == ("late",)
 
 
 @pytest.mark.tensorflow
-def test_keras_3_trains_in_one_process(tmp_path: Path) -> None:
-    command = [sys.executable, "one_process.py", "--until", SLICE, "--epochs", "1"]
-    command += ["--framework", "keras", "--out", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=EXAMPLE, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"keras: test AUC 0\.[4-9]\d\d on 1,154 flights", done.stdout)
+@pytest.mark.usefixtures("late_flights")
+def test_keras_3_trains_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorflow")
+    words = ("--framework", "keras")
+    printed = run_program("one_process.py", tmp_path, monkeypatch, capsys, *words)
+    assert re.search(r"keras: test AUC 0\.[4-9]\d\d on 1,154 flights", printed)
 
 
 def test_the_monitor_of_the_weather_finds_the_winter(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from featurestore.store import FeatureStore
 from tests.streams.kafka_server import NoKafka, free_port, running
 from tests.streams.topics import Broker
 
@@ -36,3 +40,35 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
         return path
 
     return write
+
+
+@dataclass
+class Landings:
+    """What was landed, and what was told and held before each landing."""
+
+    rows: list[int] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    allocated: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
+    """Watch what is landed."""
+    from featurestore.streams import loop
+
+    found, land = Landings(), loop.land
+
+    def watched(session: Any, spec: Any, group: Any, batch: Any, **named: Any) -> Any:
+        (status,) = FeatureStore(session).get_jobs()
+        assert status.stream is not None
+        found.lags.append(status.stream.lag)
+        found.allocated.append(pa.total_allocated_bytes())
+        if isinstance(batch.records, pa.Table):
+            found.bytes.append(batch.records.nbytes)
+        landed = land(session, spec, group, batch, **named)
+        found.rows.append(landed.rows)
+        return landed
+
+    monkeypatch.setattr(loop, "land", watched)
+    return found

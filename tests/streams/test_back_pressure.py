@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from featurestore.store import FeatureStore
-from featurestore.streams import loop
 from featurestore_connectors.kafka import consumer
+from tests.on_spark import spark_in_soak
 from tests.streams import kafka_server
+from tests.streams.conftest import Landings
 from tests.streams.topics import Broker, click, clicks, job
 
 JobFile = Callable[[str], Path]
 
 
-@dataclass
-class Landings:
-    """What was landed, and what was told and held before each landing."""
-
-    rows: list[int] = field(default_factory=list)
-    lags: list[int] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    allocated: list[int] = field(default_factory=list)
-
-
-@pytest.fixture
-def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
-    found, land = Landings(), loop.land
-
-    def watched(session: Any, spec: Any, group: Any, batch: Any, **named: Any) -> Any:
-        (status,) = FeatureStore(session).get_jobs()
-        assert status.stream is not None
-        found.lags.append(status.stream.lag)
-        found.allocated.append(pa.total_allocated_bytes())
-        if isinstance(batch.records, pa.Table):
-            found.bytes.append(batch.records.nbytes)
-        landed = land(session, spec, group, batch, **named)
-        found.rows.append(landed.rows)
-        return landed
-
-    monkeypatch.setattr(loop, "land", watched)
-    return found
-
-
+@spark_in_soak  # test_streams_on_spark has landings, too
 def test_a_backlog_is_taken_in_micro_batches_of_the_bound_and_its_lag_is_told(
     store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
 ) -> None:

@@ -19,19 +19,17 @@ def bowl(x: float, context: Any) -> dict[str, float]:
 
 def run(dataset: TrainingDataset) -> dict[str, Any]:
     """Launch, search, and ask for too much; return what came of it."""
-    answer: dict[str, Any] = {}
-    for name, deaths in (("whole", {}), ("killed", {"1": [33]})):
-        launched = experiments.collective_all_reduce(
-            training.regression,
-            workers=2,
-            dataset=dataset,
-            params={"deaths": deaths},
-            retries=1,
-            on="spark",
-            name=name,
-        )
-        reasons = [attempt["reason"] for attempt in launched.record.attempts]
-        answer[name] = [launched.history("loss"), reasons]
+    launched = experiments.collective_all_reduce(
+        training.regression,
+        workers=2,
+        dataset=dataset,
+        params={"deaths": {"1": [33]}},
+        retries=1,
+        on="spark",
+        name="killed",
+    )
+    reasons = [attempt["reason"] for attempt in launched.record.attempts]
+    answer: dict[str, Any] = {"killed": [launched.history("loss"), reasons]}
     study = experiments.search(
         bowl, space={"x": [1, 2]}, metric="y", sampler="grid", parallel=2, on="spark"
     )

@@ -1,6 +1,6 @@
 """A Spark standalone cluster on this machine.
 
-One master and two workers, from the files of the pip package.
+One master and one worker, from the files of the pip package.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ from pathlib import Path
 from tests.on_spark import QUICK_JAVA
 
 _START_SECONDS = 240
+# Two executors, and no task before both are there: each has to get some.
+EXECUTORS = (
+    *("--conf", "spark.executor.cores=1"),
+    *("--conf", "spark.cores.max=2"),
+    *("--conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"),
+)
 
 
 def spark_home() -> Path:
@@ -35,6 +41,8 @@ def environment(**more: str) -> dict[str, str]:
         if not key.startswith(("SPARK_", "FEATURESTORE_"))
     }
     ours = {
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_SCALA_VERSION": "2.13",  # else the worker looks for folders of a build
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "JDK_JAVA_OPTIONS": QUICK_JAVA,
@@ -43,29 +51,27 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @contextmanager
-def standalone_cluster(folder: Path, *, workers: int = 2) -> Iterator[str]:
-    """Yield the URL of a running master; all its processes are ended afterwards."""
+def standalone_cluster(folder: Path) -> Iterator[str]:
+    """Yield the URL of a running master; all its processes are ended afterwards.
+
+    The worker has two cores: an application with ``EXECUTORS`` gets two executors.
+    """
     port = _free_port()
     url = f"spark://127.0.0.1:{port}"
+    (folder / "log4j2.properties").write_text(
+        "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
+        "appender.out.name = out\nappender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %m%n\n"
+    )
+    arguments = ("--cores", "2", "--memory", "2g", "--work-dir", str(folder / "work"), url)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         processes.append(
             _start(folder, "master", "master.Master", "--host", "127.0.0.1", "--port", str(port))
         )
-        for number in range(workers):
-            arguments = (
-                "--host",
-                "127.0.0.1",
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--work-dir",
-                str(folder / f"work{number}"),
-            )
-            processes.append(_start(folder, f"worker{number}", "worker.Worker", *arguments, url))
-        for number in range(workers):
-            _wait_for_text(folder / f"worker{number}.log", "Successfully registered with master")
+        processes.append(
+            _start(folder, "worker", "worker.Worker", "--host", "127.0.0.1", *arguments)
+        )
+        _wait_for_text(folder / "worker.log", "Successfully registered with master")
         yield url
     finally:
         for process in reversed(processes):
@@ -79,28 +85,21 @@ def standalone_cluster(folder: Path, *, workers: int = 2) -> Iterator[str]:
 
 
 def _start(folder: Path, name: str, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
+    # As spark-class does, which starts one more JVM to find this out.
+    java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else "java"
     command = [
-        str(spark_home() / "bin" / "spark-class"),
+        str(java),
+        "-Xmx256m",
+        "-cp",
+        f"{folder}{os.pathsep}{spark_home() / 'jars' / '*'}",
         f"org.apache.spark.deploy.{kind}",
         "--webui-port",
         "0",
         *arguments,
     ]
-    settings = folder / "log4j2.properties"
-    settings.write_text(
-        "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
-        "appender.out.name = out\nappender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %m%n\n"
-    )
     with open(folder / f"{name}.log", "wb") as log:
         return subprocess.Popen(
-            command,
-            env=environment(
-                SPARK_DAEMON_MEMORY="256m",
-                SPARK_CONF_DIR=str(folder),
-            ),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
+            command, env=environment(), stdout=log, stderr=subprocess.STDOUT, cwd=folder
         )
 
 

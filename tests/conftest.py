@@ -56,6 +56,8 @@ TORCH_TESTS = "tests/torch"
 WITHOUT_TORCH = (
     f"PyTorch suite left out: torch is not installed (.ci/run runs {TORCH_TESTS} in .venv-torch)"
 )
+# Tests with these markers run in one process, by the name of their group.
+MARKED_GROUPS = {"tensorflow": "tensorflow", "postgres": "databases", "mariadb": "databases"}
 # `make check` runs these rooms. What connects the store to something else, or is built on top of
 # it, has rooms of its own, which are not named here: so the inner loop does not grow with them.
 INNER_LOOP = (
@@ -292,14 +294,33 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def _turn(item: pytest.Item, slow_files: set[Path]) -> int:
     """Return when a test runs: those of Spark last, but first where they have their own process.
 
-    There the files with slow tests are next, so that no process waits for one in the end.
+    There groups and files with slow tests are next, so that no process waits for one in the end.
     """
     on_spark = item.get_closest_marker("spark") is not None
     if not hasattr(item.config, "workerinput"):
         return int(on_spark)
     if on_spark:
         return 0
-    return 1 if item.path in slow_files else 2
+    if item.path in slow_files or item.get_closest_marker("xdist_group") is not None:
+        return 1
+    return 2
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Return the name of those that run in one process, since they share what is dear to start.
+
+    A session of Spark, a server, an import of TensorFlow, a browser.
+    """
+    fixtures = getattr(item, "fixturenames", ())
+    if item.get_closest_marker("spark") is not None:
+        return "spark"
+    for fixture, group in (("hdfs_server", "hdfs"), ("broker", "kafka")):
+        if fixture in fixtures:
+            return group
+    for marker, group in MARKED_GROUPS.items():
+        if item.get_closest_marker(marker) is not None:
+            return group
+    return "server" if item.path.parent.name == "server" else None
 
 
 # Before xdist looks for groups: else both workers would start a Spark session.
@@ -311,12 +332,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and item.get_closest_marker("spark") is None
         ):
             item.add_marker(pytest.mark.spark)
-        if item.get_closest_marker("spark") is not None:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-        elif "hdfs_server" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("hdfs"))  # one server a run, not one a worker
-        elif item.get_closest_marker("postgres") or item.get_closest_marker("mariadb"):
-            item.add_marker(pytest.mark.xdist_group("databases"))
+        group = _group(item)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
         if item.name in getattr(getattr(item, "cls", None), "in_soak", ()):
             item.add_marker(pytest.mark.soak)
     slow_files = {item.path for item in items if item.get_closest_marker("slow") is not None}
@@ -479,6 +497,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
+        # Nor to note for each column in which line it was made.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.pyspark.python": sys.executable,

@@ -35,13 +35,21 @@ spark_in_soak = pytest.mark.parametrize(
 # jar, in each package that pyspark imports, whenever it is used: a tenth of the JVM's time.
 _NAMES = ("PythonUtils", "PythonSQLUtils", "PythonRDD", "Thread", "java", "scala", "org")
 _NAMES += ("featurestore", "SimplePythonFunction", "ArrowIteratorServer", "JavaSparkContext")
+# And what it asks for by its whole name again and again.
+_CLASSES = ("org.apache.spark.sql.classic.SparkSession", "org.apache.spark.sql.functions")
+_CLASSES += ("org.apache.spark.util.Utils",)
 
 
 def look_names_up_once(session: SparkSession) -> None:
     """Keep what names of the JVM stand for, for as long as the session lives."""
     machine = session._jvm
-    for name in _NAMES:
+    for name in (*_NAMES, *_CLASSES):
         setattr(machine, name, getattr(machine, name))
+    # Twelve questions of each exception are asked by it.
+    py4j = machine.py4j
+    py4j.reflection = py4j.reflection
+    py4j.reflection.TypeUtil = py4j.reflection.TypeUtil
+    machine.py4j = py4j
 
 
 def on_executors(relation: Relation) -> Relation:

@@ -105,6 +105,17 @@ def _role(spec: FeatureGroupSpec, name: str) -> str:
     return "feature"
 
 
+def names(connection: Connection, group: str, version: int) -> list[str]:
+    """Return the names of the columns of a version of a group, in its order."""
+    query = (
+        sa.select(features.c.name)
+        .join(featuregroups, features.c.featuregroup_id == featuregroups.c.id)
+        .where(featuregroups.c.name == group, featuregroups.c.version == version)
+        .order_by(features.c.position)
+    )
+    return [str(row.name) for row in connection.execute(query)]
+
+
 def groups_with(connection: Connection, name: str) -> list[str]:
     """Return the names of the groups that have a column of this name in some version, in order."""
     query = (

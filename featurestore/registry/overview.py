@@ -95,7 +95,7 @@ class Incident:
 
 
 def counts(connection: Connection) -> dict[str, int]:
-    """Return how many groups, features, datasets, views and jobs there are, versions not counted."""
+    """Return how much there is of each kind; several versions of a thing count as one."""
     groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
     latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
     columns = (
@@ -112,6 +112,8 @@ def counts(connection: Connection) -> dict[str, int]:
         "training datasets": datasets,
         "feature views": views,
         "jobs": jobs,
+        "experiments": sa.select(sa.func.count(sa.distinct(experiment_runs.c.name))),
+        "models": sa.select(sa.func.count(sa.distinct(models.c.name))),
     }
     return {name: int(connection.execute(query).scalar_one()) for name, query in asked.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -56,12 +57,12 @@ def batch(writer: int, number: int) -> pa.Table:
 
 def write_until_it_dies(address: str, writer: int, known: list[str]) -> None:
     """Insert batches, and note each one that was acknowledged."""
-    with featurestore.connect(address) as store:
+    with (
+        contextlib.suppress(FeatureStoreError, OSError),
+        featurestore.connect(address) as store,
+    ):
         for number in range(1_000):
-            try:
-                store.insert_into_featuregroup(batch(writer, number), "writes")
-            except (FeatureStoreError, OSError):
-                return
+            store.insert_into_featuregroup(batch(writer, number), "writes")
             known.append(f"{writer}-{number}")
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from featurestore.server.drawing.graph import arrange, draw
-from featurestore.server.records.lineage import Graph, Node, only
+from featurestore.server.records.lineage import only
+from featurestore.server.records.lineage_graph import Graph, Node
 
 NODES = [Node("featuregroup", f"g{number}", 1) for number in range(12)]
 PAIRS = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_size=40)
@@ -36,6 +37,26 @@ def test_what_was_read_stands_to_the_left(pairs: list[tuple[Node, Node]]) -> Non
         assert place[before] < place[after]
 
 
+@given(PAIRS)
+def test_a_long_edge_passes_beside_the_nodes_of_the_layers_between(
+    pairs: list[tuple[Node, Node]],
+) -> None:
+    edges = tuple(dict.fromkeys(pair for pair in pairs if pair[0] < pair[1]))
+    picture = draw(Graph(tuple(NODES), edges), focus=None, address="/")
+    boxes = []
+    for x, y, height in re.findall(
+        r'<rect x="(\d+)" y="(\d+)" width="\d+" height="(\d+)"', picture
+    ):
+        boxes.append((int(x), int(y), int(y) + int(height)))
+    for first, others in zip(boxes, range(1, len(boxes) + 1), strict=True):
+        for x, top, bottom in boxes[others:]:
+            assert x != first[0] or top >= first[2] or bottom <= first[1]
+    for line, x, y in re.findall(r'<path d="([^"]* (\d+) (\d+))h\d+"', picture):
+        assert not any(x == str(left) and top < int(y) < bottom for left, top, bottom in boxes), (
+            line
+        )
+
+
 def test_edges_go_on_through_kinds_that_are_left_out() -> None:
     job = Node("job", "daily")
     first, second = NODES[:2]
@@ -59,3 +80,26 @@ def test_a_walk_goes_from_source_to_dataset_and_back(client: TestClient) -> None
     assert whole["complete"]
     assert {"from": "job:doubled", "to": "featuregroup:doubled@1"} in whole["edges"]
     assert {"from": "experiment:seller", "to": "model:seller@1"} in whole["edges"]
+
+
+def test_a_feature_is_followed_into_what_it_became(client: TestClient) -> None:
+    """Through the query of a job, the plan of a dataset, a view, and the inputs of a model."""
+
+    def keys(node: str, **steps: int) -> set[str]:
+        found = client.get("/api/v1/lineage", params={"node": node, **steps}).json()
+        return {each["key"] for each in found["nodes"]}
+
+    sales = "feature:visits.sales@2"
+    behind = keys(sales, up=0)
+    made = {"job:doubled", "feature:doubled.twice@1", "training_dataset:sells@1"}
+    assert {sales, *made, "feature_view:selling@1", "experiment:seller", "model:seller@1"} <= behind
+    assert "feature:doubled.shop@1" not in behind
+    assert keys("feature:doubled.twice@1") == {sales, "job:doubled", "feature:doubled.twice@1"}
+    assert keys("feature:visits.note@2") == {"feature:visits.note@2"}
+    assert "training_dataset:sells@1" in keys("feature:visits.shop@2")  # rows are joined by it
+    shown = client.get("/lineage", params={"node": sales}).text
+    assert "What breaks if visits.sales@2 is changed" in shown
+    assert 'href="/groups/doubled/1#feature-twice"' in shown
+    assert client.get("/lineage?node=feature:visits@2").status_code == 400
+    names = "".join(client.get(f"/groups/visits/{version}").text for version in (1, 2))
+    assert "/lineage?node=feature%3Avisits.sales%402" in names

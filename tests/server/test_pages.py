@@ -185,6 +185,25 @@ def test_drift_between_two_commits_is_on_the_page_of_a_group(tmp_path: Path) -> 
         assert "delta_version=1" in answer.text
 
 
+def test_rows_that_failed_a_check_are_shown_with_the_reasons(tmp_path: Path) -> None:
+    between = {"column": "age", "min_value": 0, "max_value": 120}
+    expected = [{"type": "expect_column_values_to_be_between", "kwargs": between}]
+    with featurestore.connect(tmp_path / "checked") as store:
+        store.create_featuregroup([{"id": 1, "age": 30}], "people", expectations=expected)
+        rows = [{"id": 2, "age": 4_711}, {"id": 3, "age": 40}]
+        store.insert_into_featuregroup(rows, "people", validation="warn")
+        store.insert_into_featuregroup(rows, "people", validation="quarantine")
+        client = TestClient(create_app(store), base_url="http://localhost")
+        text = client.get("/groups/people/1/validation").text
+        reports, _, aside = text.partition("Rows put aside, and why")
+        assert reports.count("4,711") == 2  # a sample of each report that failed
+        assert aside.count("4,711") == 1
+        assert "expect_column_values_to_be_between(column=&#39;age&#39;" in aside
+        table = client.get("/groups/people/1/validation?format=csv").text.splitlines()
+        assert table[0].split(",")[0] == "reasons"
+        assert table[1].endswith(",2,4711")
+
+
 def test_a_page_never_counts_statistics(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "uncounted") as store:
         store.create_featuregroup([{"x": 1}], "plain", statistics=False)
@@ -239,6 +258,7 @@ def test_two_runs_are_drawn_over_one_another(
     ids = "&".join(f"run={run.id}" for run in runs)
     text = client.get(f"/experiments/compare?{ids}").text
     assert len(re.findall('<polyline class="run-[12]" points="64.0,', text)) == 2
+    assert f'href="?{html.escape(ids)}&amp;format=csv"' in text
     table = client.get(f"/experiments/compare?{ids}&format=csv").text.splitlines()
     losses = [line for line in table if ",loss," in line]
     told = []

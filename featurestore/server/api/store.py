@@ -16,7 +16,7 @@ from featurestore.server.api.answers import REFUSALS, Items, Limit, Offset, item
 from featurestore.server.context import Store
 from featurestore.server.records import lineage, search
 from featurestore.server.records.home import home
-from featurestore.server.records.lineage import Node
+from featurestore.server.records.lineage_graph import KINDS, Node
 
 router = APIRouter(tags=["store"], responses=REFUSALS)
 
@@ -81,7 +81,7 @@ def list_features(
 def graph(
     store: Store,
     node: Annotated[
-        str, Query(pattern=f"^(({'|'.join(lineage.KINDS)}):.+)?$", description="empty: the store.")
+        str, Query(pattern=f"^(({'|'.join(KINDS)}):.+)?$", description="empty: the store.")
     ] = "",
     up: Annotated[int, Query(ge=0, le=20)] = 3,
     down: Annotated[int, Query(ge=0, le=20)] = 3,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.server.context import Store
-from featurestore.server.pages.rendering import page
+from featurestore.server.pages.rendering import csv_file, page
 
 router = APIRouter(prefix="/views")
+_COLUMNS = ["name", "version", "description"]
 
 
 @router.get("")
-def list_page(request: Request, store: Store) -> HTMLResponse:
+def list_page(request: Request, store: Store, format: str = "html") -> Response:
     """Show the feature views."""
-    return page(request, "views.html", title="Feature views", found=store.get_feature_views())
+    found = store.get_feature_views()
+    if format == "csv":
+        rows = [attrgetter(*_COLUMNS)(each) for each in found]
+        return csv_file("feature-views", _COLUMNS, rows)
+    return page(request, "views.html", title="Feature views", found=found)
 
 
 @router.get("/{name}")

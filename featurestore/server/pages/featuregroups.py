@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
 from featurestore.errors import InvalidArgument, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
+from featurestore.model.validation import describe, outcome_text
 from featurestore.registry import overview
 from featurestore.registry.overview import GroupFilter
 from featurestore.server.context import Settings, Store, Whole, moment
 from featurestore.server.drawing.heatmap import heatmap
 from featurestore.server.drawing.histogram import histogram
 from featurestore.server.pages.paging import FRESH, PageNumber, one_page
-from featurestore.server.pages.rendering import csv_file, is_partial, page
+from featurestore.server.pages.rendering import csv_file, is_partial, page, statistics_file
 from featurestore.server.records import featuregroups as records
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
@@ -24,6 +26,7 @@ from featurestore.store import FeatureStore
 router = APIRouter(prefix="/groups")
 _REPORTS = 50
 _COLUMNS = ["name", "version", "features", "changed", "description"]
+_SCHEMA = ["name", "type", "role", "missing", "description"]
 Before = Annotated[int | None, Query(ge=0)]
 
 
@@ -81,12 +84,17 @@ def latest(store: Store, name: str) -> RedirectResponse:
 
 
 @router.get("/{name}/{version}")
-def group_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
+def group_page(
+    request: Request, store: Store, name: str, version: int, format: str = "html"
+) -> Response:
     """Show the schema of a group, and what its statistics say of each feature."""
     group, shown = _opened(store, name, version)
     definition = records.definition(group)
     counted = records.statistics(group)
     columns = records.columns(definition, counted)
+    if format == "csv":
+        rows = [attrgetter(*_SCHEMA)(each) for each in columns]
+        return csv_file(f"{name}-v{version}-schema", _SCHEMA, rows)
     return page(
         request,
         "featuregroup.html",
@@ -159,10 +167,13 @@ def statistics_page(
     against: str = "",
     before: str = "",
     after: str = "",
-) -> HTMLResponse:
+    format: str = "html",
+) -> Response:
     """Show the stored statistics, correlations, and the drift against another version or time."""
     group, shown = _opened(store, name, version)
     counted = records.statistics(group)
+    if format == "csv":
+        return statistics_file(f"{name}-v{version}-statistics", counted)
     drift, refused = None, None
     try:
         if moment(before) is not None:
@@ -191,11 +202,30 @@ def statistics_page(
 
 
 @router.get("/{name}/{version}/validation")
-def validation_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show the reports of the audits."""
-    _, shown = _opened(store, name, version)
+def validation_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    name: str,
+    version: int,
+    format: str = "html",
+) -> Response:
+    """Show the reports of the audits, and the rows that were put aside with their reasons."""
+    group, shown = _opened(store, name, version)
+    aside = records.put_aside(group, limit=settings.rows, seconds=settings.query_seconds)
+    if format == "csv":
+        return csv_file(f"{name}-v{version}-put-aside", aside["columns"], aside["rows"])
     reports = store.get_validation_history(name, version=version, limit=_REPORTS)[::-1]
-    return page(request, "featuregroup_validation.html", **shown, tab="validation", reports=reports)
+    return page(
+        request,
+        "featuregroup_validation.html",
+        **shown,
+        tab="validation",
+        reports=reports,
+        aside=aside,
+        describe=describe,
+        outcome=outcome_text,
+    )
 
 
 def _opened(store: FeatureStore, name: str, version: int) -> tuple[FeatureGroup, dict[str, object]]:

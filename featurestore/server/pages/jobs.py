@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 
 from featurestore.errors import JobNotFound
 from featurestore.jobs import service
@@ -20,14 +20,23 @@ _RUNS = 100
 
 @router.get("")
 def list_page(
-    request: Request, store: Store, settings: Settings, number: PageNumber = 1
-) -> HTMLResponse:
+    request: Request,
+    store: Store,
+    settings: Settings,
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
     """Show the jobs and how they stand."""
     found = one_page(
         lambda limit, offset: list(store.get_jobs(limit=limit, offset=offset)),
         number=number,
         size=settings.page,
     )
+    if format == "csv":
+        told = [records.status(each) for each in found.items]
+        return csv_file(
+            "jobs", list(told[0]) if told else [], [list(each.values()) for each in told]
+        )
     return page(request, "jobs.html", title="Jobs", found=found)
 
 

@@ -12,7 +12,7 @@ from featurestore.server.context import Store
 from featurestore.server.drawing.graph import draw
 from featurestore.server.pages.rendering import page
 from featurestore.server.records import lineage as records
-from featurestore.server.records.lineage import KINDS, Node
+from featurestore.server.records.lineage_graph import KINDS, Node, called
 
 router = APIRouter(prefix="/lineage")
 Steps = Annotated[int, Query(ge=0, le=20)]
@@ -32,21 +32,33 @@ def lineage_page(
     if node:
         focus = Node.parse(node)
         if focus is None:
-            raise InvalidArgument(f"node={node!r} is none.", hint="node=featuregroup:weather@1")
+            raise InvalidArgument(
+                f"node={node!r} is none.",
+                hint="node=featuregroup:weather@1 or feature:weather.temp@1",
+            )
         graph = records.around(store, focus, up=up, down=down)
     else:
         graph = records.whole(store)
+    broken = [] if focus is None else graph.behind(focus)
     kinds = kind or []
     graph = records.only(graph, kinds)
+    alone, joined = records.apart(graph, focus)
     return page(
         request,
         "lineage.html",
-        title="Lineage",
+        title="Lineage" if focus is None else f"Lineage of {focus.label}",
         graph=graph,
-        picture=draw(graph, focus=focus, address="/lineage?node="),
+        picture=draw(joined, focus=focus, address="/lineage?node="),
+        alone=alone,
+        broken=broken,
         focus=focus,
         up=up,
         down=down,
-        kinds=KINDS,
+        kinds=[each for each in KINDS if each != "feature" or _is_feature(focus)],
+        called=called,
         chosen=kinds,
     )
+
+
+def _is_feature(focus: Node | None) -> bool:
+    return focus is not None and focus.kind == "feature"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import Response
 
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.server.context import Settings, Store
@@ -14,9 +14,14 @@ router = APIRouter(prefix="/monitors")
 
 
 @router.get("")
-def list_page(request: Request, store: Store) -> HTMLResponse:
+def list_page(request: Request, store: Store, format: str = "html") -> Response:
     """Show the monitors and what they found last."""
-    return page(request, "monitors.html", title="Monitors", monitors=store.get_monitors())
+    found = store.get_monitors()
+    if format == "csv":
+        told = [each._summary() for each in found]
+        columns = list(told[0]) if told else []
+        return csv_file("monitors", columns, [list(each.values()) for each in told])
+    return page(request, "monitors.html", title="Monitors", monitors=found)
 
 
 @router.get("/{name}")

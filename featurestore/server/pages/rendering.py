@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -17,11 +18,13 @@ from markupsafe import Markup
 
 from featurestore import __version__
 from featurestore.model.printable import printable_line, value_text
-from featurestore.model.statistics import ColumnStatistics
+from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.server.access.secrets import form_token
 from featurestore.server.access.visitors import Visitor
 from featurestore.server.pages.markdown import markdown
 
+_SPACES = re.compile(r"[ \t\r\n]+")
+_STATISTICS = ["name", "kind", "missing", "distinct", "min", "median", "mean", "max", "std"]
 _LONGEST = 24
 _LONGEST_VALUE = 48
 
@@ -54,17 +57,27 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
 
+def statistics_file(name: str, counted: Statistics | None) -> Response:
+    """Return the statistics of columns as a file to download, in full."""
+    rows = []
+    for each in counted.columns if counted is not None else ():
+        row = [each.name, each.kind, each.missing, each.distinct, each.minimum, each.quantile(0.5)]
+        rows.append([*row, each.mean, each.maximum, each.std])
+    return csv_file(name, _STATISTICS, rows)
+
+
 def _cell(value: object) -> str:
     """Return a value as a cell; a text that a spreadsheet would compute is kept a text.
 
-    >>> _cell("=1+1"), _cell(-1), _cell(None), _cell(0.1 / 3)
-    ("'=1+1", '-1', '', '0.03333333333333333')
+    >>> _cell("=1+1"), _cell(-4711), _cell(None), _cell(0.1 / 3)
+    ("'=1+1", '-4711', '', '0.03333333333333333')
     """
     if value is None:
         return ""
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
-    return str(value) if isinstance(value, str | float) else value_text(value)
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if is_plain else value_text(value)
 
 
 def _render(
@@ -113,7 +126,8 @@ def _environment() -> Environment:
         when=when,
         ago=ago,
         share=share,
-        line=printable_line,
+        line=line,
+        marked=marked,
         markdown=markdown,
         short=short,
         text=value_text,
@@ -121,6 +135,31 @@ def _environment() -> Environment:
     )
     found.globals.update(with_query=with_query)
     return found
+
+
+def line(value: object) -> str:
+    r"""Return a text on one line; what a browser would not show is spelled out.
+
+    >>> line("no such\ncolumn\x00")
+    'no such column\\u0000'
+    """
+    return printable_line(_SPACES.sub(" ", str(value)))
+
+
+def marked(value: object, text: str) -> Markup:
+    """Return a text with each place of another text in it marked.
+
+    >>> marked("Amounts", "am")
+    Markup('<mark>Am</mark>ounts')
+    """
+    shown = line(value)
+    if not text.strip():
+        return Markup("{}").format(shown)
+    parts = re.split(f"({re.escape(text.strip())})", shown, flags=re.IGNORECASE)
+    told = [Markup("{}").format(part) for part in parts]
+    for place in range(1, len(told), 2):
+        told[place] = Markup("<mark>{}</mark>").format(parts[place])
+    return Markup("").join(told)
 
 
 def number(value: object) -> str:
@@ -193,10 +232,6 @@ def ago(value: datetime | None) -> str:
 
 def with_query(request: Request, **changed: object) -> str:
     """Return the address of a request with some arguments changed; None takes one away."""
-    found = dict(request.query_params)
-    for name, value in changed.items():
-        if value is None:
-            found.pop(name, None)
-        else:
-            found[name] = str(value)
+    found = [item for item in request.query_params.multi_items() if item[0] not in changed]
+    found += [(name, str(value)) for name, value in changed.items() if value is not None]
     return f"?{urlencode(found)}" if found else request.url.path

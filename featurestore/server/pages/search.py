@@ -14,6 +14,7 @@ from featurestore.server.records.search import KINDS, count_kinds, search
 
 router = APIRouter()
 _MOST = 200
+_SUGGESTED = 8
 
 
 @router.get("/search")
@@ -50,3 +51,10 @@ def search_page(
         found=found,
         most=_MOST,
     )
+
+
+@router.get("/suggestions")
+def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
+    """Show the first of what a search would find, for the field that every page has."""
+    found = search(store, q, limit=_SUGGESTED)
+    return page(request, "suggestions.html", title="Suggestions", q=q, found=found[:_SUGGESTED])

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from featurestore.server.context import Settings, Store
 from featurestore.server.drawing.histogram import histogram
 from featurestore.server.pages.paging import PageNumber, one_page
-from featurestore.server.pages.rendering import csv_file, page
+from featurestore.server.pages.rendering import csv_file, page, statistics_file
 from featurestore.server.records import experiments
 from featurestore.server.records import training_datasets as records
 from featurestore.server.records.experiments import RunFilter
@@ -51,8 +51,13 @@ def latest(store: Store, name: str) -> RedirectResponse:
 
 @router.get("/{name}/{version}")
 def dataset_page(
-    request: Request, store: Store, name: str, version: int, split: str = ""
-) -> HTMLResponse:
+    request: Request,
+    store: Store,
+    name: str,
+    version: int,
+    split: str = "",
+    format: str = "html",
+) -> Response:
     """Show what a manifest says: splits, columns, sources, and the statistics of a split."""
     dataset = store.get_training_dataset(name, version=version)
     shown = _shown(store, name, version)
@@ -60,6 +65,8 @@ def dataset_page(
     counted = None
     if chosen in dataset.manifest.statistics:
         counted = dataset.statistics(chosen)
+    if format == "csv":
+        return statistics_file(f"{name}-v{version}-{chosen}", counted)
     columns = {}
     if counted is not None:
         columns = {each.name: each for each in counted.columns}

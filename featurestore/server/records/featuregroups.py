@@ -16,6 +16,7 @@ from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.registry import audit_log, featuregroups, overview
 from featurestore.registry.cut import CutRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
+from featurestore.retrieval import FeatureFrame
 from featurestore.server.query_time import at_most
 from featurestore.server.records.jsonable import jsonable
 from featurestore.store import FeatureStore
@@ -120,8 +121,21 @@ def rows(
     Raises:
         QueryEnded: It took more than ``seconds``.
     """
+    return _first(group, group.read(as_of=as_of), limit=limit, seconds=seconds)
+
+
+def put_aside(group: FeatureGroup, *, limit: int, seconds: float) -> dict[str, Any]:
+    """Return the first rows that writes put aside, with the reasons of each before its values."""
+    found = group.quarantine()
+    names = sorted(found.schema.names, key=lambda name: name != "reasons")
+    return _first(group, found.select(*names), limit=limit, seconds=seconds)
+
+
+def _first(
+    group: FeatureGroup, frame: FeatureFrame, *, limit: int, seconds: float
+) -> dict[str, Any]:
     with at_most(seconds, group._session.engine):
-        table = group.read(as_of=as_of).head(limit)
+        table = frame.head(limit)
     values = []
     for row in table.to_pylist():
         values.append(jsonable(list(row.values())))

@@ -1,16 +1,22 @@
-// What pages do with a script beside filtering in place: copy code, and sort the rows that are shown.
-function copyCode(button) {
-  const text = button.parentElement.querySelector("code").textContent;
+// What pages do with a script beside filtering in place: copy code and tables, and sort the rows that are shown.
+function copy(button) {
+  const table = button.parentElement.querySelector("table");
+  const text = table ? asText(table) : button.parentElement.querySelector("code").textContent;
   navigator.clipboard.writeText(text).then(() => {
     button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
   });
 }
 
-function valueOf(row, column) {
-  const cell = row.cells[column];
+// As spreadsheets take it: cells between tabs.
+function asText(table) {
+  const line = (row) => Array.from(row.cells, (cell) => valueOf(cell).replace(/\s+/g, " ")).join("\t");
+  return Array.from(table.rows, line).join("\n");
+}
+
+function valueOf(cell) {
   const time = cell.querySelector("time");
-  return time ? time.dateTime : cell.textContent.trim();
+  return time ? time.dateTime : cell.querySelector("svg") ? "" : cell.textContent.trim();
 }
 
 function numberOf(text) {
@@ -31,16 +37,32 @@ function sortRows(button) {
   head.setAttribute("aria-sort", order);
   const rows = Array.from(table.tBodies[0].rows), column = head.cellIndex;
   rows.sort((first, second) => {
-    const left = valueOf(first, column), right = valueOf(second, column);
+    const left = valueOf(first.cells[column]), right = valueOf(second.cells[column]);
     const found = compareTexts(left, right);
     return order === "ascending" || !left || !right ? found : -found;
   });
   table.tBodies[0].append(...rows);
 }
 
+function addCopy(table) {
+  const wide = table.parentElement;
+  if (wide.parentElement.className === "copied" || table.tBodies[0].rows.length < 2) return;
+  const around = document.createElement("div"), button = document.createElement("button");
+  around.className = "copied";
+  button.type = "button";
+  button.className = "copy";
+  button.textContent = "Copy the table";
+  wide.replaceWith(around);
+  around.append(wide, button);
+}
+
 function prepare(part) {
   if (navigator.clipboard) {
-    part.querySelectorAll("button.copy").forEach((button) => { button.hidden = false; });
+    part.querySelectorAll("div.wide > table").forEach(addCopy);
+    part.querySelectorAll("button.copy").forEach((button) => {
+      button.hidden = false;
+      button.dataset.label = button.textContent;
+    });
   }
   part.querySelectorAll("thead th").forEach((head) => {
     const table = head.closest("table");
@@ -57,5 +79,5 @@ prepare(document);
 document.addEventListener("htmx:after:swap", () => { prepare(document); });
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button.copy, button.sort");
-  if (button) (button.className === "copy" ? copyCode : sortRows)(button);
+  if (button) (button.className === "copy" ? copy : sortRows)(button);
 });

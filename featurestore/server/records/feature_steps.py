@@ -1,0 +1,163 @@
+"""One step of the lineage of a feature: the columns that it was made of, and what it became.
+
+Plans of retrievals, definitions of views, window jobs and queries of SQL jobs name columns. Where
+nothing does, as for a job in Python, the group or dataset is told as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy.engine import Connection
+
+from featurestore.lineage.columns import Columns, Origin, of_plan, of_query, of_windows
+from featurestore.model.references import parse_group_reference
+from featurestore.model.window_job import WindowJob
+from featurestore.registry import (
+    feature_views,
+    featuregroups,
+    features,
+    jobs,
+    training_datasets,
+)
+from featurestore.server.records import lineage_steps as steps
+from featurestore.server.records import models
+from featurestore.server.records.lineage_graph import MOST_NODES, Node
+from featurestore.store import FeatureStore
+
+Edges = list[tuple[Node, Node]]
+
+
+class FeatureSteps:
+    """The steps around a feature; ``columns`` notes what it is called in datasets and views."""
+
+    def __init__(self, store: FeatureStore, connection: Connection) -> None:
+        self._store = store
+        self._connection = connection
+        self.columns: dict[Node, tuple[str, ...]] = {}
+        self._whole: set[Node] = set()  # datasets of which every model needs the feature
+
+    def sources(self, node: Node) -> Edges:
+        """Return the edges that lead to a node."""
+        if node.kind != "feature":
+            return [] if node.kind == "job" else steps.sources(self._connection, node)
+        group, column = node.parts
+        edges: Edges = []
+        for before, made in steps.sources(
+            self._connection, Node("featuregroup", group, node.version)
+        ):
+            origins = self._columns_of(made, before.name) if before.kind == "job" else None
+            if origins is None:
+                edges.append((before, node))
+                continue
+            for origin in origins.columns.get(column, ()):
+                edges.append((self._feature(origin), before))
+                edges.append((before, node))
+        return edges
+
+    def results(self, node: Node) -> Edges:
+        """Return the edges that leave a node."""
+        if node.kind == "feature":
+            return [*self._groups(node), *self._datasets(node), *self._views(node)]
+        if node.kind == "job":
+            return []  # its edges to features came with those that lead to it
+        edges = steps.results(self._connection, node)
+        return [edge for edge in edges if edge[1].kind != "model" or self._takes(edge[1])]
+
+    def _takes(self, model: Node) -> bool:
+        """Tell whether a model needs the feature."""
+        spec = models.get(self._store, model.name, model.version).spec
+        dataset = Node("training_dataset", spec.dataset["name"], spec.dataset["version"])
+        inputs = {each.name for each in spec.inputs}
+        return dataset in self._whole or not inputs.isdisjoint(self.columns.get(dataset, ()))
+
+    def _feature(self, origin: Origin) -> Node:
+        """Return the feature of an origin; without a version it is of the latest one."""
+        group, version = origin.group
+        if version is None:
+            version = featuregroups.versions(self._connection, group)[-1]
+        return Node("feature", f"{group}.{origin.column}", version)
+
+    def _groups(self, node: Node) -> Edges:
+        """Return the edges to the features that jobs compute from a feature."""
+        group = Node("featuregroup", node.parts[0], node.version)
+        edges: Edges = []
+        for _, job in steps.results(self._connection, group):
+            if job.kind != "job":
+                continue
+            for _, made in steps.results(self._connection, job):
+                origins = self._columns_of(made, job.name)
+                if origins is None:
+                    edges += [(node, job), (job, made)]
+                    continue
+                for name in _made_of(node, origins):
+                    feature = Node("feature", f"{made.name}.{name}", made.version)
+                    edges += [(node, job), (job, feature)]
+        return edges
+
+    def _columns_of(self, made: Node, job: str) -> Columns | None:
+        """Return what the columns of a group were made of, None where its job does not tell."""
+        registered = jobs.find(self._connection, job)
+        if registered is None or made.kind != "featuregroup" or made.version is None:
+            return None
+        if registered.spec.kind == "window":
+            return of_windows(WindowJob.of(registered.spec))
+        if registered.spec.kind != "sql":
+            return None
+        tables = {}
+        for name, text in registered.spec.inputs.items():
+            if "/" not in text and ":" not in text:  # neither a path nor a registered source
+                tables[name] = parse_group_reference(text)
+        names = features.names(self._connection, made.name, made.version)
+        return of_query(registered.spec.code, tables, names)
+
+    def _datasets(self, node: Node) -> Edges:
+        """Return the edges to the training datasets that hold a feature, or are joined by it."""
+        pins = training_datasets.pinning(self._connection, node.parts[0], node.version or 1)
+        edges: Edges = []
+        for name, version in dict.fromkeys((each[0], each[1]) for each in pins[:MOST_NODES]):
+            dataset = Node("training_dataset", name, version)
+            manifest = self._store.get_training_dataset(name, version=version).manifest
+            if manifest.plan is None:
+                self._whole.add(dataset)
+                edges.append((node, dataset))
+                continue
+            origins = of_plan(manifest.plan)
+            kept = {column.name for column in manifest.columns}
+            found = tuple(each for each in _made_of(node, origins) if each in kept)
+            if found:
+                self.columns[dataset] = found
+            if _is_of(node, origins.rows):
+                self._whole.add(dataset)
+            if found or dataset in self._whole:
+                edges.append((node, dataset))
+        return edges
+
+    def _views(self, node: Node) -> Edges:
+        """Return the edges to the feature views that name a feature."""
+        group, column = node.parts
+        edges: Edges = []
+        for spec in feature_views.reading(self._connection, group, node.version):
+            found = []
+            for each in spec.features:
+                if (each.group, each.version, each.column) == (group, node.version, column):
+                    found.append(each.name)
+            if found:
+                view = Node("feature_view", spec.name, spec.version)
+                self.columns[view] = tuple(found)
+                edges.append((node, view))
+        return edges
+
+
+def _made_of(node: Node, origins: Columns) -> list[str]:
+    """Return the columns that were made of a feature."""
+    return [name for name, found in origins.columns.items() if _is_of(node, found)]
+
+
+def _is_of(node: Node, origins: Iterable[Origin]) -> bool:
+    group, column = node.parts
+    for each in origins:
+        name, version = each.group
+        if (name, each.column) == (group, column) and version in (None, node.version):
+            return True
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from featurestore import ingest
 from featurestore.errors import FeatureGroupNotFound, InvalidReference
@@ -20,14 +20,17 @@ from featurestore.retrieval import check_dataframe_type, convert
 from featurestore.store import FeatureStore
 from featurestore.store.remote_datasets import RemoteTrainingDatasetCalls
 from featurestore.store.remote_handles import RemoteFeatureGroup, RemoteFrame
-from featurestore.store.remote_session import Recipe, record_as, remote_session
+from featurestore.store.remote_session import Recipe, record_as, remote_session, unsupported
 from featurestore.store.remote_writes import RemoteWriteCalls
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
+    from featurestore.jobs.scheduler import Options
     from featurestore.model.featuregroup import Commit
     from featurestore.retrieval.conversions import DataframeType
     from featurestore.retrieval.join_keys import JoinKey
+    from featurestore.training import TrainingDataset
+    from featurestore.transform import Transformations
 
 AsOf = datetime | str | Mapping[str, int | datetime | str]
 
@@ -153,6 +156,15 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
             sent = ingest.to_reader(labels).read_all()
         frame = RemoteFrame.of(self._session, Recipe(self._client, read, sent))
         return convert(frame, dataframe_type)
+
+    def scheduler(self, options: Options | None = None) -> NoReturn:
+        raise unsupported(self.location, "A scheduler")
+
+    def transform(
+        self, frame: object, dataset: TrainingDataset | Transformations | str
+    ) -> NoReturn:
+        hint = "store.get_training_dataset(name).transformations.apply(batch), here"
+        raise unsupported(self.location, "A frame that is transformed lazily", hint=hint)
 
     def _group(self, name: str, version: int) -> FeatureGroup:
         return RemoteFeatureGroup(self._session, self._client, name, version)

@@ -1,0 +1,103 @@
+"""Every call of a store at an address works there, or says that it cannot and what to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import featurestore
+from featurestore import transform as t
+from featurestore.errors import UnsupportedLocation, UnsupportedRemotely
+from featurestore.server import ServerSettings
+from featurestore.store import FeatureStore
+from featurestore.store.remote import RemoteFeatureStore
+from tests.server.browsing import listening
+
+JOBS = """
+import featurestore
+@featurestore.job(featuregroup="g2", event_time="at", schedule="0 * * * *", window="1h",
+                  start="2024-03-01T00:00Z")
+def job(window):
+    return None
+"""
+# Calls that look at what they are given first; of all others a group's name will do.
+GIVEN: dict[str, tuple[Any, ...]] = {
+    "add_alert_channel": ("ops", "log"),
+    "backfill_job": ("job", "2024-03-01T00:00Z", "2024-03-02T00:00Z"),
+    "sql": ("select * from g",),
+}
+NAMED = {
+    "delete_featuregroup": {"version": 1},
+    "update_featuregroup": {"description": "new"},
+    "score": {"labels": [{"k": 1}]},
+}
+# What is there without the server, looks at frames alone, or is answered by calls of the client.
+OF_ITSELF = {
+    "close",
+    "engine",
+    "location",
+    "session",
+    "check_leakage",
+    "get_training_dataset_tf_record_schema",
+}
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+    folder = tmp_path_factory.mktemp("parity")
+    with featurestore.connect(folder / "store") as local:
+        local.create_featuregroup([{"k": 1, "x": 2.0}], "g", primary_key="k")
+        local.create_training_dataset(
+            local.get_featuregroup("g"), "wins", transformations={"x": t.min_max()}, progress=False
+        )
+        (folder / "jobs.py").write_text(JOBS)
+        GIVEN["register_jobs"] = (str(folder / "jobs.py"),)
+        with (
+            listening(local, ServerSettings()) as address,
+            featurestore.connect(address) as store,
+        ):
+            GIVEN["transform"] = (store.get_featuregroup("g"), "wins")
+            yield store
+
+
+def calls() -> list[str]:
+    """Return the public calls that the client of a server does not have of its own."""
+    own: set[str] = set()
+    for kind in RemoteFeatureStore.__mro__:
+        if kind.__module__.startswith("featurestore.store.remote"):
+            own |= set(vars(kind)) - {"scheduler", "transform"}
+    names = [name for name in dir(FeatureStore) if not name.startswith("_")]
+    return [name for name in names if name not in own | OF_ITSELF]
+
+
+def test_what_the_client_lacks_says_so(remote: FeatureStore) -> None:
+    found = calls()
+    assert {"sql", "score", "scheduler", "run_job", "get_monitors", "vacuum"} & set(found)
+    for name in found:
+        call = getattr(remote, name)
+        given = GIVEN.get(name)
+        if given is None:
+            given = tuple("g" for each in positional(call))
+        with pytest.raises((UnsupportedRemotely, UnsupportedLocation)) as refused:
+            call(*given, **NAMED.get(name, {}), **needed(call, NAMED.get(name, {})))
+        assert "http://127.0.0.1" in str(refused.value), name
+        assert "Hint: " in str(refused.value), name
+
+
+def positional(call: Any) -> list[str]:
+    """Return the arguments without defaults that are given by their place."""
+    found = inspect.signature(call).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [each.name for each in found if each.kind in kinds and each.default is each.empty]
+
+
+def needed(call: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a value for each argument without a default that is given by its name."""
+    found = {}
+    for each in inspect.signature(call).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and each.default is each.empty and each.name not in given:
+            found[each.name] = {"k": 1} if each.name == "key" else "g"
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import Any
 
@@ -12,8 +14,10 @@ from tests.experiments import training
 
 
 def bowl(x: float, context: Any) -> dict[str, float]:
-    """Report a little."""
+    """Report a little; the process of one trial is killed in its first attempt."""
     context.report(1, y=-x)
+    if (x, context.attempt) == (1, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
     return {"y": -((x - 2) ** 2)}
 
 
@@ -34,6 +38,9 @@ def run(dataset: TrainingDataset) -> dict[str, Any]:
         bowl, space={"x": [1, 2]}, metric="y", sampler="grid", parallel=2, on="spark"
     )
     answer["best"] = study.best.params
+    answer["trials"] = {
+        str(run.params["x"]): [run.state, len(run.record.attempts)] for run in study.runs
+    }
     runs = len(experiments.get_runs())
     begun = time.monotonic()
     try:

@@ -56,5 +56,8 @@ def search_page(
 @router.get("/suggestions")
 def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
     """Show the first of what a search would find, for the field that every page has."""
-    found = search(store, q, limit=_SUGGESTED)
-    return page(request, "suggestions.html", title="Suggestions", q=q, found=found[:_SUGGESTED])
+    found = {}
+    for each in search(store, q, limit=_SUGGESTED):
+        found.setdefault(each.address, each)
+    first = list(found.values())[:_SUGGESTED]
+    return page(request, "suggestions.html", title="Suggestions", q=q, found=first)

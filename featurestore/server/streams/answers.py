@@ -42,6 +42,10 @@ def _batches(frame: FeatureFrame, asked: Retrieval) -> Iterator[pa.RecordBatch]:
         yield from frame.to_batches(rows=asked.batch_rows)
 
 
+class ClientGone(Exception):
+    """Whoever asked reads no more of an answer, be it that a look at the first rows was enough."""
+
+
 class Answer:
     """The parts of an answer, made in threads, as long as somebody waits for them."""
 
@@ -85,13 +89,14 @@ class Answer:
         """Yield the parts; ``end`` has to be called after the last one that is wanted.
 
         Raises:
-            QueryEnded: A part took too long, or nobody reads them any more.
+            QueryEnded: A part took too long.
+            ClientGone: Nobody reads them any more.
         """
         part = self._first
         while part is not None:
             yield part
             if await self._is_gone():
-                raise QueryEnded("The client is gone.")
+                raise ClientGone
             part = await self._next()
 
     async def end(self) -> None:
@@ -156,6 +161,8 @@ class Stream(StreamingResponse):
 
         try:
             await self.stream_response(send_in_time)
+        except ClientGone:
+            _log.info("a client went before it had read its answer to the end")
         except (QueryEnded, TimeoutError) as error:
             # What is cut short lacks its end, which the client misses.
             _log.warning("rows were not sent to their end: %s", error or "nobody took them")

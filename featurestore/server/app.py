@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from featurestore import __version__
+from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import missing_extra
+from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry.cut import Views
 from featurestore.server.access.provider import ProviderClient
 from featurestore.server.headers import API
 from featurestore.server.job_runs import JobRuns
 from featurestore.server.origins import known_hosts
-from featurestore.server.settings import ServerSettings, is_loopback
+from featurestore.server.settings import SPARK, ServerSettings, is_loopback
 from featurestore.store import FeatureStore
 
 if TYPE_CHECKING:
@@ -48,7 +51,8 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
     )
-    app.state.store = store
+    app.state.store = _embedded(store)
+    app.state.jobs_engine = store.engine
     app.state.settings = settings or ServerSettings()
     app.state.views = Views(store.session.registry)
     app.state.job_runs = JobRuns()
@@ -69,6 +73,13 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     # Who can make a browser resolve a name of theirs to this machine still cannot read from it.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_hosts(app.state.settings))
     return app
+
+
+def _embedded(store: FeatureStore) -> FeatureStore:
+    """Return a store whose rows are read in this process, so that no page starts Spark."""
+    if store.engine != SPARK:
+        return store
+    return FeatureStore(replace(store.session, engine=find_engine(DEFAULT_ENGINE)))
 
 
 def _hosts(settings: ServerSettings) -> list[str]:

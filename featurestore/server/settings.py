@@ -9,6 +9,8 @@ from featurestore.errors import ConfigurationError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
+# The engine that no server starts: its jobs run elsewhere, and rows are read in this process.
+SPARK = "spark"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,29 @@ def test_a_page_never_counts_statistics(tmp_path: Path) -> None:
         answer = client.get("/api/v1/featuregroups/plain/1/statistics")
         assert answer.status_code == 404
         assert "update_featuregroup_statistics" in answer.json()["hint"]
+
+
+class NoSpark:
+    """An engine of Spark that nothing may ask for anything."""
+
+    name = "spark"
+
+
+def test_a_store_on_spark_is_shown_without_it(
+    client: TestClient, served_store: FeatureStore
+) -> None:
+    session = replace(served_store.session, engine=NoSpark())  # type: ignore[arg-type]
+    app = create_app(FeatureStore(session))
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as other:
+        for address in (
+            "/groups/visits/2/rows",
+            "/basket?feature=visits.sales",
+            "/datasets/sells/1",
+        ):
+            assert other.get(address).text == client.get(address).text
+        refused = other.post("/jobs/doubled/run", data={"what": "due"})
+        assert refused.status_code == 400
+        assert "featurestore job run doubled --due" in refused.text
 
 
 def test_a_dataset_is_verified_by_its_button(client: TestClient) -> None:

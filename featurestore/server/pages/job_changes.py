@@ -17,10 +17,10 @@ from featurestore.server.context import Store, Whole
 from featurestore.server.guard import Asking, Form, actor_of, log_change
 from featurestore.server.job_runs import JobRuns, Work
 from featurestore.server.pages.rendering import page
+from featurestore.server.settings import SPARK
 from featurestore.store import FeatureStore
 
 router = APIRouter(prefix="/jobs")
-_SPARK = "spark"
 
 
 def changeable(name: str, store: Store, whole: Whole, visitor: Asking) -> FeatureStore:
@@ -64,7 +64,7 @@ def run(
     command = f"featurestore job run {name}"
     if chosen != "latest":
         command += f" --{chosen}"
-    _check_runs_here(whole, command)
+    _check_runs_here(request, command)
     _runs(request).start(name, f"run: {chosen}", actor_of(visitor), works[chosen])
     return _logged(whole, visitor, "run job", name, {"what": chosen})
 
@@ -99,7 +99,7 @@ def backfill(
     first, last = _range(form.get("start", ""), form.get("end", ""))
     anew = form.get("anew", "") == "yes"
     command = _backfill_command(name, first, last)
-    _check_runs_here(whole, f"{command} --anew" if anew else command)
+    _check_runs_here(request, f"{command} --anew" if anew else command)
     what = f"backfill from {first.isoformat()} to {last.isoformat()}"
 
     def work() -> list[Run]:
@@ -123,13 +123,13 @@ def _range(start: str, end: str) -> tuple[datetime, datetime]:
     return first, last
 
 
-def _check_runs_here(whole: FeatureStore, command: str) -> None:
+def _check_runs_here(request: Request, command: str) -> None:
     """Refuse a job of Spark: a server holds no session of a cluster.
 
     Raises:
         InvalidArgument: Says what to type.
     """
-    if whole.engine == _SPARK:
+    if request.app.state.jobs_engine == SPARK:
         raise InvalidArgument(
             "Jobs of this store run on Spark, and not in the server.", hint=command
         )

@@ -73,7 +73,7 @@ def arrange(graph: Graph) -> list[list[Node]]:
     True
     """
     layers, _, _ = _arranged(graph)
-    return [[item for item in layer if isinstance(item, Node)] for layer in layers]
+    return [_nodes_of(layer) for layer in layers]
 
 
 def _arranged(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
@@ -100,6 +100,10 @@ def _arranged(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
         for number in range(len(layers) - 2, -1, -1):
             layers[number] = _by_neighbors(layers[number], after, layers[number + 1 :])
     return layers, before, after
+
+
+def _nodes_of(layer: Iterable[Item]) -> list[Node]:
+    return [item for item in layer if isinstance(item, Node)]
 
 
 def _depths(graph: Graph) -> dict[Node, int]:

@@ -10,7 +10,7 @@ from featurestore.registry.search_filters import SearchFilter
 from featurestore.server.context import Store
 from featurestore.server.pages.paging import FRESH
 from featurestore.server.pages.rendering import is_partial, page
-from featurestore.server.records.search import KINDS, count_kinds, search
+from featurestore.server.records.search import KINDS, SearchResult, count_kinds, search
 
 router = APIRouter()
 _MOST = 200
@@ -56,7 +56,7 @@ def search_page(
 @router.get("/suggestions")
 def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
     """Show the first of what a search would find, for the field that every page has."""
-    found = {}
+    found: dict[str, SearchResult] = {}
     for each in search(store, q, limit=_SUGGESTED):
         found.setdefault(each.address, each)
     first = list(found.values())[:_SUGGESTED]

@@ -69,6 +69,15 @@ def test_lists_are_searched_sorted_and_paged_in_place(browser: Any, address: str
         assert page.locator("tbody th").all_inner_texts() == sorted(names)
         page.get_by_role("button", name="Name", exact=True).click()
         assert page.locator("tbody th").all_inner_texts() == sorted(names, reverse=True)
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy the table").click()
+        page.get_by_role("button", name="Copied").wait_for()
+        copied = page.evaluate("navigator.clipboard.readText()").splitlines()
+        assert [line.split("\t")[0] for line in copied] == ["Name", *sorted(names, reverse=True)]
+        page.get_by_role("searchbox", name="Search the store").fill("twi")
+        suggested = page.locator("#suggestions a").first
+        suggested.wait_for()
+        assert suggested.inner_text() == "doubled.twice"
         page.get_by_role("searchbox", name="Name").fill("doub")
         page.locator("tbody tr").nth(1).wait_for(state="detached")
         assert "q=doub" in page.url

@@ -22,10 +22,12 @@ from featurestore.registry import (
 )
 from featurestore.server.records import lineage_steps as steps
 from featurestore.server.records import models
-from featurestore.server.records.lineage_graph import MOST_NODES, Node
+from featurestore.server.records.lineage_graph import Node
 from featurestore.store import FeatureStore
 
 Edges = list[tuple[Node, Node]]
+# Each has a manifest to be opened.
+_MOST_DATASETS = 100
 
 
 class FeatureSteps:
@@ -35,6 +37,7 @@ class FeatureSteps:
         self._store = store
         self._connection = connection
         self.columns: dict[Node, tuple[str, ...]] = {}
+        self.is_cut = False  # more datasets pin the group than are looked into
         self._whole: set[Node] = set()  # datasets of which every model needs the feature
 
     def sources(self, node: Node) -> Edges:
@@ -114,8 +117,10 @@ class FeatureSteps:
     def _datasets(self, node: Node) -> Edges:
         """Return the edges to the training datasets that hold a feature, or are joined by it."""
         pins = training_datasets.pinning(self._connection, node.parts[0], node.version or 1)
+        pinned = list(dict.fromkeys((name, version) for name, version, _ in pins))
+        self.is_cut |= len(pinned) > _MOST_DATASETS
         edges: Edges = []
-        for name, version in dict.fromkeys((each[0], each[1]) for each in pins[:MOST_NODES]):
+        for name, version in pinned[-_MOST_DATASETS:]:
             dataset = Node("training_dataset", name, version)
             manifest = self._store.get_training_dataset(name, version=version).manifest
             if manifest.plan is None:

@@ -45,7 +45,7 @@ def around(
     nodes = dict.fromkeys([focus])
     for left, right in edges:
         nodes[left] = nodes[right] = None
-    is_cut = len(nodes) > limit
+    is_cut = feature.is_cut or len(nodes) > limit
     return Graph.of(list(nodes)[:limit], edges, cut=is_cut, columns=feature.columns)
 
 

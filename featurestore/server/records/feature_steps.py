@@ -6,7 +6,8 @@ nothing does, as for a job in Python, the group or dataset is told as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
@@ -26,6 +27,8 @@ from featurestore.server.records.lineage_graph import Node
 from featurestore.store import FeatureStore
 
 Edges = list[tuple[Node, Node]]
+Given = ParamSpec("Given")
+T = TypeVar("T")
 # Each has a manifest to be opened.
 _MOST_DATASETS = 100
 
@@ -33,22 +36,29 @@ _MOST_DATASETS = 100
 class FeatureSteps:
     """The steps around a feature; ``columns`` notes what it is called in datasets and views."""
 
-    def __init__(self, store: FeatureStore, connection: Connection) -> None:
+    def __init__(self, store: FeatureStore) -> None:
         self._store = store
-        self._connection = connection
         self.columns: dict[Node, tuple[str, ...]] = {}
         self.is_cut = False  # more datasets pin the group than are looked into
         self._whole: set[Node] = set()  # datasets of which every model needs the feature
 
+    def _ask(
+        self,
+        query: Callable[Concatenate[Connection, Given], T],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> T:
+        """Return what the registry says; none of its connections is held while files are read."""
+        with self._store.session.registry.reading() as connection:
+            return query(connection, *given, **named)
+
     def sources(self, node: Node) -> Edges:
         """Return the edges that lead to a node."""
         if node.kind != "feature":
-            return [] if node.kind == "job" else steps.sources(self._connection, node)
+            return [] if node.kind == "job" else self._ask(steps.sources, node)
         group, column = node.parts
         edges: Edges = []
-        for before, made in steps.sources(
-            self._connection, Node("featuregroup", group, node.version)
-        ):
+        for before, made in self._ask(steps.sources, Node("featuregroup", group, node.version)):
             origins = self._columns_of(made, before.name) if before.kind == "job" else None
             if origins is None:
                 edges.append((before, node))
@@ -64,7 +74,7 @@ class FeatureSteps:
             return [*self._groups(node), *self._datasets(node), *self._views(node)]
         if node.kind == "job":
             return []  # its edges to features came with those that lead to it
-        edges = steps.results(self._connection, node)
+        edges = self._ask(steps.results, node)
         return [edge for edge in edges if edge[1].kind != "model" or self._takes(edge[1])]
 
     def _takes(self, model: Node) -> bool:
@@ -78,17 +88,17 @@ class FeatureSteps:
         """Return the feature of an origin; without a version it is of the latest one."""
         group, version = origin.group
         if version is None:
-            version = featuregroups.versions(self._connection, group)[-1]
+            version = self._ask(featuregroups.versions, group)[-1]
         return Node("feature", f"{group}.{origin.column}", version)
 
     def _groups(self, node: Node) -> Edges:
         """Return the edges to the features that jobs compute from a feature."""
         group = Node("featuregroup", node.parts[0], node.version)
         edges: Edges = []
-        for _, job in steps.results(self._connection, group):
+        for _, job in self._ask(steps.results, group):
             if job.kind != "job":
                 continue
-            for _, made in steps.results(self._connection, job):
+            for _, made in self._ask(steps.results, job):
                 origins = self._columns_of(made, job.name)
                 if origins is None:
                     edges += [(node, job), (job, made)]
@@ -100,7 +110,7 @@ class FeatureSteps:
 
     def _columns_of(self, made: Node, job: str) -> Columns | None:
         """Return what the columns of a group were made of, None where its job does not tell."""
-        registered = jobs.find(self._connection, job)
+        registered = self._ask(jobs.find, job)
         if registered is None or made.kind != "featuregroup" or made.version is None:
             return None
         if registered.spec.kind == "window":
@@ -111,12 +121,12 @@ class FeatureSteps:
         for name, text in registered.spec.inputs.items():
             if "/" not in text and ":" not in text:  # neither a path nor a registered source
                 tables[name] = parse_group_reference(text)
-        names = features.names(self._connection, made.name, made.version)
+        names = self._ask(features.names, made.name, made.version)
         return of_query(registered.spec.code, tables, names)
 
     def _datasets(self, node: Node) -> Edges:
         """Return the edges to the training datasets that hold a feature, or are joined by it."""
-        pins = training_datasets.pinning(self._connection, node.parts[0], node.version or 1)
+        pins = self._ask(training_datasets.pinning, node.parts[0], node.version or 1)
         pinned = list(dict.fromkeys((name, version) for name, version, _ in pins))
         self.is_cut |= len(pinned) > _MOST_DATASETS
         edges: Edges = []
@@ -142,7 +152,7 @@ class FeatureSteps:
         """Return the edges to the feature views that name a feature."""
         group, column = node.parts
         edges: Edges = []
-        for spec in feature_views.reading(self._connection, group, node.version):
+        for spec in self._ask(feature_views.reading, group, node.version):
             found = []
             for each in spec.features:
                 if (each.group, each.version, each.column) == (group, node.version, column):

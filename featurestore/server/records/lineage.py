@@ -33,12 +33,12 @@ def around(
     store: FeatureStore, focus: Node, *, up: int = 3, down: int = 3, limit: int = MOST_NODES
 ) -> Graph:
     """Return what a node was made from, ``up`` steps back, and what is made from it."""
-    with store.session.registry.reading() as connection:
-        feature = FeatureSteps(store, connection)
-        if focus.kind == "feature":
-            before = _walk(focus, up, feature.sources, limit)
-            after = _walk(focus, down, feature.results, limit)
-        else:
+    feature = FeatureSteps(store)
+    if focus.kind == "feature":
+        before = _walk(focus, up, feature.sources, limit)
+        after = _walk(focus, down, feature.results, limit)
+    else:
+        with store.session.registry.reading() as connection:
             before = _walk(focus, up, lambda node: steps.sources(connection, node), limit)
             after = _walk(focus, down, lambda node: steps.results(connection, node), limit)
     edges = [*before, *after]

@@ -127,12 +127,16 @@ class WindowFeatures:
         # Labels without key or time see no row: their answer is the last one.
         place = np.full(chunk.num_rows, len(asked), np.int64)
         place[asked] = np.arange(len(asked))
-        taken = pa.array(place[is_label])
+        wanted = place[is_label]
+        is_in_order = np.array_equal(wanted, np.arange(len(asked)))
         columns = list(labels.columns)
         for answers, fill in zip(found, self.fills, strict=True):
             if fill is not None:
                 answers = answers.fill_null(pa.scalar(fill, answers.type))
-            columns.append(answers.take(taken))
+            if is_in_order:
+                columns.append(answers[: len(asked)])
+            else:
+                columns.append(answers.take(pa.array(wanted)))
         return pa.table(columns, names=self.schema.names).cast(self.schema)
 
     def _aggregated(
@@ -156,11 +160,11 @@ class WindowFeatures:
         columns = [chunk.column(name).combine_chunks() for name in self._keys]
         present = np.ones(chunk.num_rows, bool)
         for column in columns:
-            present &= flags_of(column.is_valid())
-        group = chunk.column(GROUP).combine_chunks()
-        changes = differs(group)
-        # Where the hash goes on, the key nearly always does, too.
-        if not any((differs(column) & ~changes).any() for column in columns):
+            if column.null_count:
+                present &= flags_of(column.is_valid())
+        changes = differs(chunk.column(GROUP).combine_chunks())
+        # Where the hash goes on, the key nearly always does, too; or it is the key.
+        if self.keys == 0 or not any((differs(column) & ~changes).any() for column in columns):
             number = np.cumsum(changes) - 1
         else:
             number = codes_of(columns, chunk.num_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.aggregates import parts
+from featurestore.aggregates import parts, stream
 from featurestore.testing.oracle import bits
 from featurestore_connectors.duckdb_delta import windows
 from tests.on_spark import spark_in_soak
@@ -125,3 +126,44 @@ def test_chunks_threads_and_spilling_change_no_bit(
     monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
     monkeypatch.setattr(windows, "_HELD_VALUES", 0)
     assert answers(duckdb_store, "own", given) == expected
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_rows_that_no_label_can_see_are_left_out_before_they_are_sorted(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    if not held:
+        monkeypatch.setattr(windows, "_HELD_VALUES", 0)
+    sorted_rows: list[int] = []
+    parts_of = stream.parts_of
+
+    def counting(batches: Iterator[pa.RecordBatch]) -> Iterator[parts.Part]:
+        for part in parts_of(batches):
+            sorted_rows.append(part.rows.num_rows)
+            yield part
+
+    monkeypatch.setattr(stream, "parts_of", counting)
+    far, days = 2**63 - 1, np.arange(100)
+    keys = np.repeat(np.array([-far, -5, 2, 2**31, far], np.int64), len(days))
+    every = np.tile(days, 5)
+    rows = pa.table({"key": keys, "at": times(START + every * DAY), "x": keys % 97 + every})
+    create_options: Any = {"primary_key": ["key"], "event_time": "at", "statistics": False}
+    duckdb_store.create_featuregroup(rows, "w", **create_options)
+
+    def seen(given: list[tuple[int | None, int | None]], **rules: Any) -> tuple[list[Any], int]:
+        sorted_rows.clear()
+        asked_at = [None if day is None else START + day * DAY for _, day in given]
+        asked_keys = pa.array([key for key, _ in given], pa.int64())
+        labels = pa.table({"key": asked_keys, "t": times(asked_at)})
+        asked = featurestore.window("w.x", "count", name="seen", **rules)
+        found = duckdb_store.get_features(asked, labels=labels, label_time="t").to_arrow()
+        return found["seen"].to_pylist(), sum(sorted_rows) - len(given)
+
+    assert seen([(2, 50)], over="7d") == ([7], 7)
+    assert seen([(2, 50)], over=None) == ([51], 51)
+    assert seen([(2, 50)], over="7d", offset="3d") == ([7], 7)
+    assert seen([(2, 50), (2**31, 52)], over="7d") == ([7, 7], 18)
+    assert seen([(-far, 50), (far, 50)], over="7d") == ([7, 7], 35)
+    assert seen([(-5, 50), (None, 10), (7, 50), (2, None)], over="7d")[0] == [7, 0, 0, 0]
+    assert seen([(None, 50)], over="7d") == ([0], 0)
+    assert seen([(2, None)], over="7d") == ([0], 0)

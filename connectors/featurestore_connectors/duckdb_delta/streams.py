@@ -5,7 +5,7 @@ Arrow streams with bounded batches, functions over them, mergeable aggregates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
@@ -47,9 +47,15 @@ def stream(
 ) -> pa.RecordBatchReader:
     """Return the rows of a relation as batches of its feature types.
 
-    Nothing runs before the first is asked for.
+    Nothing runs before the first is asked for. What a function makes of a relation comes straight
+    from it: inside a query of DuckDB, what it reads itself would find a thread less to run on.
     """
-    batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
+    source = relation.source if isinstance(relation, MappedRelation) else None
+    # DuckDB refuses to read a second time what can be read once.
+    if source is None or isinstance(source, StreamOnce):
+        batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
+    else:
+        batches = _pieces_of(source.batches(), relation.schema, batch_rows, limit)
     return pa.RecordBatchReader.from_batches(relation.schema, batches)
 
 
@@ -81,25 +87,6 @@ class MappedStream:
         """Yield the function's results."""
         for batch in batches_of(self._database, self._relation):
             yield cast_batch(self._function(batch), self.schema)
-
-
-class SortedStream(MappedStream):
-    """An Arrow source that hands the batches of a sorted relation to a function in turn."""
-
-    def __init__(
-        self,
-        database: Database,
-        relation: Relation,
-        function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
-        schema: pa.Schema,
-    ) -> None:
-        super().__init__(database, relation, lambda batch: batch, schema)
-        self._of_all = function
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the function's results."""
-        for batch in self._of_all(batches_of(self._database, self._relation)):
-            yield cast_batch(batch, self.schema)
 
 
 class StreamOnce(MappedStream):
@@ -141,6 +128,22 @@ def in_pieces(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             yield batch.slice(start, rows)
+
+
+def _pieces_of(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the first rows of batches, or all, in batches of at most so many."""
+    rows = min(batch_rows, _rows_that_fit(schema))
+    left = limit
+    for batch in batches:
+        if left is not None:
+            batch = batch.slice(0, left)
+            left -= batch.num_rows
+        for start in range(0, batch.num_rows, rows):
+            yield cast_batch(batch.slice(start, rows), schema)
+        if left == 0:
+            return
 
 
 def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:

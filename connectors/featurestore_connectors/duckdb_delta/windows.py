@@ -6,8 +6,8 @@ The rule and the arithmetic are in ``featurestore.aggregates``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,7 @@ from featurestore_connectors.duckdb_delta.point_in_time import (
     timestamp,
 )
 from featurestore_connectors.duckdb_delta.sqltext import column_type, quote
+from featurestore_connectors.duckdb_delta.window_reach import Reach, reach_of
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
@@ -38,6 +39,8 @@ _LABELS, _ROWS, _BOTH = "fs_labels", "fs_rows", "fs_both"
 _SPILLED_ROWS = 10_000_000
 # Up to so many values, 1 GiB of numbers, are put into the labels' order in memory.
 _HELD_VALUES = 1 << 27
+# Labels of up to so many values are held, since it is looked first what they can see at all.
+_LABEL_VALUES = 1 << 24
 # A chunk of rows is held for each thread.
 _MOST_THREADS = 8
 
@@ -54,8 +57,13 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     single_use = left.single_use
     left = engine.select(left, dict(zip(needed, needed, strict=True)))
     left = replace(left, schema=pa.schema(map(plain_field, left.schema)))
+    asked = None
+    if plan.left_rows is not None and plan.left_rows * len(needed) <= _LABEL_VALUES:
+        held = _Held(engine.database, left, _same, left.schema)
+        left = asked = streams.mapped(engine.database, held, single_use=single_use)
     for join in plan.windows:
-        left = _with_aggregates(engine, WindowSide.of(join, plan), left)
+        joined = _Aggregated(engine, WindowSide.of(join, plan), left, asked)
+        left = streams.mapped(engine.database, joined, single_use=single_use)
     columns = []
     for name in plan.columns:
         columns.append(f"{quote(plan.left_column(name))} AS {quote(name)}")
@@ -111,30 +119,66 @@ class _InLabelOrder(streams.MappedStream):
         carried = pa.schema([pa.field(ROW, pa.int64())])
         numbers = pa.array(np.arange(left.num_rows))
         given = left.select(list(dict.fromkeys(needed))).append_column(carried.field(0), numbers)
+        reach = _reach(self._engine, side, self._engine.from_arrow(given.to_reader()))
         labels = self._engine.from_arrow(given.to_reader())
-        stream = _stream(self._engine, side, labels, carried)
+        stream = _stream(self._engine, side, labels, carried, reach)
         features = side.features(carried)
-        answers = features.in_threads(
-            streams.batches_of(self._database, stream), threads=_threads(self._engine)
-        )
+        threads = _threads(self._engine)
+        answers = features.in_threads(streams.batches_of(self._database, stream), threads=threads)
         table = pa.Table.from_batches(answers, features.schema)
-        places = np.empty(left.num_rows, np.int64)
-        places[table.column(ROW).to_numpy()] = np.arange(left.num_rows)
-        found = {}
-        for output in side.join.outputs:
-            # One after another, so that none is held in both orders for longer than it takes.
-            found[output.name] = table.column(output.name).take(pa.array(places))
-            table = table.drop_columns([output.name])
-        return found
+        positions = np.empty(left.num_rows, np.int64)
+        positions[table.column(ROW).to_numpy()] = np.arange(left.num_rows)
+        places = pa.array(positions)
+        columns = {output.name: table.column(output.name) for output in side.join.outputs}
+        del table
+        names = list(columns)
+        with ThreadPoolExecutor(threads) as pool:
+            # Few are held in both orders at a time.
+            found = pool.map(lambda name: columns.pop(name).take(places), names)
+            return dict(zip(names, found, strict=True))
 
 
-def _with_aggregates(engine: DuckDBEngine, side: WindowSide, left: Relation) -> Relation:
-    """Return a left side with the aggregates of one group."""
-    stream = _stream(engine, side, left, left.schema)
-    features = side.features(left.schema)
-    function = partial(features.in_threads, threads=_threads(engine))
-    source = streams.SortedStream(engine.database, stream, function, features.schema)
-    return streams.mapped(engine.database, source, single_use=left.single_use)
+class _Held(streams.MappedStream):
+    """A relation of few rows that is read once, when it is wanted, and held."""
+
+    _rows: list[pa.RecordBatch] | None = None
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield its batches."""
+        if self._rows is None:
+            self._rows = list(super().batches())
+        return iter(self._rows)
+
+
+class _Aggregated(streams.MappedStream):
+    """Labels with the aggregates of one group, key by key.
+
+    ``asked`` are the labels where they may be read twice.
+    """
+
+    def __init__(
+        self, engine: DuckDBEngine, side: WindowSide, left: Relation, asked: Relation | None
+    ) -> None:
+        self._features = side.features(left.schema)
+        super().__init__(engine.database, left, lambda batch: batch, self._features.schema)
+        self._engine = engine
+        self._side = side
+        self._left = left
+        self._asked = asked
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the labels with their aggregates."""
+        reach = None
+        if self._asked is not None:
+            reach = _reach(self._engine, self._side, self._asked)
+        stream = _stream(self._engine, self._side, self._left, self._left.schema, reach)
+        given = streams.batches_of(self._database, stream)
+        for batch in self._features.in_threads(given, threads=_threads(self._engine)):
+            yield cast_batch(batch, self.schema)
+
+
+def _reach(engine: DuckDBEngine, side: WindowSide, labels: Relation) -> Reach:
+    return reach_of(engine, side, labels, _label_keys(side)[0])
 
 
 def _threads(engine: DuckDBEngine) -> int:
@@ -142,18 +186,29 @@ def _threads(engine: DuckDBEngine) -> int:
     return min(threads, _MOST_THREADS)
 
 
-def _stream(engine: DuckDBEngine, side: WindowSide, left: Relation, carried: pa.Schema) -> Relation:
-    """Return the rows of one group and the labels with some of their columns, sorted."""
+def _stream(
+    engine: DuckDBEngine,
+    side: WindowSide,
+    left: Relation,
+    carried: pa.Schema,
+    reach: Reach | None,
+) -> Relation:
+    """Return the rows of one group that labels reach, and the labels with some columns, sorted."""
     spec = side.join.source.spec
     needed = list(spec.schema.names)
     if not side.needs_tie_hash and not side.conditions:
         needed = _columns(side)
     rows = read_source(engine, side.join.source, needed)
+    if reach is not None:
+        within = " AND ".join(reach.conditions(side))
+        query = f"SELECT * FROM {_ROWS} WHERE {within}"
+        rows = replace(engine.sql(query, tables={_ROWS: rows}, parameters={}), schema=rows.schema)
     if side.needs_tie_hash:
         columns = tuple(spec.schema.names)
         hashed = pa.schema([*rows.schema, pa.field(TIE, pa.int64())])
         rows = engine.map_batches(rows, AddTieHash(columns), schema=hashed)
-    both = f"({_label_rows(side, carried)} UNION ALL {_group_rows(side, carried)})"
+    group = _Group(side.group_is_key, reach.narrow_keys if reach is not None else None)
+    both = f"({_label_rows(side, carried, group)} UNION ALL {_group_rows(side, carried, group)})"
     tables = {_LABELS: left, _ROWS: rows}
     count = side.join.source.rows
     if count is not None and count >= _SPILLED_ROWS:
@@ -177,15 +232,21 @@ def _columns(side: WindowSide) -> list[str]:
     return list(dict.fromkeys(needed))
 
 
-def _label_rows(side: WindowSide, carried: pa.Schema) -> str:
-    """Return the query of the labels; what only rows have is null."""
+def _label_keys(side: WindowSide) -> list[str]:
+    """Return the keys of a label as the group's types; a value beyond them has no row."""
     schema = side.join.source.spec.schema
     keys = []
     for label, key in side.join.on:
-        # A value beyond the key's type has no row.
         keys.append(f"TRY_CAST(l.{quote(label)} AS {column_type(schema.field(key).type)})")
+    return keys
+
+
+def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
+    """Return the query of the labels; what only rows have is null."""
+    schema = side.join.source.spec.schema
+    keys = _label_keys(side)
     columns = [
-        f"{_group(side, keys)} AS {GROUP}",
+        f"{group.of(keys)} AS {GROUP}",
         f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {MOMENT}",
     ]
     if side.needs_known:
@@ -205,17 +266,32 @@ def _label_rows(side: WindowSide, carried: pa.Schema) -> str:
     return f"SELECT {', '.join(columns)} FROM {_LABELS} AS l"
 
 
-def _group(side: WindowSide, keys: list[str]) -> str:
-    """Return what the stream is sorted by: the key, or a hash of the keys."""
-    return f"{keys[0]}::BIGINT" if side.group_is_key else f"hash({', '.join(keys)})"
+@dataclass(frozen=True)
+class _Group:
+    """What the stream is sorted by: the key, counted from the least one, or a hash of the keys.
+
+    32 bits where these are enough: DuckDB sorts them in half the time, since key and time then fit
+    16 bytes. Keys that share a hash cost the kernel a sort.
+    """
+
+    is_key: bool
+    least: int | None
+
+    def of(self, keys: list[str]) -> str:
+        """Return the expression of it."""
+        if not self.is_key:
+            return f"(hash({', '.join(keys)}) >> 32)::UINTEGER"
+        if self.least is None:
+            return f"{keys[0]}::BIGINT"
+        return f"({keys[0]}::BIGINT - ({self.least})::BIGINT)::UINTEGER"
 
 
-def _group_rows(side: WindowSide, carried: pa.Schema) -> str:
+def _group_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
     """Return the query of the group's rows; what only labels have is null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
     event = timestamp(quote(side.join.event_time), spec.schema.field(side.join.event_time).type)
-    columns = [f"{_group(side, keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {MOMENT}"]
+    columns = [f"{group.of(keys)} AS {GROUP}", f"epoch_us({event}) * 2 AS {MOMENT}"]
     created = side.join.created_time
     if created is not None:
         known = timestamp(quote(created), spec.schema.field(created).type)

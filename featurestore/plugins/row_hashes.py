@@ -28,8 +28,8 @@ class HashesRows(Protocol):
     """An engine that hashes rows where they are, bit for bit as ``featurestore.hashing`` does.
 
     What it has no hash for it answers with None; batches of Arrow are hashed then. Hashes are
-    signed integers of the order that they have without a sign. Nothing here runs but
-    ``count_hashes``.
+    signed integers of the order that they have without a sign. Only ``count_hashes`` and
+    ``hashes_of_groups`` run anything.
     """
 
     def with_row_hash(
@@ -58,4 +58,13 @@ class HashesRows(Protocol):
         self, relation: Relation, *, hashes: str, group: str, columns: Sequence[str]
     ) -> HashCounts | None:
         """Return the counts of hashed rows by group, and profiles of columns over all groups."""
+        ...
+
+    def hashes_of_groups(
+        self, relation: Relation, *, hashes: str, group: str
+    ) -> dict[int, tuple[Any, Any]]:
+        """Return the different hashes of each group in their order, and the rows of each.
+
+        Both are int64 arrays. For few rows: all of them come to the caller.
+        """
         ...

@@ -11,9 +11,7 @@ import pytest
 
 import featurestore
 from featurestore.hashing import row_hash
-from featurestore.plugins.engine import Relation
 from featurestore.training.export import pipeline, split_statistics
-from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.boundaries import HashSumAccumulator, HistogramAccumulator
 from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
 from featurestore.training.export.profiles import ProfileAccumulator
@@ -21,6 +19,8 @@ from tests.on_spark import on_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from featurestore.store import FeatureStore
 
 ROWS = 500
 SEED = 12345
@@ -87,49 +87,91 @@ def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
     assert engine.with_row_hash(held, key, seed=SEED, name=HASH) is None
 
 
-def test_exports_that_spark_hashes_are_those_of_python_and_of_the_embedded_engine(
+def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_embedded_engine(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one group and joined ones; statistics are counted by the writers, in no other pass."""
-    from featurestore_connectors.spark_delta import row_hashes
+    """Rows of one group, joined ones, and rows of which many have one key."""
+    from featurestore_connectors.spark_delta import records, row_hashes
 
     rows = every_type().append_column("id", pa.array(np.arange(ROWS)))
+    words = pa.array(["né" * (index * index % 97) for index in range(ROWS)])
+    group = rows.drop(["f.64", "te`xt"]).append_column("words", words)
     with featurestore.connect(tmp_path, engine="duckdb") as store:
-        store.create_featuregroup(rows.drop(["f.64", "te`xt"]), "g", primary_key="id")
+        store.create_featuregroup(group, "g", primary_key="id")
     labels = rows.select(["id", "bool"]).rename_columns(["id", "y"]).slice(100)
+    labels = labels.append_column("pair", pa.array(np.arange(len(labels)) // 7))
     monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
     passes: list[object] = []
     monkeypatch.setattr(pipeline, "count_splits", passes.append)
-    by_engine: list[Relation] = []
-    plain = row_hashes.with_range_number
+    by_engine = _calls_of(row_hashes, "with_range_number", monkeypatch)
+    by_jvm = _calls_of(records, "write", monkeypatch)
 
-    def with_shard(given: Relation, of: str, **ranges: Any) -> Relation:
-        if ranges["name"] == SHARD:
-            by_engine.append(given)
-        return plain(given, of, **ranges)
+    def export(store: FeatureStore, name: str, *, statistics: bool) -> None:
+        joined = store.get_features(["g.float32", "g.bytes"], labels=labels)
+        splits = {"train": 0.7, "test": 0.3}
+        asked = {
+            "one": store.create_training_dataset(
+                store.get_featuregroup("g"),
+                f"one_{name}",
+                splits=splits,
+                shards=3,
+                label="date",
+                statistics=statistics,
+            ),
+            "joined": store.create_training_dataset(
+                joined, f"joined_{name}", splits=splits, shards=3, statistics=statistics
+            ),
+            "tied": store.create_training_dataset(
+                joined,
+                f"tied_{name}",
+                splits=splits,
+                shards=1,
+                key="pair",
+                label="float32",
+                statistics=statistics,
+            ),
+        }
+        for rows_of, made in asked.items():
+            found = made.manifest.to_json()
+            shards = sorted(Path(made.path).glob("t*/*"))
+            written[name, rows_of] = [
+                [(path.name, path.read_bytes()) for path in shards],
+                [found[part] for part in ("splits", "layout", "prefixes")],
+            ]
+            if statistics:
+                splits_of = [made.statistics(split).to_json() for split in made.splits]
+                counted[name, rows_of] = [each["columns"] for each in splits_of]
 
-    monkeypatch.setattr(row_hashes, "with_range_number", with_shard)
-    written, statistics = {}, {}
-    for name, engine in {"a": "duckdb", "b": "spark", "c": "spark"}.items():
-        if name == "c":
-            assert len(by_engine) == 2
-            monkeypatch.setattr(row_hashes, "_has_functions", lambda session: False)
-        with featurestore.connect(tmp_path, engine=engine) as store:
-            joined = store.get_features(["g.float32", "g.bytes"], labels=labels)
-            frames = {"one": store.get_featuregroup("g"), "joined": joined}
-            if name == "c":
-                del frames["one"]  # Python hashes both in the same way
-            for rows_of, frame in frames.items():
-                made = store.create_training_dataset(
-                    frame, f"{rows_of}_{name}", splits={"train": 0.7, "test": 0.3}, shards=3
-                )
-                shards = sorted(Path(made.path).glob("t*/*"))
-                written[name, rows_of] = [(path.name, path.read_bytes()) for path in shards]
-                found = [made.statistics(split).to_json() for split in made.splits]
-                statistics[name, rows_of] = [each["columns"] for each in found]
-    for rows_of in ("one", "joined"):
-        assert len(written["a", rows_of]) == 6
-        assert written["a", rows_of] == written["b", rows_of]
-        assert statistics["a", rows_of] == statistics["b", rows_of]
-    assert written["a", "joined"] == written["c", "joined"]
+    written: dict[tuple[str, str], Any] = {}
+    counted: dict[tuple[str, str], Any] = {}
+    with featurestore.connect(tmp_path, engine="duckdb") as store:
+        export(store, "embedded", statistics=True)
+    with featurestore.connect(tmp_path, engine="spark") as store:
+        export(store, "counted", statistics=True)
+        assert not by_jvm
+        export(store, "jvm", statistics=False)
+        assert len(by_jvm) == 3
+        assert len(by_engine) > 9
+        monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)
+        before = len(by_engine)
+        export(store, "python", statistics=False)
+        assert (len(by_jvm), len(by_engine)) == (3, before)
     assert not passes
+    assert written["embedded", "one"][1][1]["kind"] == "variable"
+    assert written["embedded", "tied"][1][1]["kind"] == "fixed"
+    for rows_of in ("one", "joined", "tied"):
+        for name in ("counted", "jvm", "python"):
+            assert written[name, rows_of] == written["embedded", rows_of], (name, rows_of)
+        assert counted["counted", rows_of] == counted["embedded", rows_of]
+
+
+def _calls_of(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Let a function note its calls."""
+    plain, calls = getattr(module, name), []
+
+    def noting(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(module, name, noting)
+    return calls

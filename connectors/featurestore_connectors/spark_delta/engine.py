@@ -23,6 +23,7 @@ from featurestore.plugins.engine import (
     TableWrite,
     TimeRange,
 )
+from featurestore.plugins.records import RecordShard, RecordTask, WritesRecords
 from featurestore.plugins.row_hashes import HashCounts, HashesRows
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import is_durable
@@ -31,6 +32,7 @@ from featurestore_connectors.spark_delta import (
     files,
     held,
     maintenance,
+    records,
     relations,
     rewrite,
     row_hashes,
@@ -239,6 +241,12 @@ class SparkEngine:
     ) -> list[Result]:
         return shards.write_shards(relation, shard=shard, order=order, write=write)
 
+    def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
+        return records.can_write(self.session, schema, directory)
+
+    def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
+        return records.write(relation, task)
+
     # -- row hashes ---------------------------------------------------------------------
 
     def with_row_hash(
@@ -266,6 +274,11 @@ class SparkEngine:
     ) -> HashCounts | None:
         return row_hashes.count_hashes(relation, hashes=hashes, group=group, columns=columns)
 
+    def hashes_of_groups(
+        self, relation: Relation, *, hashes: str, group: str
+    ) -> dict[int, tuple[Any, Any]]:
+        return row_hashes.hashes_of_groups(relation, hashes=hashes, group=group)
+
     # -- conversions --------------------------------------------------------------------
 
     def to_spark(self, relation: Relation) -> Any:
@@ -289,3 +302,4 @@ class SparkEngine:
 if TYPE_CHECKING:
     _contract: Engine = SparkEngine()
     _hashes_rows: HashesRows = SparkEngine()
+    _writes_records: WritesRecords = SparkEngine()

@@ -6,7 +6,9 @@ brought the jar to its executors, and types that they do not know, are left to P
 
 from __future__ import annotations
 
+import json
 import struct
+from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,10 +28,7 @@ from featurestore_connectors.spark_delta.sqltext import column
 
 _CLASS = "featurestore.hashing.RowHash"
 _SIGN = -(2**63)
-_BITS = 12
-# Spark compiles no plan of more than a hundred columns.
-_MOST_AGGREGATES = 80
-_LOW, _HIGH_BITS = 0xFFFFFFFF, 32
+_BITS = 16
 
 
 def with_row_hash(
@@ -41,7 +40,7 @@ def with_row_hash(
     session = given.native.sparkSession
     fields = [given.schema.field(each) for each in columns]
     known = all(value_kind(field.type) is not None for field in fields)
-    if not known or not _has_functions(session):
+    if not known or not has_functions(session):
         return None
     functions = session._jvm.featurestore.hashing.RowHash
     state = sf.lit(_signed(row_hash_start(seed)))
@@ -70,53 +69,41 @@ def count_hashes(
 
     The bins of a group come to the driver, and nothing of the rows.
     """
-    from pyspark.sql import functions as sf
-
-    profiled = []
-    for index, name in enumerate(columns):
-        measures = _measures(given.schema.field(name), index)
-        if measures is None:
+    schema = given.schema
+    for name in columns:
+        kind = schema.field(name).type
+        if value_kind(kind) is None and not pat.is_decimal(kind):
             return None
-        profiled.extend(measures)
-    if len(profiled) > _MOST_AGGREGATES:
-        return None
-    hashed = column(hashes)
-    unsigned = hashed.bitwiseXOR(sf.lit(_SIGN))
-    number = sf.shiftrightunsigned(unsigned, 64 - _BITS).cast("int")
-    counts = given.native.groupBy(column(group).alias("group"), number.alias("bin")).agg(
-        sf.count(sf.lit(1)).alias("rows"),
-        sf.sum(unsigned.bitwiseAND(sf.lit(_LOW))).alias("low"),
-        sf.sum(sf.shiftrightunsigned(unsigned, _HIGH_BITS)).alias("high"),
-        *profiled,
-    )
+    rows = given.native.select(*map(column, [*columns, hashes, group]))
+    counts = given.native.sparkSession._jvm.featurestore.hashing.RowCounts
     with translated():
-        table = counts.toArrow()
-    histograms, sums = _by_group(table)
-    rows = int(np.sum(_integers(table, "rows")))
+        found = json.loads(counts.count(rows._jdf, hashes, group, list(columns), _BITS))
+    histograms, sums = {}, {}
+    for number, counted in found["groups"].items():
+        bins = np.frombuffer(b64decode(counted["bins"]), ">i8")
+        histograms[int(number)] = bins.astype(np.int64)
+        sums[int(number)] = counted["sum"] % 2**64
     profiles = []
-    for index, name in enumerate(columns):
-        profiles.append(_profile(table, index, name, rows=rows))
+    for name, measured in zip(columns, found["columns"], strict=True):
+        profiles.append(_profile(schema.field(name), measured, rows=found["rows"]))
     return HashCounts(_BITS, histograms, sums, tuple(profiles))
 
 
-def _by_group(table: pa.Table) -> tuple[dict[int, npt.NDArray[np.int64]], dict[int, int]]:
-    """Return the bins of each group, and the sum of its hashes modulo 2**64."""
-    groups, bins, rows = (_integers(table, name) for name in ("group", "bin", "rows"))
-    low, high = _integers(table, "low"), _integers(table, "high")
-    histograms, sums = {}, {}
-    for group in np.unique(groups).tolist():
-        mine = groups == group
-        histogram = np.zeros(1 << _BITS, dtype=np.int64)
-        histogram[bins[mine]] = rows[mine]
-        histograms[group] = histogram
-        total = sum(low[mine].tolist()) + (sum(high[mine].tolist()) << _HIGH_BITS)
-        sums[group] = total % 2**64
-    return histograms, sums
+def hashes_of_groups(
+    given: Relation, *, hashes: str, group: str
+) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    """Return the different hashes of each group, sorted, and how many rows have each."""
+    from pyspark.sql import functions as sf
 
-
-def _integers(table: pa.Table, name: str) -> npt.NDArray[np.int64]:
-    numbers: npt.NDArray[np.int64] = table.column(name).to_numpy().astype(np.int64)
-    return numbers
+    counted = given.native.groupBy(column(group).alias("group"), column(hashes).alias("hash"))
+    with translated():
+        table = counted.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
+    groups = table["group"].to_numpy()
+    found = {}
+    for number in np.unique(groups).tolist():
+        mine = groups == number
+        found[number] = table["hash"].to_numpy()[mine], table["rows"].to_numpy()[mine]
+    return found
 
 
 # -- hashes -------------------------------------------------------------------------------
@@ -141,7 +128,7 @@ def _value(functions: Any, field: pa.Field) -> tuple[Any, Any]:
     return functions.words(number), value.cast("bigint")
 
 
-def _has_functions(session: Any) -> bool:
+def has_functions(session: Any) -> bool:
     """Tell whether driver and executors have the jar: they have those that a session began with."""
     brought = session.sparkContext.getConf().get("spark.jars", "")
     return LOG_STORE_JAR.name in brought and has_class(session, _CLASS)
@@ -164,47 +151,17 @@ def _signed(word: int) -> int:
     return word - 2**64 if word >= 2**63 else word
 
 
-# -- profiles -----------------------------------------------------------------------------
-
-
-def _measures(field: pa.Field, index: int) -> list[Any] | None:
-    """Return what is counted of a column; None where its type is looked into by Python."""
-    from pyspark.sql import functions as sf
-
-    value, kind = column(field.name), field.type
-    if value_kind(kind) is None and not pat.is_decimal(kind):
-        return None
-    found = [sf.count(value).alias(f"values_{index}")]
-    if pat.is_string(kind) or pat.is_binary(kind):
-        length = sf.octet_length(value)
-        found.append(sf.max(length).alias(f"longest_{index}"))
-        found.append(sf.sum(length).alias(f"total_{index}"))
-    elif pat.is_integer(kind) or pat.is_date32(kind) or pat.is_timestamp(kind):
-        number = value
-        if pat.is_date32(kind):
-            number = sf.unix_date(value)
-        elif pat.is_timestamp(kind):
-            number = sf.unix_micros(value)
-        found.append(sf.min(number).alias(f"minimum_{index}"))
-        found.append(sf.max(number).alias(f"maximum_{index}"))
-    return found
-
-
-def _profile(table: pa.Table, index: int, name: str, *, rows: int) -> ColumnProfile:
-    """Return the profile of a column from those of all bins."""
-    import pyarrow.compute as pc
-
-    def overall(measure: str, function: Any) -> Any:
-        if f"{measure}_{index}" not in table.schema.names:
-            return None
-        return function(table.column(f"{measure}_{index}")).as_py()
-
+def _profile(field: pa.Field, measured: dict[str, int], *, rows: int) -> ColumnProfile:
+    """Return the profile of a column; truth values have no extremes."""
+    minimum, maximum = measured.get("minimum"), measured.get("maximum")
+    if pat.is_boolean(field.type):
+        minimum, maximum = None, None
     return ColumnProfile(
-        name,
+        field.name,
         rows,
-        rows - (overall("values", pc.sum) or 0),
-        minimum=overall("minimum", pc.min),
-        maximum=overall("maximum", pc.max),
-        longest=overall("longest", pc.max) or 0,
-        total_length=overall("total", pc.sum) or 0,
+        rows - measured["values"],
+        minimum=minimum,
+        maximum=maximum,
+        longest=measured["longest"],
+        total_length=measured["total"],
     )

@@ -31,14 +31,18 @@ def write_shards(
     its own and none shares a task by chance. A task that is repeated writes its shards again:
     ``write`` replaces files atomically with equal bytes, so that leaves one file.
     """
-    partitions = _partitions(given.native)
-    spread = given.native.repartition(partitions, _partition_key(shard, partitions))
-    rows = spread.sortWithinPartitions(*map(column, [shard, *order]))
+    rows = spread(given, shard).sortWithinPartitions(*map(column, [shard, *order]))
     task = ShardsTask(write, shard, given.schema, options_of_open())
     with translated():
         answers = map_in_arrow(rows, given.schema.names, task, RESULT_FIELDS).collect()
     in_order = sorted(answers, key=lambda row: row["shard"])
     return [pickle.loads(row["result"]) for row in in_order]
+
+
+def spread(given: Relation, shard: str) -> Any:
+    """Return a frame of the rows in which shard s is in partition ``s mod P``."""
+    partitions = _partitions(given.native)
+    return given.native.repartition(partitions, _partition_key(shard, partitions))
 
 
 def _partitions(frame: Any) -> int:

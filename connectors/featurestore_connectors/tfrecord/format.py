@@ -21,6 +21,7 @@ from featurestore.plugins.format import (
     WrittenShard,
 )
 from featurestore.plugins.plain import rebatch
+from featurestore.plugins.records import DescribesRecords, RecordPlan
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.tfrecord import spec
 from featurestore_connectors.tfrecord.columns import wire_columns
@@ -31,6 +32,7 @@ from featurestore_connectors.tfrecord.layout import (
     choose_layout,
     read_layout,
 )
+from featurestore_connectors.tfrecord.plans import record_plan
 from featurestore_connectors.tfrecord.reader import FixedAccess, FixedShard, VariableShard
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, VariableEncoder, index_bytes
 from featurestore_connectors.tfrecord.verify import verify_shard
@@ -90,6 +92,9 @@ class TFRecordFormat:
         with ShardFile(directory, path + INDEX_SUFFIX) as index:
             index.write(index_bytes(lengths))
         return WrittenShard(file.written, rows, (index.written,))
+
+    def record_plan(self, layout: Layout) -> RecordPlan | None:
+        return record_plan(read_layout(layout))
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
         with ShardFile(directory, spec.SCHEMA_FILE) as file:
@@ -159,3 +164,4 @@ def _write_records(
 
 if TYPE_CHECKING:
     _contract: DatasetFormat = TFRecordFormat()
+    _describes_records: DescribesRecords = TFRecordFormat()

@@ -23,7 +23,7 @@ UInt64s = npt.NDArray[np.uint64]
 Histograms = dict[int, Int64s]
 HashSums = dict[int, int]
 Bin = tuple[int, int]
-HashCounts = tuple[UInt64s, Int64s]
+BinCounts = tuple[UInt64s, Int64s]
 
 _MOST_PARTS = 256
 
@@ -117,7 +117,7 @@ class BinHashes:
             unique, summed = self.unique()
             self.hashes, self.counts = [unique], [summed]
 
-    def unique(self) -> HashCounts:
+    def unique(self) -> BinCounts:
         """Return the sorted unique hashes and their counts."""
         unique, inverse = np.unique(np.concatenate(self.hashes), return_inverse=True)
         summed = np.zeros(len(unique), dtype=np.int64)
@@ -126,7 +126,7 @@ class BinHashes:
 
 
 @dataclass(frozen=True)
-class BinAccumulator(Accumulator[dict[Bin, BinHashes], dict[Bin, HashCounts]]):
+class BinAccumulator(Accumulator[dict[Bin, BinHashes], dict[Bin, BinCounts]]):
     """Holds the hashes in chosen bins with their counts; ``bins`` are pairs of group and number."""
 
     bits: int
@@ -164,7 +164,7 @@ class BinAccumulator(Accumulator[dict[Bin, BinHashes], dict[Bin, HashCounts]]):
             left.setdefault(key, BinHashes()).add(*found.unique())
         return left
 
-    def finish(self, state: dict[Bin, BinHashes]) -> dict[Bin, HashCounts]:
+    def finish(self, state: dict[Bin, BinHashes]) -> dict[Bin, BinCounts]:
         """Return the sorted unique hashes of each bin with their counts."""
         counts = {}
         for key, found in state.items():
@@ -191,7 +191,7 @@ def bins_of_ranks(
 
 def boundaries_at_ranks(
     histograms: Mapping[int, Int64s],
-    bins: Mapping[Bin, HashCounts],
+    bins: Mapping[Bin, BinCounts],
     ranks: Mapping[int, Sequence[int]],
 ) -> dict[int, list[Boundary]]:
     """Return the boundary before the row of each rank, per group.

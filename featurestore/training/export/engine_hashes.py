@@ -17,8 +17,8 @@ from featurestore.model.splits import FractionSplit
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.row_hashes import HashCounts, HashesRows
 from featurestore.training.export.assignment import SHARD, Assignment
-from featurestore.training.export.boundaries import Bin
-from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
+from featurestore.training.export.boundaries import Bin, BinCounts, bins_of
+from featurestore.training.export.hash_columns import GROUP, HASH, from_sortable, to_sortable
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import SplitRule, thresholds
 
@@ -66,10 +66,12 @@ def counted_by_engine(
     return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
 
 
-def rows_of_bins(engine: Engine, hashed: Relation, bits: int, bins: frozenset[Bin]) -> Relation:
-    """Return the hashed rows, where the engine can tell it only those that lie in some bins."""
+def bin_hashes_by_engine(
+    engine: Engine, hashed: Relation, bits: int, bins: frozenset[Bin]
+) -> dict[Bin, BinCounts] | None:
+    """Return the hashes in some bins with their rows; None where Arrow batches have to be read."""
     if not isinstance(engine, HashesRows) or hashed.single_use:
-        return hashed
+        return None
     wanted = {number for _, number in bins}
     starts, numbers = [], [int(0 in wanted)]
     for number in sorted(wanted | {number + 1 for number in wanted}):
@@ -77,7 +79,16 @@ def rows_of_bins(engine: Engine, hashed: Relation, bits: int, bins: frozenset[Bi
             starts.append((number << (64 - bits)) - 2**63)
             numbers.append(int(number in wanted))
     chosen = _numbered(engine, hashed, HASH, Ranges(starts, numbers), name=_CHOSEN)
-    return _without(engine, engine.filter(chosen, f"{_CHOSEN} = 1"), _CHOSEN)
+    names = {HASH: HASH, GROUP: GROUP}
+    few = engine.select(engine.filter(chosen, f"{_CHOSEN} = 1"), names)
+    by_group = engine.hashes_of_groups(few, hashes=HASH, group=GROUP)
+    found = {}
+    for group, number in bins:
+        hashes, rows = by_group[group]
+        unsigned = from_sortable(hashes)
+        mine = bins_of(unsigned, bits) == number
+        found[group, number] = unsigned[mine], rows[mine]
+    return found
 
 
 def assigned_by_engine(

@@ -30,6 +30,7 @@ from featurestore.training.export.audit import (
 )
 from featurestore.training.export.data import ExportData
 from featurestore.training.export.engine_hashes import assigned_by_engine
+from featurestore.training.export.engine_records import written_by_engine
 from featurestore.training.export.hash_columns import HASH
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.label_values import check_labels
@@ -197,8 +198,7 @@ def write_shards(
         writer = replace(writer, counting=statistics.counting)
         if isinstance(engine, HoldsRows):
             writer = replace(writer, collect=statistics.add)
-    assigned = _assigned(engine, rows, request, plan)
-    written = dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
+    written = _written(engine, rows, request, plan, writer)
     summaries = []
     for number in range(len(shards)):
         if number not in written:
@@ -213,16 +213,27 @@ def write_shards(
     return summaries
 
 
-def _assigned(
-    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan
-) -> Relation:
-    """Return all columns with the hash and the shard of each row."""
+def _written(
+    engine: Engine,
+    rows: HashedRows,
+    request: ExportRequest,
+    plan: ShardPlan,
+    writer: ShardWriter,
+) -> dict[int, ShardSummary]:
+    """Write the shards that have rows, by the engine alone where it can; return their summaries."""
     if rows.by_engine:
         assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
         if assigned is not None:
-            return assigned
+            found = written_by_engine(engine, assigned, writer)
+            if found is not None:
+                return found
+            return _by_writer(engine, assigned, writer)
     schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
-    return rows.mapped(engine, plan.assignment, schema=schema)
+    return _by_writer(engine, rows.mapped(engine, plan.assignment, schema=schema), writer)
+
+
+def _by_writer(engine: Engine, assigned: Relation, writer: ShardWriter) -> dict[int, ShardSummary]:
+    return dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
 
 
 def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:

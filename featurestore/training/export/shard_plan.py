@@ -6,7 +6,7 @@ Rows of splits and shards, boundaries, layout. Counting passes only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -27,7 +27,7 @@ from featurestore.training.export.boundaries import (
     boundaries_at_ranks,
     equal_sizes,
 )
-from featurestore.training.export.engine_hashes import counted_by_engine, rows_of_bins
+from featurestore.training.export.engine_hashes import bin_hashes_by_engine, counted_by_engine
 from featurestore.training.export.hash_columns import GROUP, HASH, groups_and_hashes, to_sortable
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.lengths import declared_profiles
@@ -314,9 +314,11 @@ def _boundaries(
     bins = bins_of_ranks(counts.histograms, ranks)
     hashes = {}
     if bins:
-        accumulator = BinAccumulator(counts.bits, bins)
+        found = None
         if rows.by_engine:
-            chosen = rows_of_bins(engine, rows.source, counts.bits, bins)
-            rows = replace(rows, source=chosen)
-        hashes = rows.aggregate(engine, accumulator, function=function)
+            found = bin_hashes_by_engine(engine, rows.source, counts.bits, bins)
+        if found is None:
+            accumulator = BinAccumulator(counts.bits, bins)
+            found = rows.aggregate(engine, accumulator, function=function)
+        hashes = found
     return boundaries_at_ranks(counts.histograms, hashes, ranks)

@@ -1,0 +1,148 @@
+"""Shards of records written by the JVM (``logstore/RecordShards.java``): no row passes Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.hashing import value_kind
+from featurestore.plugins.engine import Relation
+from featurestore.plugins.format import WrittenFile, WrittenShard
+from featurestore.plugins.records import RecordPlan, RecordShard, RecordTask, ValueLengths
+from featurestore.storage.location import is_uri
+from featurestore.storage.publication import make_directory
+from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.row_hashes import has_functions
+from featurestore_connectors.spark_delta.shards import spread
+from featurestore_connectors.spark_delta.sqltext import column
+
+
+def can_write(session: Any, schema: pa.Schema, directory: str) -> bool:
+    """Tell whether the JVM reads all types of a schema and reaches the directory as files."""
+    known = all(value_kind(kind) is not None for kind in schema.types)
+    return known and not is_uri(directory) and has_functions(session)
+
+
+def write(given: Relation, task: RecordTask) -> list[RecordShard]:
+    """Write the shards of rows, sorted where they are, each by one task."""
+    # By one number: Spark sorts it without comparing rows. The shards ascend with it.
+    rows = spread(given, task.shard).sortWithinPartitions(column(task.hash))
+    for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
+        make_directory(os.path.join(task.directory, folder))
+    writer = given.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
+    with translated():
+        answers = list(writer.write(rows._jdf, json.dumps(_described(given.schema, task))))
+    found = []
+    for answer in answers:
+        found.append(_shard(json.loads(answer), given.schema, task))
+    return found
+
+
+def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
+    columns = []
+    for name in task.columns:
+        kind = schema.field(name).type
+        counted = name in task.labels and not pat.is_binary(kind)
+        columns.append({"name": name, "kind": value_kind(kind), "label": counted})
+    return {
+        "directory": os.path.abspath(task.directory),
+        "shards": list(task.shards),
+        "shard": task.shard,
+        "hash": task.hash,
+        "columns": columns,
+        "most_labels": task.most_labels,
+        "index_suffix": task.plan.index_suffix,
+        "records": _records(task.plan),
+    }
+
+
+def _records(plan: RecordPlan) -> dict[str, Any]:
+    places, tails = [], []
+    for place in plan.places:
+        places.append(
+            {
+                **_column(place),
+                "offset": place.offset,
+                "width": place.width,
+                "constant": place.lengths is None,
+                "filler": place.filler,
+                "filler_width": place.filler_width,
+                **_lengths(place.lengths),
+            }
+        )
+    for tail in plan.tails:
+        tails.append({**_column(tail), "head": _text(tail.head), **_lengths(tail.lengths)})
+    return {
+        "template": _text(plan.template),
+        "fixed": plan.fixed,
+        "places": places,
+        "tails": tails,
+    }
+
+
+def _column(given: Any) -> dict[str, Any]:
+    return {
+        "name": given.column,
+        "nullable": given.nullable,
+        "key_offset": given.key_offset,
+        "masked": given.masked,
+    }
+
+
+def _lengths(lengths: ValueLengths | None) -> dict[str, Any]:
+    if lengths is None:
+        return {}
+    return {"lengths": lengths.places, "length_width": lengths.width}
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def _shard(found: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
+    path, _ = task.shards[found["shard"]]
+    sidecars: tuple[WrittenFile, ...] = ()
+    if "index" in found:
+        sidecars = (_file(path + task.plan.index_suffix, found["index"]),)
+    labels = {}
+    for name in task.labels:
+        labels[name] = _labels(schema.field(name).type, found["labels"].get(name))
+    return RecordShard(
+        found["shard"],
+        WrittenShard(_file(path, found["file"]), found["rows"], sidecars),
+        found["nulls"],
+        labels,
+        int(found["hash_sum"]),
+        int(found["first_hash"]),
+        int(found["last_hash"]),
+    )
+
+
+def _file(path: str, found: dict[str, Any]) -> WrittenFile:
+    return WrittenFile(path, found["bytes"], found["sha256"], tuple(found["prefixes"]))
+
+
+def _labels(
+    kind: pa.DataType, pairs: Sequence[tuple[Any, int]] | None
+) -> list[tuple[Any, int]] | None:
+    if pairs is None:
+        return None
+    return [(_label(word, kind), count) for word, count in pairs]
+
+
+def _label(word: Any, kind: pa.DataType) -> Any:
+    """Return the value that Java tells as a whole number, numbers with a fraction by their bits."""
+    if word is None or pat.is_string(kind):
+        return word
+    if pat.is_floating(kind):
+        return struct.unpack("<d", struct.pack("<q", word))[0]
+    if pat.is_date32(kind):
+        return pa.scalar(word, pa.int32()).cast(kind).as_py()
+    return pa.scalar(word, pa.int64()).cast(kind).as_py()

@@ -1,0 +1,66 @@
+"""Records as engines write them: a template with places, for columns of single values."""
+
+from __future__ import annotations
+
+import pyarrow.types as pat
+
+from featurestore.plugins.records import RecordPlace, RecordPlan, RecordTail, ValueLengths
+from featurestore_connectors.tfrecord import wire
+from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
+from featurestore_connectors.tfrecord.template import OpenEntry, Slot
+from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX
+
+
+def record_plan(layout: RecordLayout) -> RecordPlan | None:
+    """Return how the records of a layout are made; None where they hold lists or decimals."""
+    if layout.compression is not None:
+        return None
+    for field in layout.fields:
+        if field.column.shape != () or pat.is_decimal(field.column.leaf):
+            return None
+    suffix = ""
+    if not layout.fixed:
+        suffix = INDEX_SUFFIX
+    return RecordPlan(
+        layout.template.data,
+        layout.fixed,
+        tuple(map(_place, layout.template.slots)),
+        tuple(map(_tail, layout.tails)),
+        suffix,
+    )
+
+
+def _place(slot: Slot) -> RecordPlace:
+    lengths = None
+    if slot.entry is not None:
+        lengths = _lengths(slot.entry, start=slot.entry_offset)
+    return RecordPlace(
+        slot.field.column.name,
+        slot.offset,
+        slot.field.width,
+        slot.key_offset,
+        wire.MASKED,
+        slot.field.nullable,
+        lengths,
+        wire.FILLER,
+        slot.filler_width,
+    )
+
+
+def _tail(tail: Tail) -> RecordTail:
+    entry = tail.entry
+    return RecordTail(
+        tail.field.column.name,
+        entry.head,
+        entry.key_offset,
+        wire.MASKED,
+        tail.field.nullable,
+        _lengths(entry, start=0),
+    )
+
+
+def _lengths(entry: OpenEntry, *, start: int) -> ValueLengths:
+    places = []
+    for place, extra in entry.lengths:
+        places.append((start + place, extra))
+    return ValueLengths(tuple(places), entry.length_width)

@@ -17,13 +17,20 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.hashing.by_engines import row_hash_start, value_kind
+from featurestore.hashing.by_engines import row_hash_start, tie_hash_salt, value_kind
 from featurestore.hashing.canonical import canonical_array
 from featurestore.hashing.hashes import hash_array
 from featurestore.hashing.mixing import Words, fold, mix, mix_all, tag
 from featurestore.hashing.values import ROW, check_types, valid_rows
 
-__all__ = ["canonical_bytes", "row_hash", "row_hash_start", "tie_hash", "value_kind"]
+__all__ = [
+    "canonical_bytes",
+    "row_hash",
+    "row_hash_start",
+    "tie_hash",
+    "tie_hash_salt",
+    "value_kind",
+]
 
 
 def row_hash(
@@ -70,7 +77,7 @@ def tie_hash(
     True
     """
     names = _columns(batch, columns)
-    salts = [mix(int(each)) for each in hash_array(pa.array(names, pa.string()), exact=True)]
+    salts = list(map(tie_hash_salt, names))
     parts = []
     for piece in _pieces(batch, names):
         total = np.zeros(piece.num_rows, dtype=np.uint64)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.hashing.hashes import hash_array
 from featurestore.hashing.mixing import mix, tag
 from featurestore.hashing.values import BOOL, BYTES, DATE, FLOAT, INTEGER, ROW, TEXT, TIME
 
@@ -16,6 +19,17 @@ def row_hash_start(seed: int) -> int:
     '0x35104951996a6762'
     """
     return mix(seed ^ tag(ROW))
+
+
+@lru_cache(maxsize=4096)
+def tie_hash_salt(name: str) -> int:
+    """Return the word that stands for a column's name in tie hashes.
+
+    >>> hex(tie_hash_salt("id"))
+    '0xce317fa8ae131d51'
+    """
+    (hashed,) = hash_array(pa.array([name]), exact=True)
+    return mix(int(hashed))
 
 
 def value_kind(kind: pa.DataType) -> int | None:

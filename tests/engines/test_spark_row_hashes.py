@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.hashing import row_hash
+from featurestore.hashing import row_hash, tie_hash
 from featurestore.training.export import pipeline, split_statistics
 from featurestore.training.export.boundaries import HashSumAccumulator, HistogramAccumulator
 from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
@@ -44,7 +44,9 @@ def every_type() -> pa.Table:
     numbers = random.standard_normal(ROWS)
     numbers[:6] = [0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324]
     columns["f.64"] = nullable(numbers.tolist())
-    columns["float32"] = pa.array(numbers.astype(np.float32))
+    floats = numbers.astype(np.float32)
+    floats[6:8] = np.array([0x7FA00001, 0xFFC00002], np.uint32).view(np.float32)  # NaN, too
+    columns["float32"] = pa.array(floats)
     columns["bool"] = nullable((numbers > 0).tolist())
     columns["te`xt"] = nullable(["é€x" * (index % 11) + str(index % 3) for index in range(ROWS)])
     columns["bytes"] = nullable([random.bytes(index % 30) for index in range(ROWS)])
@@ -58,7 +60,7 @@ def every_type() -> pa.Table:
 def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
     spark: SparkSession,
 ) -> None:
-    from featurestore_connectors.spark_delta import SparkEngine
+    from featurestore_connectors.spark_delta import SparkEngine, row_hashes
 
     rows = every_type()
     engine = SparkEngine(spark)
@@ -82,8 +84,13 @@ def test_functions_of_the_jvm_give_the_row_hash_and_the_counts_of_every_type(
     }
     assert set(histograms) == {3, 0, 7, 1}
     assert counts.hash_sums == engine.aggregate(grouped, HashSumAccumulator())
+    tied = row_hashes.with_tie_hash(given, name="tie")
+    assert tied is not None
+    found = engine.stream(tied).read_all()["tie"].to_numpy()
+    assert np.array_equal(found, to_sortable(tie_hash(rows)))
     lists = on_executors(engine.from_arrow(pa.table({"l": [[1], [2]]}).to_reader()))
     assert engine.with_row_hash(lists, ["l"], seed=0, name=HASH) is None
+    assert row_hashes.with_tie_hash(lists, name="tie") is None
     assert engine.with_row_hash(held, key, seed=SEED, name=HASH) is None
 
 

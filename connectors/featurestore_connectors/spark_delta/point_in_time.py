@@ -26,6 +26,7 @@ from featurestore.retrieval.point_in_time import (
     label_columns,
     label_time_column,
 )
+from featurestore_connectors.spark_delta import row_hashes
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.sqltext import column, timestamp
 
@@ -214,11 +215,19 @@ class _Compiled:
             read = engine.read_table(source.path, version=version, schema=schema, columns=names)
             return read.native
         everything = engine.read_table(source.path, version=version, schema=schema)
-        hashed = pa.schema([*map(schema.field, names), pa.field(TIE, pa.int64())])
-        return engine.map_batches(everything, AddTieHash(names), schema=hashed).native
+        return with_tie_hash(engine, everything, names)
 
     def _time(self, name: str) -> Any:
         return timestamp_of(column(name), self.rule.spec.schema.field(name).type)
+
+
+def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
+    """Return columns of rows with the hash of all of them that decides ties, as a frame."""
+    hashed = row_hashes.with_tie_hash(rows, name=TIE)
+    if hashed is not None:
+        return hashed.native.select(*map(column, [*names, TIE]))
+    schema = pa.schema([*map(rows.schema.field, names), pa.field(TIE, pa.int64())])
+    return engine.map_batches(rows, AddTieHash(tuple(names)), schema=schema).native
 
 
 def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list[Any]) -> Any:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.hashing import row_hash_start, value_kind
+from featurestore.hashing import row_hash_start, tie_hash_salt, value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile
 from featurestore.plugins.row_hashes import HashCounts
@@ -48,6 +48,23 @@ def with_row_hash(
         function, value = _value(functions, field)
         state = _call(session, function, state, value)
     return _with_column(given, name, state.bitwiseXOR(sf.lit(_SIGN)), pa.int64())
+
+
+def with_tie_hash(given: Relation, *, name: str) -> Relation | None:
+    """Return the rows with their tie hash, an int64 of its order; None where Python has to hash them."""
+    from pyspark.sql import functions as sf
+
+    session = given.native.sparkSession
+    known = all(value_kind(kind) is not None for kind in given.schema.types)
+    if not known or not has_functions(session):
+        return None
+    functions = session._jvm.featurestore.hashing.TieHash
+    total = sf.lit(0).cast("bigint")
+    for field in given.schema:
+        salt = _signed(tie_hash_salt(field.name))
+        function, value = _value(functions, field, salt, exact=True)
+        total = _call(session, function, total, value)
+    return _with_column(given, name, _call(session, functions.finished(), total), pa.int64())
 
 
 def with_range_number(
@@ -109,23 +126,25 @@ def hashes_of_groups(
 # -- hashes -------------------------------------------------------------------------------
 
 
-def _value(functions: Any, field: pa.Field) -> tuple[Any, Any]:
+def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> tuple[Any, Any]:
     """Return the function that folds the values of a column, and what it is given of them."""
     from pyspark.sql import functions as sf
 
     value, kind = column(field.name), field.type
     number = value_kind(kind)
+    if pat.is_float32(kind) and exact:
+        return functions.floats(number, *salt), value
     if pat.is_floating(kind):
-        return functions.doubles(number), value.cast("double")
+        return functions.doubles(number, *salt), value.cast("double")
     if pat.is_string(kind):
-        return functions.bytes(number), value.cast("binary")
+        return functions.bytes(number, *salt), value.cast("binary")
     if pat.is_binary(kind):
-        return functions.bytes(number), value
+        return functions.bytes(number, *salt), value
     if pat.is_date32(kind):
         value = sf.unix_date(value)
     elif pat.is_timestamp(kind):
         value = sf.unix_micros(value)
-    return functions.words(number), value.cast("bigint")
+    return functions.words(number, *salt), value.cast("bigint")
 
 
 def has_functions(session: Any) -> bool:

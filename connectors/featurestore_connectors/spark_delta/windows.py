@@ -13,8 +13,13 @@ from featurestore.aggregates.parts import GROUP, KNOWN, MOMENT, TIE
 from featurestore.aggregates.sides import WindowSide
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.point_in_time import AddTieHash, label_columns
-from featurestore_connectors.spark_delta.point_in_time import label_time, left_side, timestamp_of
+from featurestore.retrieval.point_in_time import label_columns
+from featurestore_connectors.spark_delta.point_in_time import (
+    label_time,
+    left_side,
+    timestamp_of,
+    with_tie_hash,
+)
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote
 from featurestore_connectors.spark_delta.tasks import MapSortedTask
@@ -141,10 +146,10 @@ def _read(engine: Engine, side: WindowSide) -> Any:
     source = side.join.source
     schema = source.spec.schema
     rows = engine.read_table(source.path, version=source.delta_version, schema=schema)
+    frame = rows.native
     if side.needs_tie_hash:
-        hashed = pa.schema([*schema, pa.field(TIE, pa.int64())])
-        rows = engine.map_batches(rows, AddTieHash(tuple(schema.names)), schema=hashed)
-    frame = rows.native.where(column(side.join.event_time).isNotNull())
+        frame = with_tie_hash(engine, rows, schema.names)
+    frame = frame.where(column(side.join.event_time).isNotNull())
     for _, key in side.join.on:
         frame = frame.where(column(key).isNotNull())
     return frame

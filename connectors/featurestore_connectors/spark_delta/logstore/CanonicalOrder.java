@@ -17,7 +17,6 @@ import org.apache.spark.sql.catalyst.InternalRow;
  */
 public final class CanonicalOrder implements Serializable {
   private static final long serialVersionUID = 1L;
-  private static final long NEGATIVE_ZERO = Double.doubleToRawLongBits(-0.0);
   private static final byte[] NULL = new byte[9];
 
   private final ColumnReader[] columns;
@@ -64,18 +63,11 @@ public final class CanonicalOrder implements Serializable {
         found.writeBytes(header(kinds[index], value.length));
         found.writeBytes(value);
       } else {
-        found.writeBytes(header(kinds[index], word(column, row)));
+        long word = column.isFraction() ? column.doubleBits(row) : column.integer(row);
+        found.writeBytes(header(kinds[index], word));
       }
     }
     return found.toByteArray();
-  }
-
-  private static long word(ColumnReader column, InternalRow row) {
-    if (!column.isFraction()) {
-      return column.integer(row);
-    }
-    long bits = column.doubleBits(row);
-    return bits == NEGATIVE_ZERO ? 0 : bits;
   }
 
   private static byte[] header(int kind, long word) {

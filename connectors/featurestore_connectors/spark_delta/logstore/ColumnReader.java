@@ -19,7 +19,6 @@ import org.apache.spark.sql.types.TimestampType;
 /** Reads one column of Spark's rows: its values as whole numbers, as numbers with a fraction, or as bytes. */
 public final class ColumnReader implements Serializable {
   private static final long serialVersionUID = 1L;
-  private static final long NAN = 0x7FF8L << 48;
 
   private enum Kind {
     BOOLEAN,
@@ -113,10 +112,21 @@ public final class ColumnReader implements Serializable {
     return Float.floatToRawIntBits(number);
   }
 
-  /** Returns the bits of the number of a row as a double; all NaN are alike. */
+  /** Returns the bits of the number of a row as a double; NaN keep sign and payload. */
   public long doubleBits(InternalRow row) {
-    double number = kind == Kind.FLOAT ? row.getFloat(ordinal) : row.getDouble(ordinal);
-    return Double.isNaN(number) ? NAN : Double.doubleToRawLongBits(number);
+    if (kind == Kind.FLOAT) {
+      return exactBits(row.getFloat(ordinal));
+    }
+    return Double.doubleToRawLongBits(row.getDouble(ordinal));
+  }
+
+  /** Returns the bits of a float as a double; a cast would change some NaN. */
+  static long exactBits(float number) {
+    if (!Float.isNaN(number)) {
+      return Double.doubleToRawLongBits(number);
+    }
+    long bits = Float.floatToRawIntBits(number);
+    return (bits & 0x80000000L) << 32 | 0x7FFL << 52 | (bits & 0x7FFFFFL) << 29;
   }
 
   /** Returns the bytes of a row, of texts those in UTF-8. */

@@ -7,8 +7,10 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import featurestore.hashing.CanonicalOrder;
 import featurestore.hashing.ColumnReader;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -28,6 +30,8 @@ import org.apache.spark.sql.types.StructType;
 public final class RecordShards implements FlatMapFunction<Iterator<InternalRow>, String> {
   private static final long serialVersionUID = 1L;
   private static final int BLOCK_BYTES = 1 << 20;
+  // One label, whatever its bits.
+  private static final long NAN = Double.doubleToRawLongBits(Double.NaN);
 
   private final String directory;
   private final String indexSuffix;
@@ -171,9 +175,13 @@ public final class RecordShards implements FlatMapFunction<Iterator<InternalRow>
 
     private Object label(ColumnReader column, InternalRow row) {
       if (column.isBytes()) {
-        return new String(column.bytes(row), java.nio.charset.StandardCharsets.UTF_8);
+        return new String(column.bytes(row), StandardCharsets.UTF_8);
       }
-      return column.isFraction() ? column.doubleBits(row) : column.integer(row);
+      if (!column.isFraction()) {
+        return column.integer(row);
+      }
+      long bits = column.doubleBits(row);
+      return Double.isNaN(Double.longBitsToDouble(bits)) ? NAN : bits;
     }
 
     private void encode(InternalRow row) {
@@ -264,7 +272,7 @@ public final class RecordShards implements FlatMapFunction<Iterator<InternalRow>
     private void add(int length) {
       end += length;
       if (size + Long.BYTES > bytes.length) {
-        bytes = java.util.Arrays.copyOf(bytes, 2 * bytes.length);
+        bytes = Arrays.copyOf(bytes, 2 * bytes.length);
       }
       for (int index = 0; index < Long.BYTES; index++) {
         bytes[size++] = (byte) (end >>> (8 * index));

@@ -45,7 +45,7 @@ public final class RowHash {
     return functions.udf(new Ranges(starts, numbers), DataTypes.IntegerType);
   }
 
-  private static long mix(long word) {
+  static long mix(long word) {
     word = (word ^ (word >>> 30)) * 0xBF58476D1CE4E5B9L;
     word = (word ^ (word >>> 27)) * 0x94D049BB133111EBL;
     return word ^ (word >>> 31);

@@ -30,7 +30,13 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.plugins.engine import Relation, TableWrite, TimeRange
-from featurestore_connectors.spark_delta import SparkEngine, commits, maintenance, rewrite, tables
+from featurestore_connectors.spark_delta import (
+    SparkEngine,
+    commits,
+    maintenance,
+    small_upserts,
+    tables,
+)
 
 UTC = dt.UTC
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", tz="UTC")), ("v", pa.uint32())])
@@ -142,7 +148,7 @@ def test_a_writer_that_keeps_losing_says_so(
     engine.write(path, given(engine, [row(1)]), TableWrite("append"))
     monkeypatch.setattr(commits, "ATTEMPTS", 2)
     monkeypatch.setattr(commits, "wait", lambda attempt: None)
-    monkeypatch.setattr(rewrite, "upsert", _raise_conflict)
+    monkeypatch.setattr(small_upserts, "upsert", _raise_conflict)
     with pytest.raises(WriteConflict, match="nothing of this write landed"):
         engine.write(path, given(engine, [row(1, 2)]), TableWrite("upsert", key=("k",)))
     assert content(engine, path) == [row(1)]

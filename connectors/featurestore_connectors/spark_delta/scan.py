@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
+from featurestore.delta.datafile import DataFile
 from featurestore.delta.presence import check_files
 from featurestore.delta.schema import requested_schema
 from featurestore.delta.snapshot import Snapshot, read_snapshot
@@ -53,8 +54,8 @@ def read_table(
     # From the log: Spark leaves columns out that have no type.
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     try:
-        if _is_plain(snapshot):
-            frame = _plain_frame(session, snapshot)
+        if is_plain(snapshot):
+            frame = plain_frame(session, snapshot, snapshot.files)
         else:
             frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
     except (PySparkException, Py4JError) as error:
@@ -68,7 +69,7 @@ def read_table(
     return relation(cast_to(frame, spark_schema(wanted)), wanted)
 
 
-def _is_plain(snapshot: Snapshot) -> bool:
+def is_plain(snapshot: Snapshot) -> bool:
     """Tell whether Spark's reader of Parquet gives the rows of a version by its files alone.
 
     Delta starts jobs to read its log and to choose files, which take longer than few files do.
@@ -84,19 +85,19 @@ def _is_plain(snapshot: Snapshot) -> bool:
     return True
 
 
-def _plain_frame(session: Any, snapshot: Snapshot) -> Any:
-    """Return the files of a version as a frame of the table's columns that have a type."""
+def plain_frame(session: Any, snapshot: Snapshot, chosen: Sequence[DataFile]) -> Any:
+    """Return files of a plain version as a frame of the table's columns that have a type."""
     from pyspark.sql.types import NullType, StructType
 
     columns = StructType()
     for field in StructType.fromJson(json.loads(snapshot.metadata["schemaString"])).fields:
         if not isinstance(field.dataType, NullType):
             columns.add(field.name, field.dataType)
-    if not snapshot.files:
+    if not chosen:
         return session.createDataFrame([], columns)
     # Names of folders above the files are no partitions, whatever they look like.
     reader = session.read.schema(columns).option("recursiveFileLookup", "true")
-    return reader.parquet(*[file.path for file in snapshot.files])
+    return reader.parquet(*[file.path for file in chosen])
 
 
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:

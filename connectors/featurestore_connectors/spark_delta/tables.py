@@ -23,7 +23,7 @@ from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.files import write_new
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import offsets, rewrite, sqltext
+from featurestore_connectors.spark_delta import offsets, rewrite, small_upserts, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -120,6 +120,8 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
         if isinstance(given, HeldRelation):
             # Each reading gives the same rows, so Delta need not copy them before it reads twice.
             commit.set("spark.databricks.delta.merge.materializeSource", "none")
+            if not grows and small_upserts.upsert(commit, path, given, rows, how):
+                return
         rewrite.upsert(commit, path, rows, how, grows=grows)
     elif how.offsets:
         if grows:  # the columns first: readers take them as null

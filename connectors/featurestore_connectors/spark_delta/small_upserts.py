@@ -1,0 +1,129 @@
+"""Upserts of few rows into tables of few files, with one job for the write.
+
+The driver holds the rows. It finds the files that hold some of their keys, by the log's statistics
+and then by the key columns, and Spark writes what takes the place of these files. Delta's MERGE
+finds the same by jobs, each of which takes longer than to read such files.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from featurestore.delta.bounds import has_bounds, ordinal
+from featurestore.delta.datafile import DataFile
+from featurestore.delta.presence import check_files
+from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.plugins.engine import TableWrite
+from featurestore.storage import files
+from featurestore_connectors.spark_delta import held, scan
+from featurestore_connectors.spark_delta.commits import CommitSession
+from featurestore_connectors.spark_delta.held import HeldRelation
+from featurestore_connectors.spark_delta.sqltext import column, quote
+from featurestore_connectors.spark_delta.transactions import Transaction
+
+# What the driver looks through, and one task writes.
+_MOST_BYTES = 128 << 20
+_COPIED, _SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
+
+
+def upsert(
+    commit: CommitSession, path: str, given: HeldRelation, rows: Any, how: TableWrite
+) -> bool:
+    """Replace the rows whose key occurs among the given ones, and append these.
+
+    ``rows`` are those as a frame of the table's columns. Return False where MERGE has to do it:
+    nothing was written then.
+    """
+    if not held.can_compare(given, how.key) or held.duplicates(given, how.key, limit=1)[0]:
+        return False
+    with Transaction(commit, path) as transaction:
+        snapshot = read_snapshot(path, transaction.version)
+        keys = given.stored().select(list(how.key))
+        candidates = _candidates(snapshot, keys)
+        if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MOST_BYTES:
+            return False
+        check_files(snapshot, candidates)
+        touched, copied = _touched(candidates, keys)
+        # As MERGE does: whoever adds rows meanwhile may add some of these keys.
+        transaction.reads_everything()
+        if how.transaction is not None:
+            app, number = how.transaction
+            if transaction.number(app) >= number:
+                return True
+            transaction.move(app, number)
+        for file in touched:
+            transaction.act(_removal(file))
+        old = scan.plain_frame(commit.session, snapshot, touched)
+        transaction.add(_merged(old, rows, how.key))
+        transaction.measure({_COPIED: copied, _SOURCE: keys.num_rows})
+        nothing, none = transaction.nothing(), transaction.sequence()
+        transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
+    return True
+
+
+def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
+    """Return the files that may hold some of the keys, by the statistics in the log."""
+    within = np.ones(len(snapshot.files), dtype=np.bool_)
+    for name in keys.schema.names:
+        bounds = snapshot.bounds(name)
+        if bounds is None or not has_bounds(keys.schema.field(name).type):
+            continue
+        extremes = pc.min_max(keys[name]).as_py()
+        least, greatest = ordinal(extremes["min"]), ordinal(extremes["max"])
+        if least is None or greatest is None:  # null keys match nothing
+            return []
+        within &= bounds.may_hold(least, greatest)
+    return [snapshot.files[number] for number in np.flatnonzero(within)]
+
+
+def _touched(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list[DataFile], int]:
+    """Return the files that hold some of the keys, and how many of their rows have others."""
+    numbers = list(map(str, range(keys.num_columns)))
+    wanted = keys.rename_columns(numbers)
+    touched, copied = [], 0
+    for file in candidates:
+        found = parquet.read_table(
+            files.opened_by_ranges(file.path), columns=keys.schema.names, partitioning=None
+        )
+        present = found.select(keys.schema.names).rename_columns(numbers).cast(wanted.schema)
+        matching = present.join(wanted, numbers, join_type="left semi").num_rows
+        if matching:
+            touched.append(file)
+            copied += file.rows - matching
+    return touched, copied
+
+
+def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
+    """Return the rows that stay and the new ones, in one partition: they make one file."""
+    from pyspark.sql import functions as sf
+
+    new = sf.broadcast(rows.select(*map(column, key)).alias("new"))
+    same = sf.lit(True)
+    for name in key:
+        same = same & (sf.col(f"old.{quote(name)}") == sf.col(f"new.{quote(name)}"))
+    staying = old.alias("old").join(new, same, "left_anti")
+    return staying.select(*map(column, rows.columns)).union(rows).coalesce(1)
+
+
+def _removal(file: DataFile) -> str:
+    return json.dumps(
+        {
+            "remove": {
+                "path": file.log_path,
+                "deletionTimestamp": int(time.time() * 1000),
+                "dataChange": True,
+                "extendedFileMetadata": True,
+                "partitionValues": {},
+                "size": file.bytes,
+                "stats": json.dumps({"numRecords": file.rows}),
+            }
+        }
+    )

@@ -1,0 +1,103 @@
+"""Commits of Delta made of parts: files written by Spark, files that go, numbers of transactions.
+
+Delta's writers and its MERGE make such commits whole. Where they cannot be told enough, or start
+more jobs than the work needs, the same parts are put together here; conflicts are Delta's to find.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from featurestore_connectors.spark_delta.commits import CommitSession
+
+_SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
+# What Delta says of an application that has no number yet.
+NONE_YET = -1
+
+
+class Transaction:
+    """A transaction of one table, begun at its latest version; one thread uses it once.
+
+    What it wrote and did not commit is left for a vacuum, as with Delta's own writers.
+    """
+
+    def __init__(self, commit: CommitSession, path: str) -> None:
+        self._commit, self._path = commit, path
+        self._machine = commit.session._jvm
+        self._actions = self._machine.java.util.ArrayList()
+
+    def __enter__(self) -> Transaction:
+        self._sessions = getattr(self._machine, _SESSIONS).__getattr__("MODULE$")
+        self._sessions.setActiveSession(self._commit.session._jsparkSession)
+        log = self._delta.DeltaLog.forTable(self._commit.session._jsparkSession, self._path)
+        self._transaction = log.startTransaction()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._sessions.setActiveSession(self._commit.parent._jsparkSession)
+
+    @property
+    def version(self) -> int:
+        """The version that the transaction began at."""
+        return int(self._transaction.snapshot().version())
+
+    def reads_everything(self) -> None:
+        """Let the commit fail where another one adds rows meanwhile."""
+        self._transaction.readWholeTable()
+
+    def number(self, app: str) -> int:
+        """Return the number of an application's last transaction, ``NONE_YET`` without one."""
+        return int(self._transaction.txnVersion(app))
+
+    def move(self, app: str, number: int) -> None:
+        """Give an application the number of this transaction."""
+        now = self._machine.scala.Option.apply(int(time.time() * 1000))
+        self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
+
+    def add(self, rows: Any) -> None:
+        """Write the rows of a frame as files of the table."""
+        written = self._transaction.writeFiles(rows._jdf)
+        self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(written))
+
+    def act(self, action: str) -> None:
+        """Add an action of the log, as JSON."""
+        actions = getattr(self._delta.actions, "Action$").__getattr__("MODULE$")
+        self._actions.add(actions.fromJson(action))
+
+    def measure(self, numbers: Mapping[str, int]) -> None:
+        """Note numbers for the history, by the names that the operation has for them."""
+        session = self._commit.session._jsparkSession
+        metrics = self._machine.org.apache.spark.sql.execution.metric.SQLMetrics
+        named = self._machine.scala.collection.immutable.HashMap()
+        for name, value in numbers.items():
+            metric = metrics.createMetric(session.sparkContext(), name)
+            metric.set(value)
+            named = named.updated(name, metric)
+        self._transaction.registerSQLMetrics(session, named)
+
+    def commit(self, operation: str, *arguments: Any) -> None:
+        """Commit as one of Delta's operations; ``arguments`` are those of its class."""
+        made = getattr(self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}")
+        self._transaction.commit(self.sequence(self._actions), made(*arguments))
+
+    def sequence(self, items: Any = None) -> Any:
+        """Return a list of Java, an empty one without, as a sequence of Scala."""
+        if items is None:
+            items = self._machine.java.util.ArrayList()
+        return self._machine.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
+
+    def nothing(self) -> Any:
+        """Return the empty option of Scala."""
+        return self._machine.scala.Option.empty()
+
+    @property
+    def _delta(self) -> Any:
+        return self._machine.org.apache.spark.sql.delta

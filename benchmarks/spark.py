@@ -22,12 +22,15 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from export import table
+
+import featurestore
 
 PARTS = ("export", "wide", "groups", "small", "profile")
 FORMATS = {"tfrecord": 1.0, "parquet": 1.1, "petastorm": 1.1}
@@ -85,16 +88,19 @@ class Spark:
     """A store on the Spark engine with one group ``rows``."""
 
     def __init__(self, rows: int, columns: int) -> None:
-        import featurestore
-
         self.place = Path(tempfile.mkdtemp(prefix="bench-spark-"))
         self.rows, self.columns, self._number = rows, columns, 0
+        self._made: Any = None
         self.data = table(rows, columns)
         with featurestore.connect(self.place / "store", engine="duckdb") as store:
             store.create_featuregroup(self.data, "rows", primary_key="id", statistics=False)
             self.path = store.featuregroup("rows").path
         self.store = featurestore.connect(self.place / "store", engine="spark")
         self.session = self.store.get_featuregroup("rows").to_spark().sparkSession
+
+    def reopen(self) -> None:
+        """Open the store anew on the session that runs."""
+        self.store = featurestore.connect(self.place / "store", engine="spark")
 
     def by_hand(self) -> None:
         """Write the rows in the order of a hash, as Parquet."""
@@ -106,15 +112,28 @@ class Spark:
         ranged = hashed.repartitionByRange(8, "__hash").sortWithinPartitions("__hash")
         ranged.drop("__hash").write.mode("overwrite").parquet(str(target))
 
-    def write_delta(self, *, rows: Any) -> None:
-        target = self.place / "plain"
-        rows.write.format("delta").mode("overwrite").save(str(target))
+    def write_delta(self, rows: Any, mode: str = "overwrite") -> None:
+        rows.write.format("delta").mode(mode).save(str(self.place / "plain"))
+
+    def merge_delta(self, rows: Any) -> None:
+        from delta.tables import DeltaTable
+
+        table = DeltaTable.forPath(self.session, str(self.place / "plain")).alias("old")
+        merge = table.merge(rows.alias("new"), "old.id = new.id")
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
     def create(self, rows: Any, *, statistics: bool) -> None:
+        """Create the group ``made`` anew, after one of before is gone."""
+        if self._made is not None:
+            shutil.rmtree(self._made.path)
         self._number += 1
         name = f"g{self._number}"
-        group = self.store.create_featuregroup(rows, name, primary_key="id", statistics=statistics)
-        shutil.rmtree(group.path)
+        self._made = self.store.create_featuregroup(
+            rows, name, primary_key="id", statistics=statistics
+        )
+
+    def insert(self, rows: Any, *, mode: str, statistics: bool) -> None:
+        self._made.insert(rows, mode=mode, statistics=statistics)
 
     def export(self, data_format: str, *, statistics: bool = False) -> Any:
         self._number += 1
@@ -163,27 +182,41 @@ def export(rows: int, columns: int, trials: int) -> None:
 
 
 def groups(rows: int, trials: int) -> None:
-    spark = Spark(1000, 10)
-    try:
-        path = str(spark.place / "given.parquet")
-        import pyarrow.parquet as pq
+    """Print writes of a group beside those of plain Delta: create, append, upsert of a fifth."""
+    import pyarrow.parquet as pq
 
-        pq.write_table(table(rows, 10), path)
-        given = spark.session.read.parquet(path)
-        costs = measured(
-            {
-                "plain": lambda: spark.write_delta(rows=given),
-                "ours": lambda: spark.create(given, statistics=False),
-                "statistics": lambda: spark.create(given, statistics=True),
-            },
-            trials,
-        )
-        plain = costs["plain"]
-        print(f"\ngroup of {rows:,} rows x 10, plain Delta write {plain.clock:.1f} s")
-        print(f"  without statistics {_ratio(costs['ours'], plain)} (limit {GROUP_LIMITS[0]})")
-        print(
-            f"  with statistics    {_ratio(costs['statistics'], plain)} (limit {GROUP_LIMITS[1]})"
-        )
+    spark = Spark(1000, 10)
+    part = rows // 5
+
+    def given(name: str, data: pa.Table) -> Any:
+        path = str(spark.place / f"{name}.parquet")
+        pq.write_table(data, path)
+        return spark.session.read.parquet(path)
+
+    try:
+        all_rows = given("all", table(rows, 10))
+        # Keys of a trial must be new to the group, so each trial begins with a create.
+        more, changed = given("more", table(part, 10, first=rows)), given("some", table(part, 10))
+        works: dict[str, Callable[[], object]] = {
+            "create": lambda: spark.write_delta(all_rows),
+            "append": lambda: spark.write_delta(more, "append"),
+            "upsert": lambda: spark.merge_delta(changed),
+        }
+        for label, statistics in (("without", False), ("with", True)):
+            works[f"create {label}"] = partial(spark.create, all_rows, statistics=statistics)
+            for mode, frame in (("append", more), ("upsert", changed)):
+                works[f"{mode} {label}"] = partial(
+                    spark.insert, frame, mode=mode, statistics=statistics
+                )
+        costs = measured(works, trials)
+        print(f"\ngroup of {rows:,} rows x 10, append and upsert of {part:,}")
+        for kind in ("create", "append", "upsert"):
+            plain = costs[kind]
+            print(f"  {kind}: plain Delta {plain.clock:.1f} s", end="")
+            for label, limit in zip(("without", "with"), GROUP_LIMITS, strict=True):
+                ratio = _ratio(costs[f"{kind} {label}"], plain)
+                print(f", {label} statistics {ratio}, limit {limit}", end="")
+            print()
     finally:
         spark.close()
 
@@ -200,15 +233,28 @@ def small(trials: int) -> None:
     def retrieve() -> None:
         spark.store.get_features(["rows.d0", "rows.word"], labels=labels).to_arrow()
 
+    def append() -> None:
+        nonlocal last
+        last += 100
+        new = table(100, 10, first=last)
+        spark.store.insert_into_featuregroup(new, "rows", statistics=False)
+
+    last = 2_000_000
+    works = {"append": append, "upsert": insert, "get_features": retrieve}
     try:
-        start = time.perf_counter()
-        retrieve()
-        print(
-            f"\nfirst get_features of a store of 10,000 rows: {time.perf_counter() - start:.1f} s"
-        )
-        costs = measured({"insert": insert, "get_features": retrieve}, trials)
-        for name, work in (("insert", insert), ("get_features", retrieve)):
-            print(f"  {name}: {costs[name].clock:.2f} s, {jobs_of(spark.session, work)} jobs")
+        for name in ("session", "warm session"):
+            start, used = time.perf_counter(), processor_seconds()
+            retrieve()
+            taken = Cost(time.perf_counter() - start, processor_seconds() - used)
+            print(
+                f"\nfirst get_features of a store of 10,000 rows, {name}: {taken.clock:.1f} s "
+                f"({taken.processor:.1f} of processors)"
+            )
+            spark.reopen()
+        costs = measured(works, trials)
+        for name, work in works.items():
+            jobs = jobs_of(spark.session, work)
+            print(f"  {name}: {costs[name].clock:.2f} s, {costs[name].processor:.2f}, {jobs} jobs")
     finally:
         spark.close()
 

@@ -108,34 +108,21 @@ def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_emb
     labels = rows.select(["id", "bool"]).rename_columns(["id", "y"]).slice(100)
     labels = labels.append_column("pair", pa.array(np.arange(len(labels)) // 7))
     monkeypatch.setattr(split_statistics, "_FEWEST_SHARD_ROWS", 0)
-    passes: list[object] = []
-    monkeypatch.setattr(pipeline, "count_splits", passes.append)
     by_engine = _calls_of(row_hashes, "with_range_number", monkeypatch)
     by_jvm = _calls_of(records, "write", monkeypatch)
 
-    def export(store: FeatureStore, name: str, *, statistics: bool) -> None:
+    def export(store: FeatureStore, name: str) -> None:
         joined = store.get_features(["g.float32", "g.bytes"], labels=labels)
         splits = {"train": 0.7, "test": 0.3}
         asked = {
             "one": store.create_training_dataset(
-                store.get_featuregroup("g"),
-                f"one_{name}",
-                splits=splits,
-                shards=3,
-                label="date",
-                statistics=statistics,
+                store.get_featuregroup("g"), f"one_{name}", splits=splits, shards=3, label="date"
             ),
             "joined": store.create_training_dataset(
-                joined, f"joined_{name}", splits=splits, shards=3, statistics=statistics
+                joined, f"joined_{name}", splits=splits, shards=3
             ),
             "tied": store.create_training_dataset(
-                joined,
-                f"tied_{name}",
-                splits=splits,
-                shards=1,
-                key="pair",
-                label="float32",
-                statistics=statistics,
+                joined, f"tied_{name}", splits=splits, shards=1, key="pair", label="float32"
             ),
         }
         for rows_of, made in asked.items():
@@ -144,32 +131,26 @@ def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_emb
             written[name, rows_of] = [
                 [(path.name, path.read_bytes()) for path in shards],
                 [found[part] for part in ("splits", "layout", "prefixes")],
+                [made.statistics(split).to_json()["columns"] for split in made.splits],
             ]
-            if statistics:
-                splits_of = [made.statistics(split).to_json() for split in made.splits]
-                counted[name, rows_of] = [each["columns"] for each in splits_of]
 
     written: dict[tuple[str, str], Any] = {}
-    counted: dict[tuple[str, str], Any] = {}
     with featurestore.connect(tmp_path, engine="duckdb") as store:
-        export(store, "embedded", statistics=True)
+        export(store, "embedded")
     with featurestore.connect(tmp_path, engine="spark") as store:
-        export(store, "counted", statistics=True)
-        assert not by_jvm
-        export(store, "jvm", statistics=False)
-        assert len(by_jvm) == 3
-        assert len(by_engine) > 9
-        monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)
+        export(store, "jvm")
         before = len(by_engine)
-        export(store, "python", statistics=False)
-        assert (len(by_jvm), len(by_engine)) == (3, before)
-    assert not passes
+        assert (len(by_jvm), before > 9) == (3, True)
+        monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)
+        passes: list[object] = []
+        monkeypatch.setattr(pipeline, "count_splits", passes.append)
+        export(store, "python")
+        assert (len(by_jvm), len(by_engine), passes) == (3, before, [])
     assert written["embedded", "one"][1][1]["kind"] == "variable"
     assert written["embedded", "tied"][1][1]["kind"] == "fixed"
     for rows_of in ("one", "joined", "tied"):
-        for name in ("counted", "jvm", "python"):
+        for name in ("jvm", "python"):
             assert written[name, rows_of] == written["embedded", rows_of], (name, rows_of)
-        assert counted["counted", rows_of] == counted["embedded", rows_of]
 
 
 def _calls_of(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:

@@ -23,7 +23,7 @@ from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.files import write_new
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import offsets, rewrite, small_upserts, sqltext
+from featurestore_connectors.spark_delta import offsets, rewrite, small_upserts, sqltext, staged
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -33,6 +33,7 @@ from featurestore_connectors.spark_delta.commits import (
 )
 from featurestore_connectors.spark_delta.held import HeldRelation
 from featurestore_connectors.spark_delta.relations import cast_to
+from featurestore_connectors.spark_delta.staged import StagedRelation
 from featurestore_connectors.spark_delta.types import spark_schema
 
 
@@ -104,15 +105,13 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
 
 
 def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWrite) -> None:
+    """Write by Delta's writers, or by what takes less and does the same."""
     from pyspark.sql.types import StructType
 
+    if isinstance(given, StagedRelation) and staged.append(commit, path, given, how):
+        return
     table = commit.session.read.format("delta").load(path)
-    held = StructType(list(table.schema.fields))
-    if how.add_columns is not None:
-        known = {name.lower() for name in table.schema.names}
-        for field in spark_schema(how.add_columns).fields:
-            if field.name.lower() not in known:
-                held = held.add(field)
+    held = _with_columns(StructType(list(table.schema.fields)), how.add_columns)
     _check_columns(given, held.names)
     grows = len(held) > len(table.schema)
     rows = cast_to(commit.adopt(given.native), held)
@@ -129,6 +128,15 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
         offsets.append(commit, path, rows, how)
     else:
         _save(commit, path, rows, how, grows=grows)
+
+
+def _with_columns(held: Any, added: pa.Schema | None) -> Any:
+    """Return a Spark schema with the columns that it does not have yet."""
+    known = {name.lower() for name in held.names}
+    for field in spark_schema(added or pa.schema([])).fields:
+        if field.name.lower() not in known:
+            held = held.add(field)
+    return held
 
 
 def _save(commit: CommitSession, path: str, rows: Any, how: TableWrite, *, grows: bool) -> None:

@@ -14,45 +14,66 @@ from featurestore.plugins.records import (
     WritesRecords,
 )
 from featurestore.training.export.assignment import SHARD
+from featurestore.training.export.engine_hashes import assigned_by_engine
 from featurestore.training.export.hash_columns import HASH
+from featurestore.training.export.hashed_rows import HashedRows
+from featurestore.training.export.request import ExportRequest
+from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.shard_writer import (
     MAX_LABEL_VALUES,
+    PlannedShard,
     ShardSummary,
-    ShardWriter,
     label_text,
 )
 
 
-def written_by_engine(
-    engine: Engine, assigned: Relation, writer: ShardWriter
-) -> dict[int, ShardSummary] | None:
-    """Return the summaries of the shards that have rows; None where the writer has to write them.
+def assigned_for_records(
+    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, directory: str
+) -> Relation | None:
+    """Return rows with their shards, which ascend with the hash, for the engine to write.
 
-    ``assigned`` are rows whose shards ascend with their hash.
+    None where it cannot write them.
     """
-    plan = _record_plan(writer)
-    if plan is None or not isinstance(engine, WritesRecords) or writer.counting is not None:
+    if not rows.by_engine or not isinstance(engine, WritesRecords):
         return None
-    schema = assigned.schema
-    if not engine.can_write_records(schema, writer.directory):
+    if _record_plan(request, plan) is None:
         return None
+    assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
+    if assigned is None or not engine.can_write_records(assigned.schema, directory):
+        return None
+    return assigned
+
+
+def write_records(
+    engine: Engine,
+    assigned: Relation,
+    request: ExportRequest,
+    plan: ShardPlan,
+    shards: Sequence[PlannedShard],
+    *,
+    directory: str,
+) -> dict[int, ShardSummary]:
+    """Write the shards that have rows and return their summaries."""
+    records = _record_plan(request, plan)
+    if records is None or not isinstance(engine, WritesRecords):
+        raise TypeError("the engine does not write these records")
     task = RecordTask(
-        directory=writer.directory,
-        plan=plan,
-        shards=[(shard.path, shard.rows) for shard in writer.shards],
+        directory=directory,
+        plan=records,
+        shards=[(shard.path, shard.rows) for shard in shards],
         shard=SHARD,
         hash=HASH,
-        columns=writer.columns,
-        labels=writer.labels,
+        columns=request.columns,
+        labels=request.labels,
         most_labels=MAX_LABEL_VALUES + 1,  # one of them may be null
     )
     return {shard.number: _summary(shard) for shard in engine.write_records(assigned, task)}
 
 
-def _record_plan(writer: ShardWriter) -> RecordPlan | None:
-    if not isinstance(writer.format, DescribesRecords):
+def _record_plan(request: ExportRequest, plan: ShardPlan) -> RecordPlan | None:
+    if not isinstance(request.format, DescribesRecords):
         return None
-    return writer.format.record_plan(writer.layout)
+    return request.format.record_plan(plan.layout)
 
 
 def _summary(shard: RecordShard) -> ShardSummary:

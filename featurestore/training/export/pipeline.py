@@ -30,7 +30,7 @@ from featurestore.training.export.audit import (
 )
 from featurestore.training.export.data import ExportData
 from featurestore.training.export.engine_hashes import assigned_by_engine
-from featurestore.training.export.engine_records import written_by_engine
+from featurestore.training.export.engine_records import assigned_for_records, write_records
 from featurestore.training.export.hash_columns import HASH
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.label_values import check_labels
@@ -101,10 +101,13 @@ def export(
     progress.phase("plan shards")
     plan = plan_shards(engine, rows, request)
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
-    counted = counting_writers(engine, request, plan)
-    with progress.writing(target.directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
+    directory, counted = target.directory, None
+    records = assigned_for_records(engine, rows, request, plan, directory)
+    if records is None:
+        counted = counting_writers(engine, request, plan)
+    with progress.writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
         summaries = write_shards(
-            engine, rows, request, plan, directory=target.directory, statistics=counted
+            engine, rows, request, plan, directory=directory, statistics=counted, records=records
         )
     manifest = build_manifest(
         request,
@@ -185,10 +188,12 @@ def write_shards(
     *,
     directory: str,
     statistics: ShardStatistics | None = None,
+    records: Relation | None = None,
 ) -> list[ShardSummary]:
     """Write every shard and return their summaries in order; empty shards are written here.
 
-    ``statistics`` counts the rows as they are written.
+    ``statistics`` counts the rows as they are written. ``records`` are the rows where the engine
+    writes their shards itself.
     """
     shards = planned_shards(request, plan)
     writer = ShardWriter(
@@ -198,7 +203,11 @@ def write_shards(
         writer = replace(writer, counting=statistics.counting)
         if isinstance(engine, HoldsRows):
             writer = replace(writer, collect=statistics.add)
-    written = _written(engine, rows, request, plan, writer)
+    if records is not None:
+        written = write_records(engine, records, request, plan, shards, directory=directory)
+    else:
+        assigned = _assigned(engine, rows, request, plan)
+        written = dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
     summaries = []
     for number in range(len(shards)):
         if number not in written:
@@ -213,27 +222,16 @@ def write_shards(
     return summaries
 
 
-def _written(
-    engine: Engine,
-    rows: HashedRows,
-    request: ExportRequest,
-    plan: ShardPlan,
-    writer: ShardWriter,
-) -> dict[int, ShardSummary]:
-    """Write the shards that have rows, by the engine alone where it can; return their summaries."""
+def _assigned(
+    engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan
+) -> Relation:
+    """Return all columns with the hash and the shard of each row."""
     if rows.by_engine:
         assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
         if assigned is not None:
-            found = written_by_engine(engine, assigned, writer)
-            if found is not None:
-                return found
-            return _by_writer(engine, assigned, writer)
+            return assigned
     schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
-    return _by_writer(engine, rows.mapped(engine, plan.assignment, schema=schema), writer)
-
-
-def _by_writer(engine: Engine, assigned: Relation, writer: ShardWriter) -> dict[int, ShardSummary]:
-    return dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
+    return rows.mapped(engine, plan.assignment, schema=schema)
 
 
 def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:

@@ -1,0 +1,200 @@
+"""Staged rows whose files become those of a table: rows are written once, checked, and committed.
+
+Where the table keeps files as Spark's writer makes them, the files get a second name in its folder,
+and the commit names them with the statistics of their footers. Else they are read and written
+again by Delta's writer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+from pyarrow import parquet
+
+from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.storage.location import is_uri
+from featurestore_connectors.spark_delta.commits import CommitSession
+from featurestore_connectors.spark_delta.transactions import Transaction
+
+# As many columns as Delta's writers count, and as much of a text as they keep.
+_COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
+# From here on a table may ask things of its writers: constraints, generated columns, features.
+_PLAIN_WRITER = 2
+_OLD_TIMES = "INT96"
+
+
+@dataclass(frozen=True)
+class StagedRelation(Relation):
+    """Rows that were written to the Parquet files of a folder, and are read from there."""
+
+    folder: str = field(kw_only=True)
+
+
+def append(commit: CommitSession, path: str, given: StagedRelation, how: TableWrite) -> bool:
+    """Append staged rows by their files. Return False where Delta's writer has to write them."""
+    if how.mode != "append" or how.add_columns is not None or how.offsets:
+        return False
+    if is_uri(path) or is_uri(given.folder):
+        return False
+    snapshot = read_snapshot(path)
+    if not _is_plain(snapshot) or not _same_columns(commit.session, path, given):
+        return False
+    footers = _footers(given.folder)
+    if footers is None:
+        return False
+    with Transaction(commit, path) as transaction:
+        if how.transaction is not None:
+            app, number = how.transaction
+            if transaction.number(app) >= number:
+                return True
+            transaction.move(app, number)
+        names = _linked(list(footers), path)
+        if names is None:
+            return False
+        for name, (file, footer) in zip(names, footers.items(), strict=True):
+            transaction.act(_addition(file, name, footer, given.schema))
+        nothing = transaction.nothing()
+        mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Append
+        transaction.commit("Write", mode, nothing, nothing, nothing)
+    return True
+
+
+def _is_plain(snapshot: Snapshot) -> bool:
+    return snapshot.protocol.writer <= _PLAIN_WRITER and not snapshot.partition_by
+
+
+def _same_columns(session: Any, path: str, given: Relation) -> bool:
+    """Tell whether the rows have the table's columns, of the same types and in the same order."""
+    held = session.read.format("delta").load(path).schema.fields
+    found = given.native.schema.fields
+    return [(each.name, each.dataType) for each in held] == [
+        (each.name, each.dataType) for each in found
+    ]
+
+
+def _footers(folder: str) -> dict[str, parquet.FileMetaData] | None:
+    """Return the footers of the files that have rows; None where times are of Spark's older kind."""
+    found = {}
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(("_", ".")) or not name.endswith(".parquet"):
+            continue
+        file = os.path.join(folder, name)
+        footer = parquet.read_metadata(file)
+        columns = range(footer.num_columns)
+        if any(footer.schema.column(number).physical_type == _OLD_TIMES for number in columns):
+            return None
+        if footer.num_rows:
+            found[file] = footer
+    return found
+
+
+def _linked(files: Sequence[str], path: str) -> list[str] | None:
+    """Give files a second name in a table; None where the file system does not."""
+    names: list[str] = []
+    for file in files:
+        name = f"part-{uuid.uuid4()}.parquet"
+        try:
+            os.link(file, os.path.join(path, name))
+        except OSError:  # another file system, or one without links
+            for linked in names:
+                os.unlink(os.path.join(path, linked))
+            return None
+        names.append(name)
+    return names
+
+
+def _addition(file: str, name: str, footer: parquet.FileMetaData, schema: pa.Schema) -> str:
+    """Return the action that adds a file, with the statistics of its footer."""
+    state = os.stat(file)
+    add = {
+        "path": name,
+        "partitionValues": {},
+        "size": state.st_size,
+        "modificationTime": int(time.time() * 1000),
+        "dataChange": True,
+        "stats": json.dumps(_statistics(footer, schema)),
+    }
+    return json.dumps({"add": add})
+
+
+def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    minimum, maximum, nulls = {}, {}, {}
+    numbers = {}
+    for number in range(footer.num_columns):
+        numbers[footer.schema.column(number).path] = number
+    for column in list(schema)[:_COUNTED_COLUMNS]:
+        # The path of a field of a struct has a dot, too.
+        if column.name not in numbers or "." in column.name:
+            continue
+        counted = _of_groups(footer, numbers[column.name])
+        if counted is None:
+            continue
+        nulls[column.name] = sum(each.null_count for each in counted)
+        bounds = _bounds(counted, column.type)
+        if bounds is not None:
+            minimum[column.name], maximum[column.name] = bounds
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": minimum,
+        "maxValues": maximum,
+        "nullCount": nulls,
+    }
+
+
+def _of_groups(footer: parquet.FileMetaData, number: int) -> list[parquet.Statistics] | None:
+    """Return the statistics of a column in each row group; None where one has none."""
+    found = []
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(number).statistics
+        if statistics is None or not statistics.has_null_count:
+            return None
+        found.append(statistics)
+    return found
+
+
+def _bounds(counted: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
+    """Return least and greatest value as Delta writes them in JSON; None where that is not known."""
+    known = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
+    if not (known or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
+        return None
+    least, greatest = [], []
+    # Years before 1 and after 9999 are none of Python's.
+    with suppress(ValueError, OverflowError, OSError):
+        for each in counted:
+            if each.has_min_max:
+                least.append(each.min)
+                greatest.append(each.max)
+            elif each.num_values:
+                return None
+        if least:
+            low, high = _text(min(least)), _text(max(greatest))
+            if low is not None and high is not None:
+                return low, high
+    return None
+
+
+def _text(value: Any) -> Any:
+    """Return a value as JSON of the log has it; None for those that it cannot tell whole."""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, str) and len(value) > _LONGEST_BOUND:
+        return None
+    if isinstance(value, bytes):
+        return None
+    return value

@@ -132,8 +132,9 @@ class Spark:
             rows, name, primary_key="id", statistics=statistics
         )
 
-    def insert(self, rows: Any, *, mode: str, statistics: bool) -> None:
-        self._made.insert(rows, mode=mode, statistics=statistics)
+    def insert(self, rows: Any, *, mode: str) -> None:
+        """Write into the group made last, which has statistics or not."""
+        self._made.insert(rows, mode=mode)
 
     def export(self, data_format: str, *, statistics: bool = False) -> Any:
         self._number += 1
@@ -205,9 +206,7 @@ def groups(rows: int, trials: int) -> None:
         for label, statistics in (("without", False), ("with", True)):
             works[f"create {label}"] = partial(spark.create, all_rows, statistics=statistics)
             for mode, frame in (("append", more), ("upsert", changed)):
-                works[f"{mode} {label}"] = partial(
-                    spark.insert, frame, mode=mode, statistics=statistics
-                )
+                works[f"{mode} {label}"] = partial(spark.insert, frame, mode=mode)
         costs = measured(works, trials)
         print(f"\ngroup of {rows:,} rows x 10, append and upsert of {part:,}")
         for kind in ("create", "append", "upsert"):
@@ -237,7 +236,7 @@ def small(trials: int) -> None:
         nonlocal last
         last += 100
         new = table(100, 10, first=last)
-        spark.store.insert_into_featuregroup(new, "rows", statistics=False)
+        spark.store.insert_into_featuregroup(new, "rows")
 
     last = 2_000_000
     works = {"append": append, "upsert": insert, "get_features": retrieve}

@@ -116,12 +116,14 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     grows = len(held) > len(table.schema)
     rows = cast_to(commit.adopt(given.native), held)
     if how.mode == "upsert":
-        if isinstance(given, HeldRelation):
+        done = False
+        if isinstance(given, HeldRelation | StagedRelation):
             # Each reading gives the same rows, so Delta need not copy them before it reads twice.
             commit.set("spark.databricks.delta.merge.materializeSource", "none")
-            if not grows and small_upserts.upsert(commit, path, given, rows, how):
-                return
-        rewrite.upsert(commit, path, rows, how, grows=grows)
+        if isinstance(given, HeldRelation) and not grows:
+            done = small_upserts.upsert(commit, path, given, rows, how)
+        if not done:
+            rewrite.upsert(commit, path, rows, how, grows=grows)
     elif how.offsets:
         if grows:  # the columns first: readers take them as null
             _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)

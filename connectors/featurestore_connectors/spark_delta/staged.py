@@ -33,6 +33,8 @@ _COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
 # From here on a table may ask things of its writers: constraints, generated columns, features.
 _PLAIN_WRITER = 2
 _OLD_TIMES = "INT96"
+# Metadata of columns that writers look at: invariants, lengths of texts.
+_ASKING = ("delta.", "__")
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,12 @@ def _is_plain(snapshot: Snapshot) -> bool:
 
 
 def _same_columns(session: Any, path: str, given: Relation) -> bool:
-    """Tell whether the rows have the table's columns, of the same types and in the same order."""
+    """Tell whether the rows have the table's columns in its order, and it asks nothing more of them."""
     held = session.read.format("delta").load(path).schema.fields
+    for column in held:
+        asked = [name for name in column.metadata if name.startswith(_ASKING)]
+        if asked or not column.nullable:
+            return False
     found = given.native.schema.fields
     return [(each.name, each.dataType) for each in held] == [
         (each.name, each.dataType) for each in found

@@ -277,8 +277,8 @@ class DatasetFormat(Protocol):
     can hold; ``DatasetDamaged`` for files that are not what was written; ``MissingExtra`` where a
     library is absent; ``StorageError`` for the file system.
 
-    A format may offer more: ``NativeReading``, ``NarrowProfile`` and ``ShardFitting`` are asked for
-    by ``isinstance``.
+    A format may offer more: ``NativeReading``, ``NarrowProfile``, ``ShardFitting`` and
+    ``records.DescribesRecords`` are asked for by ``isinstance``.
     """
 
     @property

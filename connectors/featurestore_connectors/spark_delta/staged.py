@@ -84,10 +84,11 @@ def _same_columns(session: Any, path: str, given: Relation) -> bool:
         asked = [name for name in column.metadata if name.startswith(_ASKING)]
         if asked or not column.nullable:
             return False
-    found = given.native.schema.fields
-    return [(each.name, each.dataType) for each in held] == [
-        (each.name, each.dataType) for each in found
-    ]
+    return _types(held) == _types(given.native.schema.fields)
+
+
+def _types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(field.name, field.dataType) for field in fields]
 
 
 def _footers(folder: str) -> dict[str, parquet.FileMetaData] | None:

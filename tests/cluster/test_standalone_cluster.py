@@ -205,7 +205,7 @@ def test_executors_write_to_stores_at_uris(
     object_server: ObjectServer,
     hdfs_server: HdfsServer,
 ) -> None:
-    from featurestore_connectors.spark_delta.session import LOG_STORE_JAR, delta_package
+    from featurestore_connectors.spark_delta.session import JVM_JAR, delta_package
 
     s3a = kafka_server.spark_jars(kafka_server.S3A)
     if not s3a:
@@ -215,7 +215,7 @@ def test_executors_write_to_stores_at_uris(
     command = [
         str(standalone.spark_home() / "bin" / "spark-submit"),
         *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
-        *("--jars", ",".join(map(str, [*s3a, LOG_STORE_JAR]))),
+        *("--jars", ",".join(map(str, [*s3a, JVM_JAR]))),
         *("--conf", "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore"),
         *("--conf", "spark.sql.shuffle.partitions=4"),
         *("--conf", "spark.databricks.delta.snapshotPartitions=1"),

@@ -206,17 +206,17 @@ def test_a_session_that_would_replace_commits_is_refused_for_writes(
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         sessions.check_log_store(session, "/data/store")
     assert "spark.delta.logStore.file.impl=featurestore.delta.PosixLogStore" in str(caught.value)
-    assert f"spark.jars={sessions.LOG_STORE_JAR}" in str(caught.value)
+    assert f"spark.jars={sessions.JVM_JAR}" in str(caught.value)
     sessions.check_log_store(spark, "/data/store")
 
 
 def test_the_jar_is_built_from_the_source_beside_it() -> None:
-    folder = sessions.LOG_STORE_JAR.parent
+    folder = sessions.JVM_JAR.parent
     sources = {source.name: source.read_bytes() for source in folder.glob("*.java")}
-    with zipfile.ZipFile(sessions.LOG_STORE_JAR) as jar:
+    with zipfile.ZipFile(sessions.JVM_JAR) as jar:
         names = jar.namelist()
         packed = {Path(name).name: jar.read(name) for name in names if name.endswith(".java")}
-    assert packed == sources, "scripts/logstore-jar builds it anew"
+    assert packed == sources, "scripts/spark-jar builds it anew"
     assert {name.removesuffix(".java") + ".class" for name in sources} <= {
         Path(name).name for name in names
     }

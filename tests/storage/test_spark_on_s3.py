@@ -233,7 +233,7 @@ def test_a_session_that_cannot_hold_a_store_on_s3_is_refused_before_anything_is_
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         store.create_featuregroup(rows(0, 3), "weather")
     assert "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore" in str(caught.value.hint)
-    assert f"spark.jars={session.LOG_STORE_JAR}" in str(caught.value.hint)
+    assert f"spark.jars={session.JVM_JAR}" in str(caught.value.hint)
     assert server_files() == before
     with pytest.raises(UnsupportedLocation, match="gs://"):
         buckets.use_location(s3a, "gs://some/where")

@@ -1,6 +1,6 @@
 """Commits of Spark: each with settings of its own, tried again after conflicts.
 
-Delta decides by the log store (``logstore/``) who committed a version first, and checks what took
+Delta decides by the log store (``jvm/``) who committed a version first, and checks what took
 its place. What it cannot reconcile by itself is a conflict, and the command runs again from the new
 version.
 """

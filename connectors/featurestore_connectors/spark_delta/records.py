@@ -1,4 +1,4 @@
-"""Shards of records written by the JVM (``logstore/RecordShards.java``): no row passes Python."""
+"""Shards of records written by the JVM (``jvm/RecordShards.java``): no row passes Python."""
 
 from __future__ import annotations
 

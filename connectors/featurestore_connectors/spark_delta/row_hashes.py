@@ -1,6 +1,6 @@
 """Row hashes by functions of the JVM: rows need not leave it to be hashed and counted.
 
-The functions (``logstore/RowHash.java``) come with the jar of the log store. A session that has not
+The functions (``jvm/RowHash.java``) come with the jar of the log store. A session that has not
 brought the jar to its executors, and types that they do not know, are left to Python.
 """
 
@@ -23,7 +23,7 @@ from featurestore.plugins.format import ColumnProfile
 from featurestore.plugins.row_hashes import HashCounts
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import relation
-from featurestore_connectors.spark_delta.session import LOG_STORE_JAR, has_class
+from featurestore_connectors.spark_delta.session import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.sqltext import column
 
 _CLASS = "featurestore.hashing.RowHash"
@@ -150,7 +150,7 @@ def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> 
 def has_functions(session: Any) -> bool:
     """Tell whether driver and executors have the jar: they have those that a session began with."""
     brought = session.sparkContext.getConf().get("spark.jars", "")
-    return LOG_STORE_JAR.name in brought and has_class(session, _CLASS)
+    return JVM_JAR.name in brought and has_class(session, _CLASS)
 
 
 def _call(session: Any, function: Any, *arguments: Any) -> Any:

@@ -36,7 +36,7 @@ LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.de
 # What Delta commits by where it is told nothing, and what is right there: it renames without
 # overwriting.
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
-LOG_STORE_JAR = Path(__file__).parent / "logstore" / "featurestore-logstore.jar"
+JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
@@ -113,7 +113,7 @@ def check_log_store(session: Any, path: str) -> None:
     raise ConfigurationError(
         "The active SparkSession would write Delta commits over those of other processes, "
         "which then lose rows.",
-        hint=session_hint({_log_store_setting(scheme): name, "spark.jars": str(LOG_STORE_JAR)}),
+        hint=session_hint({_log_store_setting(scheme): name, "spark.jars": str(JVM_JAR)}),
     )
 
 
@@ -179,7 +179,7 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
 
     given = builder._options.get("spark.jars") or os.environ.get(JARS)
     jars = [given] if given else []
-    jars.append(str(LOG_STORE_JAR))
+    jars.append(str(JVM_JAR))
     builder = builder.config(map=session_settings())
     packages: list[str] = []
     if location is not None and location.startswith("s3://") and not s3a.is_among(given):
@@ -216,7 +216,7 @@ def settings_of_builders(location: str) -> dict[str, str]:
     Raises:
         MissingExtra: delta-spark is not installed.
     """
-    found = {**session_settings(), "spark.jars": str(LOG_STORE_JAR)}
+    found = {**session_settings(), "spark.jars": str(JVM_JAR)}
     packages = [delta_package()]
     if location.startswith("s3://"):
         packages.extend(s3a.PACKAGES)
@@ -350,7 +350,7 @@ def _add_jar_to_driver(session: Any) -> None:
         # The loader that spark-submit made for --jars and --packages; every thread of the driver
         # looks there.
         loader = machine.Thread.currentThread().getContextClassLoader()
-        loader.addURL(machine.java.io.File(str(LOG_STORE_JAR)).toURI().toURL())
+        loader.addURL(machine.java.io.File(str(JVM_JAR)).toURI().toURL())
 
 
 def _use_own_interpreter(session: Any) -> None:

@@ -98,7 +98,7 @@ class Taxi:
 
     def _create(self, table: pa.Table, name: str, key: tuple[str, ...]) -> None:
         self.store.create_featuregroup(
-            table, name, primary_key=key, event_time="at", statistics=False, validation="off"
+            table, name, primary_key=key, event_time="at", statistics=False
         )
 
     def _files(self, name: str) -> str:

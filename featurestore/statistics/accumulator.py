@@ -144,7 +144,7 @@ def statistics_accumulator(
         table: A group's definition, whose keys and times then stay out of the correlations, or a
             schema of feature types.
         seed: Seed of the row hashes that choose the sample.
-        limit: Distinct rows in the sample; 50,000, fewer above 128 columns, when None.
+        limit: Distinct rows in the sample; 25,000, fewer above 128 columns, when None.
         rows: How many rows there are: each partition then samples its share only. The sample is
             smaller than ``limit`` where many rows are copies (``count_statistics`` starts again
             then).

@@ -2,7 +2,7 @@
 
 Layout: magic, then three sections, each an 8-byte little-endian length and its bytes: a JSON header
 (columns, counts), the co-moments as an ``npz``, the sample as an Arrow IPC stream with its hashes
-and copies, LZ4.
+and copies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema
 from featurestore.statistics.value_counts import from_lists, to_lists
 
-_MAGIC = b"FSSTATE3"
+_MAGIC = b"FSSTATE4"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
@@ -55,11 +55,14 @@ def state_to_bytes(state: StatisticsState) -> bytes:
         _co_moments_bytes(state.co_moments),
         _sample_bytes(state.sample),
     )
-    parts = []
+    digest = hashlib.sha256()
+    parts = [_MAGIC, b""]
     for section in sections:
         parts += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
-    content = b"".join(parts)
-    return _MAGIC + hashlib.sha256(content).digest() + content
+    for part in parts[2:]:
+        digest.update(part)
+    parts[1] = digest.digest()
+    return b"".join(parts)
 
 
 def state_from_bytes(data: bytes) -> StatisticsState:
@@ -157,7 +160,7 @@ def _co_moments(data: bytes) -> CoMoments:
         )
 
 
-def _sample_bytes(sample: Sample) -> bytes:
+def _sample_bytes(sample: Sample) -> pa.Buffer:
     rows = sample.rows()
     hashes = np.empty(0, dtype=np.uint64)
     if sample.hashes:
@@ -169,13 +172,23 @@ def _sample_bytes(sample: Sample) -> bytes:
     return batch_to_bytes(table)
 
 
-def batch_to_bytes(batch: pa.RecordBatch) -> bytes:
-    """Return a batch as an Arrow IPC stream, LZ4."""
+def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return a batch as an Arrow IPC stream, LZ4 where it is not mostly floating-point numbers.
+
+    Their bits do not become fewer by it.
+    """
+    floats = 0
+    for column in batch.columns:
+        if pa.types.is_floating(column.type):
+            floats += column.nbytes
+    compression = "lz4"
+    if floats > batch.nbytes // 2:
+        compression = None
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return sink.getvalue()
 
 
 def _fill_sample(sample: Sample, data: bytes) -> None:

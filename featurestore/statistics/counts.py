@@ -129,7 +129,8 @@ def _count_measured(data: pa.Array, *, few_values: bool) -> CountedBatch:
         counts.values = counts_of_numbers(values.finite)
     # Where there is no value the number is 0.
     if values.numbers.dtype.kind == "f":
-        counts.total = sum_twofold(values.numbers)
+        largest = max(float(high), -float(low))
+        counts.total = sum_twofold(values.numbers, largest=largest)
         average = (counts.total[0] + counts.total[1]) / values.count
     else:
         counts.total = sum_integers(values.numbers)

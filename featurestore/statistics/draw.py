@@ -1,6 +1,6 @@
 """The hash by which rows are drawn into the sample: cheap for all rows, whole for those drawn.
 
-The upper half is one multiplication a value. The lower half is the row hash, which tells different
+Either half is one multiplication a value. The lower one looks at whole texts and so tells different
 rows apart; it is computed only where the upper half lies within the bound of the sample. Rows count
 as the sample keeps them: long values by their length.
 """
@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.hashing import row_hash
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
 from featurestore.statistics.dictionaries import codes_of
@@ -22,8 +21,8 @@ from featurestore.statistics.dictionaries import codes_of
 Hashes = NDArray[np.uint64]
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF << 32)
-# What of a text decides whether its row is drawn.
-_BEGINNING = 32
+# What of a text decides whether its row is drawn, and what tells it from others.
+_BEGINNING, _WHOLE = 32, 2**62
 _NAN = np.float64(np.nan)
 _NULL = np.uint64(tag(255))
 # Stays in the caches with what is made of it.
@@ -36,18 +35,17 @@ def upper_halves(rows: pa.RecordBatch, *, seed: int) -> Hashes:
     >>> upper_halves(pa.record_batch([pa.array([1, 1, 2])], ["a"]), seed=0).tolist()
     [3531997232385490944, 3531997232385490944, 9702589223428685824]
     """
-    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
-    for number, column in enumerate(rows.columns):
-        _add(state, column, mix((number + 1) * GOLDEN) | 1)
-    mix_all(state)
+    state = _sums(rows, seed, half=0, longest=_BEGINNING)
     state &= _UPPER
     return state
 
 
 def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
     """Return the whole hashes of rows whose upper halves are known."""
-    whole = np.asarray(row_hash(rows, seed=seed), dtype=np.uint64)
-    return upper | (whole >> _HALF)
+    state = _sums(rows, seed, half=1, longest=_WHOLE)
+    state >>= _HALF
+    state |= upper
+    return state
 
 
 def within(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
@@ -55,15 +53,27 @@ def within(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
     return upper <= (np.uint64(bound) & _UPPER)
 
 
-def _add(state: Hashes, column: Any, factor: int) -> None:
+def _sums(rows: pa.RecordBatch, seed: int, *, half: int, longest: int) -> Hashes:
+    """Return the mixed sums of what the columns say of each row, each half by factors of its own.
+
+    Of texts at most their first ``longest`` bytes and their length.
+    """
+    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
+    for number, column in enumerate(rows.columns):
+        factor = mix((number + 1) * GOLDEN + half) | 1
+        if pat.is_dictionary(column.type):
+            _add_dictionary(state, column, factor, longest)
+        else:
+            _add(state, column, factor, longest)
+    return mix_all(state)
+
+
+def _add(state: Hashes, column: Any, factor: int, longest: int) -> None:
     """Add what a column says of each row, times an odd factor."""
-    if pat.is_dictionary(column.type):
-        _add_dictionary(state, column, factor)
-        return
     values = values_of(column)
     if isinstance(values, ByteValues):
         lengths = values.lengths
-        sums = byte_sums(values.data, values.starts, np.minimum(lengths, _BEGINNING))
+        sums = byte_sums(values.data, values.starts, np.minimum(lengths, longest))
         words, is_float = [sums, lengths.view(np.uint64)], False
     elif isinstance(values, WordValues):
         words = list(values.words)
@@ -88,10 +98,12 @@ def _add(state: Hashes, column: Any, factor: int) -> None:
             state[rows] += product
 
 
-def _add_dictionary(state: Hashes, column: pa.DictionaryArray, factor: int) -> None:
+def _add_dictionary(
+    state: Hashes, column: pa.DictionaryArray, factor: int, longest: int
+) -> None:
     """Add what a column of texts says: each text is looked at once."""
     of_values = np.zeros(len(column.dictionary) + 1, dtype=np.uint64)
-    _add(of_values[:-1], column.dictionary, factor)
+    _add(of_values[:-1], column.dictionary, factor, longest)
     of_values[-1] = _NULL + _NULL  # of a text count its bytes and its length
     codes = codes_of(column.indices)
     valid = valid_rows(column.indices)

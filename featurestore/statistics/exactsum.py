@@ -22,6 +22,8 @@ Twofold = tuple[float, float]
 _TOO_LARGE = 2.0**900
 # Fits the caches, with two arrays of intermediate results; smaller ones pay for numpy's calls.
 _BLOCK = 32_768
+# What rounding to a multiple of the last bit of sigma leaves is at most sigma times 2 to minus this.
+_PRECISION = 53
 
 
 def two_sum(a: Number, b: Number) -> tuple[Number, Number]:
@@ -41,15 +43,16 @@ def add_twofold(a: tuple[Number, Number], b: tuple[Number, Number]) -> tuple[Num
     return two_sum(high, low + (a[1] + b[1]))
 
 
-def sum_twofold(values: Floats) -> Twofold:
-    """Return the sum of finite numbers as a twofold.
+def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
+    """Return the sum of finite numbers as a twofold; ``largest`` is their greatest magnitude.
 
     >>> sum_twofold(np.array([1e100, 1.0, -1e100]))
     (1.0, 0.0)
     """
     if not len(values):
         return 0.0, 0.0
-    largest = max(float(values.max()), -float(values.min()))
+    if largest is None:
+        largest = max(float(values.max()), -float(values.min()))
     if largest > _TOO_LARGE:
         return _sum_huge(values)
     total = (0.0, 0.0)
@@ -65,13 +68,15 @@ def _sum_block(values: Floats, largest: float, scratch: Floats) -> Twofold:
     leading, rest = scratch
     growth = math.ceil(math.log2(len(values) + 2))
     total = (0.0, 0.0)
-    while largest > 0.0:
+    while largest > 0.0:  # no longer once it is below the least float64
         sigma = math.ldexp(1.0, growth + math.frexp(largest)[1])
         np.add(values, sigma, out=leading)
         leading -= sigma
         total = add_twofold(total, (float(leading.sum()), 0.0))
         values = np.subtract(values, leading, out=rest)
-        largest = max(float(rest.max()), -float(rest.min()))
+        if not rest.any():
+            break
+        largest = math.ldexp(sigma, -_PRECISION)
     return total
 
 

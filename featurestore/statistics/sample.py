@@ -20,9 +20,9 @@ from featurestore.model.cores import usable_cores
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import lengths_of
 
-MOST_ROWS = 50_000
+MOST_ROWS = 25_000
 # A wide table keeps fewer rows: each of its cells is sorted.
-_MOST_CELLS = 6_400_000
+_MOST_CELLS = 3_200_000
 _FEWEST_ROWS = 10_000
 # Longer texts are held as their beginning and a hash, which is enough to count and to show them.
 LONGEST_TEXT = 256
@@ -34,7 +34,7 @@ def sample_limit(columns: int) -> int:
     """Return how many distinct rows a sample of so many columns holds at most.
 
     >>> sample_limit(20), sample_limit(640)
-    (50000, 10000)
+    (25000, 10000)
     """
     return min(MOST_ROWS, max(_FEWEST_ROWS, _MOST_CELLS // max(columns, 1)))
 
@@ -56,6 +56,7 @@ class Sample:
     hashes: list[NDArray[np.uint64]] = field(default_factory=list)
     copies: list[NDArray[np.int64]] = field(default_factory=list)
     parts: list[pa.RecordBatch] = field(default_factory=list)
+    is_compact: bool = False
 
     @property
     def held(self) -> int:
@@ -78,6 +79,7 @@ class Sample:
         self.hashes.append(hashes)
         self.copies.append(copies)
         self.parts.append(rows)
+        self.is_compact = False
         if self.held > 2 * self.limit:
             self.compact()
 
@@ -90,7 +92,7 @@ class Sample:
 
     def compact(self) -> None:
         """Put copies together and keep the smallest hashes."""
-        if not self.hashes:
+        if self.is_compact or not self.hashes:
             return
         hashes, copies = np.concatenate(self.hashes), np.concatenate(self.copies)
         order = np.argsort(hashes)
@@ -108,6 +110,7 @@ class Sample:
             self.bound = hashes[chosen[-1]]
         self.hashes, self.copies = [hashes[chosen]], [counts]
         self.parts = [_take(self.parts, chosen)]
+        self.is_compact = True
 
     def rows(self) -> pa.RecordBatch:
         """Return the rows of a compacted sample."""

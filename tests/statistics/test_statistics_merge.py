@@ -145,7 +145,7 @@ def test_above_its_limit_the_sample_is_a_fair_draw() -> None:
 
 
 def test_a_wide_table_has_a_smaller_sample() -> None:
-    assert sample_limit(10) == 50_000
+    assert sample_limit(10) == 25_000
     assert sample_limit(6_400) == 10_000
 
 

@@ -98,9 +98,7 @@ def _add(state: Hashes, column: Any, factor: int, longest: int) -> None:
             state[rows] += product
 
 
-def _add_dictionary(
-    state: Hashes, column: pa.DictionaryArray, factor: int, longest: int
-) -> None:
+def _add_dictionary(state: Hashes, column: pa.DictionaryArray, factor: int, longest: int) -> None:
     """Add what a column of texts says: each text is looked at once."""
     of_values = np.zeros(len(column.dictionary) + 1, dtype=np.uint64)
     _add(of_values[:-1], column.dictionary, factor, longest)

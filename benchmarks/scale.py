@@ -1,0 +1,222 @@
+"""Scale on one machine: the same work on a large store and on a tenth of it, with little memory.
+
+A group with 10 features (100 million rows), labels with 12 more (a fifth as many), their join as of
+the labels' times, and its export as TFRecord (25 columns). Each size runs in a process of its own,
+which makes its rows as a stream and tells its engine to use half of 6 GiB; printed are seconds,
+nanoseconds of processor time for a row, the peak of the process (limit 6 GiB), and what a row costs
+in the large store compared with the small one (limit 1.3). Joined rows are counted and looked at: each has the
+features that the times say.
+
+python benchmarks/scale.py [--rows 100] [--parts 10] [--memory 6] [--spark]   (millions of rows)
+
+``--spark`` does the same on Spark (``local[2]``), compared by seconds; its peak is that of the largest
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+MILLION = 1_000_000
+FEATURES, MORE, LABEL_SHARE = 10, 12, 5
+KEYS_OF_ROWS = 100
+ROW_LIMIT = 1.3
+STEP = 60_000_000  # of event times, microseconds
+START = 1_546_300_800_000_000
+BATCH = 100_000
+TIME = pa.timestamp("us", tz="UTC")
+WORKS = ("group", "labels", "join", "export")
+
+
+def features(rows: int) -> pa.RecordBatchReader:
+    """Return rows of ``rows / 100`` keys at 100 times each, the first feature the row's number."""
+    keys = max(rows // KEYS_OF_ROWS, 1)
+    names = [f"f{index}" for index in range(FEATURES)]
+    fields = [("key", pa.int64()), ("at", TIME), *((name, pa.float64()) for name in names)]
+    schema = pa.schema(fields)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, rows, BATCH):
+            numbers = np.arange(first, min(first + BATCH, rows))
+            times = pa.array(START + numbers // keys * STEP).cast(TIME)
+            values = [numbers.astype(np.float64)]
+            random = np.random.default_rng(first)
+            values += list(random.random((FEATURES - 1, len(numbers)), dtype=np.float32))
+            columns = [pa.array(numbers % keys), times]
+            columns += [pa.array(each.astype(np.float64)) for each in values]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def labels(rows: int) -> pa.RecordBatchReader:
+    """Return a fifth as many labels; ``expected`` is the first feature as of the label's time."""
+    keys = max(rows // KEYS_OF_ROWS, 1)
+    names = ["expected", *(f"m{index}" for index in range(MORE - 1))]
+    fields = [("label", pa.int64()), ("key", pa.int64()), ("at", TIME)]
+    schema = pa.schema([*fields, *((name, pa.float64()) for name in names)])
+    count = rows // LABEL_SHARE
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, count, BATCH):
+            random = np.random.default_rng(rows + first)
+            size = min(BATCH, count - first)
+            key = random.integers(0, keys, size)
+            step = random.integers(0, KEYS_OF_ROWS, size)
+            late = random.integers(0, STEP, size)
+            columns = [pa.array(np.arange(first, first + size)), pa.array(key)]
+            columns.append(pa.array(START + step * STEP + late).cast(TIME))
+            columns.append(pa.array((step * keys + key).astype(np.float64)))
+            columns += [pa.array(each) for each in random.random((MORE - 1, size))]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+class Work:
+    """One store of one size; its steps in order."""
+
+    def __init__(self, place: Path, rows: int, engine: str) -> None:
+        import featurestore
+
+        self.rows = rows
+        self.store = featurestore.connect(place / "store", engine=engine)
+
+    def group(self) -> None:
+        self.store.create_featuregroup(
+            features(self.rows), "readings", primary_key="key", event_time="at"
+        )
+
+    def labels(self) -> None:
+        self.store.create_featuregroup(
+            labels(self.rows), "asked", primary_key="label", event_time="at"
+        )
+
+    def _frame(self) -> Any:
+        names = [f"readings.f{index}" for index in range(FEATURES)]
+        return self.store.get_features(names, labels="asked")
+
+    def join(self) -> None:
+        seen = 0
+        for batch in self._frame().to_batches():
+            assert batch.column("f0").equals(batch.column("expected")), "another row was joined"
+            seen += batch.num_rows
+        assert seen == self.rows // LABEL_SHARE
+
+    def export(self) -> None:
+        made = self.store.create_training_dataset(
+            self._frame(), "asked", data_format="tfrecord", label="m0", exclude=["label"]
+        )
+        assert sum(split.rows for split in made.manifest.splits) == self.rows // LABEL_SHARE
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def child(rows: int, engine: str) -> None:
+    """Run the steps of one size and print what they took as a line of JSON."""
+    warnings.simplefilter("ignore")
+    place = Path(tempfile.mkdtemp(prefix="bench-scale-"))
+    found: dict[str, Any] = {}
+    try:
+        work = Work(place, rows, engine)
+        for name in WORKS:
+            step: Callable[[], None] = getattr(work, name)
+            start, used = time.perf_counter(), time.process_time()
+            step()
+            found[name] = (time.perf_counter() - start, time.process_time() - used)
+        work.close()
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    peaks = []
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):  # the JVM is a child
+        peaks.append(resource.getrusage(who).ru_maxrss / 2**20)
+    found["peak"] = max(peaks)
+    print(json.dumps(found), flush=True)
+
+
+def measured(rows: int, engine: str, memory: float) -> dict[str, Any]:
+    """Return what a process of its own took for one size."""
+    environment = os.environ | {
+        "FEATURESTORE_DUCKDB_MEMORY_LIMIT": f"{memory / 2:g}GB",
+        "FEATURESTORE_SPARK_DRIVER_MEMORY": f"{memory * 2 / 3:.0f}g",
+        "FEATURESTORE_SPARK_MASTER": "local[2]",
+    }
+    command = [sys.executable, __file__, "--child", str(rows), "--engine", engine]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def report(engine: str, sizes: list[int], memory: float) -> bool:
+    """Print one table of an engine; tell whether its limits hold."""
+    runs = []
+    for rows in sizes:
+        runs.append(measured(rows, engine, memory))
+    clock = "processor time"
+    if engine == "spark":
+        clock = "time"
+    print(f"{engine}, load {os.getloadavg()[0]:.1f}; nanoseconds of {clock} a row")
+    large, small = runs
+    good = True
+    for name in WORKS:
+        costs = []
+        for rows, run in zip(sizes, runs, strict=True):
+            seconds, used = run[name]
+            if engine == "spark":  # the work is done in processes of its own
+                used = seconds
+            costs.append(used / rows * 1e9)
+        ratio = costs[0] / costs[1]
+        missed = "" if ratio <= ROW_LIMIT else "  MISSED"
+        good = good and not missed
+        print(
+            f"  {name:7} {sizes[0]:,} rows: {large[name][0]:.1f} s, {costs[0]:.0f} ns; "
+            f"{sizes[1]:,}: {small[name][0]:.1f} s, {costs[1]:.0f} ns; "
+            f"ratio {ratio:.2f} (limit {ROW_LIMIT}){missed}"
+        )
+    within = large["peak"] <= memory
+    print(
+        f"  peak {large['peak']:.2f} GiB and {small['peak']:.2f} GiB "
+        f"(limit {memory:g}){'' if within else '  MISSED'}",
+        flush=True,
+    )
+    return good and within
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=float, default=100, help="millions of feature rows")
+    parser.add_argument("--parts", type=int, default=10, help="the small store has a part of them")
+    parser.add_argument("--memory", type=float, default=6, help="GiB")
+    parser.add_argument("--spark", action="store_true", help="on Spark instead")
+    parser.add_argument("--quick", action="store_true", help="100,000 rows")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--engine", default="duckdb", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child is not None:
+        child(arguments.child, arguments.engine)
+        return
+    rows = int(arguments.rows * MILLION)
+    if arguments.quick:
+        rows = MILLION // 10
+    engine = "spark" if arguments.spark else "duckdb"
+    if not report(engine, [rows, rows // arguments.parts], arguments.memory):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

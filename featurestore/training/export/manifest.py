@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
@@ -61,7 +62,7 @@ def build_manifest(
         tags=request.tags,
         created=utc_now().isoformat(),
         run_id=run_id,
-        libraries=library_versions(_LIBRARIES),
+        libraries=dict(library_versions(_LIBRARIES)),
         uncovered_rows=plan.uncovered,
         dropped_rows=dropped_rows,
         prefixes=prefixes_of(written),
@@ -113,8 +114,12 @@ def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str
     return result
 
 
-def library_versions(names: Sequence[str]) -> dict[str, str]:
-    """Return the installed versions of libraries that decide bytes."""
+@cache
+def library_versions(names: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the installed versions of libraries that decide bytes.
+
+    They are read once in a process: each is a file of metadata that has to be parsed.
+    """
     versions = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
     for name in names:
         try:

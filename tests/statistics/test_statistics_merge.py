@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from fractions import Fraction
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,6 +143,17 @@ def test_above_its_limit_the_sample_is_a_fair_draw() -> None:
     assert found.column("id").distinct == pytest.approx(rows, rel=0.01)
     assert found.column("g").distinct == 50
     assert not x.distinct_exact
+
+
+def test_rows_that_differ_anywhere_are_not_taken_for_copies() -> None:
+    floats = [0.5, 1.0, 2.0, 4.0, float("nan"), None]
+    texts = [f"{'the same beginning of a long text ' * 3}{end}" for end in "abc"]
+    rows = list(product(floats, floats, range(12), [*texts, None], [True, False, None]))
+    names = ["x", "y", "number", "text", "flag"]
+    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
+    found = statistics_of(pa.concat_tables([table, table.slice(0, 100)]))
+    assert found.exact
+    assert (found.sample_distinct, found.sample_rows) == (len(rows), len(rows) + 100)
 
 
 def test_a_wide_table_has_a_smaller_sample() -> None:

@@ -181,7 +181,7 @@ def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
     for column in batch.columns:
         if pa.types.is_floating(column.type):
             floats += column.nbytes
-    compression = "lz4"
+    compression: str | None = "lz4"
     if floats > batch.nbytes // 2:
         compression = None
     sink = pa.BufferOutputStream()

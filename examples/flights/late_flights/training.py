@@ -34,13 +34,12 @@ def start_workers(
             out,
             str(epochs),
         ]
-        log = (Path(out) / f"worker-{index}.log").open("w")
-        processes.append(
-            subprocess.Popen(
+        with (Path(out) / f"worker-{index}.log").open("w") as log:
+            worker = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True,
                 cwd=Path(__file__).parent.parent,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+        processes.append(worker)
     return processes
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.aggregates.arrays import Flags
-from featurestore.aggregates.columns import flags_of
+from featurestore.aggregates.column_codes import flags_of
 from featurestore.aggregates.ranges import Rows, Timeline
 from featurestore.aggregates.windows import Window
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from featurestore.aggregates.arrays import Flags, Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.columns import flags_of, nulls_where, one_zero
+from featurestore.aggregates.column_codes import flags_of, nulls_where, one_zero
 from featurestore.aggregates.windows import Summands
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from featurestore.aggregates.arrays import Flags, Integers
 from featurestore.aggregates.chunk import Aggregate, Totals
-from featurestore.aggregates.columns import codes_of, flags_of, integers_of
+from featurestore.aggregates.column_codes import codes_of, flags_of, integers_of
 from featurestore.aggregates.kernel import aggregate
 from featurestore.aggregates.parts import KNOWN, TIE
 from featurestore.aggregates.ranges import NEVER, Labels, Rows

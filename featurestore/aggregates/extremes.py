@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.columns import codes_in_order, flags_of, ranks_of, values_of_codes
+from featurestore.aggregates.column_codes import codes_in_order, flags_of, ranks_of, values_of_codes
 from featurestore.aggregates.counts import counted
 
 _LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)

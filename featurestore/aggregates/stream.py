@@ -18,7 +18,7 @@ import pyarrow as pa
 from featurestore.aggregates.arrays import Integers
 from featurestore.aggregates.carried import CutGroup
 from featurestore.aggregates.chunk import Aggregate
-from featurestore.aggregates.columns import codes_of, flags_of, integers_of
+from featurestore.aggregates.column_codes import codes_of, flags_of, integers_of
 from featurestore.aggregates.events import Question, is_sorted
 from featurestore.aggregates.parts import GROUP, MOMENT, Part, differs, parts_of
 from featurestore.aggregates.ranges import Labels

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 from featurestore.aggregates import exact
 from featurestore.aggregates.arrays import Doubles, Flags, Integers
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.columns import decimal_words, doubles_of_decimals, nulls_where
+from featurestore.aggregates.column_codes import decimal_words, doubles_of_decimals, nulls_where
 from featurestore.aggregates.counts import counted, ones
 from featurestore.aggregates.exact import FixedPoint
 from featurestore.aggregates.rounding import Sums

@@ -17,7 +17,7 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import Output, settings, store
+from featurestore.cli.state import OutputFormat, settings, store
 from featurestore.errors import InvalidArgument
 
 app = typer.Typer(help="Feature groups.", no_args_is_help=True)
@@ -26,7 +26,7 @@ Name = Annotated[str, typer.Argument(help="Name of the group, or name@v2.", show
 Version = Annotated[
     int | None, typer.Option(help="Group version; the latest when left out.", show_default=False)
 ]
-AsOf = Annotated[
+AsOfOption = Annotated[
     str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")
 ]
 
@@ -57,7 +57,7 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
     """Show the definition of a group, its size and its tags."""
     found = store(context).featuregroup(name, version=version)._details()
     columns = found.pop("columns")
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json({**found, "columns": columns})
         return
     show_record(context, found)
@@ -73,11 +73,11 @@ def head(
     name: Name,
     rows: Annotated[int, typer.Option("-n", "--rows", help="How many rows.")] = 5,
     version: Version = None,
-    as_of: AsOf = None,
+    as_of: AsOfOption = None,
 ) -> None:
     """Show the first rows of a group."""
     frame = store(context).get_featuregroup(name, version=version, as_of=version_or_time(as_of))
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(frame.head(rows).to_pylist())
     else:
         frame.show(rows)
@@ -103,13 +103,15 @@ def history(
 
 
 @app.command(epilog="Example: featurestore fg stats weather")
-def stats(context: typer.Context, name: Name, version: Version = None, as_of: AsOf = None) -> None:
+def stats(
+    context: typer.Context, name: Name, version: Version = None, as_of: AsOfOption = None
+) -> None:
     """Show the statistics of a group's columns."""
     from featurestore.model.statistics_text import describe, records_of, title_of
 
     wanted: Any = version_or_time(as_of)
     found = store(context).featuregroup(name, version=version).statistics(delta_version=wanted)
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(found.to_json())
     elif settings(context).wide:
         sys.stdout.write(f"{title_of(found)}\n")
@@ -138,7 +140,7 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
         }
         for each in report.results
     ]
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(report.to_json())
     else:
         show_rows(

@@ -18,7 +18,7 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import Output, settings, store
+from featurestore.cli.state import OutputFormat, settings, store
 from featurestore.errors import InvalidArgument, UnsupportedRemotely, listing
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def get(
         written = _write(frame, out)
         dropped = {"dropped": frame.dropped(written)} if frame.drops else {}
         show_record(context, {"rows": written, **dropped, "path": str(out)})
-    elif settings(context).output is Output.JSON:
+    elif settings(context).output is OutputFormat.JSON:
         show_json(frame.head(rows).to_pylist())
     else:
         frame.show(rows)

@@ -18,7 +18,7 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import Output, settings, store
+from featurestore.cli.state import OutputFormat, settings, store
 from featurestore.cli.terminal import raw_errors
 from featurestore.errors import InvalidArgument
 from featurestore.model.durations import format_duration
@@ -276,7 +276,7 @@ def _time(text: str, option: str) -> datetime:
 @contextmanager
 def _bar(context: typer.Context, title: str) -> Iterator[Callable[[int, int], None] | None]:
     """Draw a progress bar on a terminal."""
-    if settings(context).output is Output.JSON or not sys.stderr.isatty():
+    if settings(context).output is OutputFormat.JSON or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

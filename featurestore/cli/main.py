@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from featurestore import __version__
 from featurestore.cli.logs import LogFormat, log_to_stderr
 from featurestore.cli.output import show_error
-from featurestore.cli.state import Output, Settings
+from featurestore.cli.state import OutputFormat, Settings
 from featurestore.cli.terminal import escaping
 from featurestore.errors import FeatureStoreError
 
@@ -96,8 +96,8 @@ def options(
         typer.Option(help="SQLAlchemy URL of the registry.", envvar="FEATURESTORE_REGISTRY"),
     ] = None,
     output: Annotated[
-        Output, typer.Option(help="Tables for people or JSON for programs.")
-    ] = Output.TEXT,
+        OutputFormat, typer.Option(help="Tables for people or JSON for programs.")
+    ] = OutputFormat.TEXT,
     wide: Annotated[
         bool, typer.Option("--wide", help="Tables with all columns, wider than 80 characters.")
     ] = False,
@@ -151,13 +151,13 @@ def _add_nouns() -> None:
         app.add_typer(importlib.import_module(f"featurestore.cli.{module}").app, name=word)
 
 
-def _output() -> Output:
+def _output() -> OutputFormat:
     """Return how to print an error, also when the options were never parsed to the end."""
     given = sys.argv[1:]
     asked = "--output=json" in given or any(
         pair == ("--output", "json") for pair in pairwise(given)
     )
-    return Output.JSON if asked else Output.TEXT
+    return OutputFormat.JSON if asked else OutputFormat.TEXT
 
 
 _add_nouns()

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 import typer
 
-from featurestore.cli.state import Output, settings
+from featurestore.cli.state import OutputFormat, settings
 from featurestore.errors import FeatureStoreError
 from featurestore.model.durations import format_duration
 from featurestore.model.printable import value_text
@@ -49,7 +49,7 @@ def get_page(
 
     It is asked for one item more than the page holds, which tells whether there is another page.
     """
-    if limit is None and (page > 1 or settings(context).output is Output.TEXT):
+    if limit is None and (page > 1 or settings(context).output is OutputFormat.TEXT):
         limit = ROWS_OF_A_PAGE
     if limit is None:
         return Page(get(None, 0), None)
@@ -78,7 +78,7 @@ def show_rows(
     columns = [*columns, *_given(found, where_given)]
     if settings(context).wide:
         columns += [name for name in wide if name not in columns]
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(found)
     elif not found:
         sys.stdout.write(f"{empty}\n")
@@ -96,7 +96,7 @@ def show_record(
 ) -> None:
     """Print one record: as a JSON object, or a line a key and then the tables."""
     tables = tables or {}
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json({**record, **tables})
         return
     width = max(map(len, record))
@@ -109,7 +109,7 @@ def show_record(
 
 def show_text(context: typer.Context, text: str, *, data: Any) -> None:
     """Print a text, or ``data`` as JSON."""
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(data)
     else:
         sys.stdout.write(text.removesuffix("\n") + "\n")
@@ -120,11 +120,11 @@ def show_json(data: Any) -> None:
     sys.stdout.write(json.dumps(data, default=plain, indent=2, ensure_ascii=False) + "\n")
 
 
-def show_error(error: FeatureStoreError, *, output: Output) -> None:
+def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
     """Print an error to standard error: one line and the hint."""
     message = " ".join(error.message.split())
     hint = _hint(error)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         told = {"error": {"type": type(error).__name__, "message": message, "hint": hint}}
         sys.stderr.write(json.dumps(told, ensure_ascii=False) + "\n")
         return

@@ -17,7 +17,7 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import Output, settings, store
+from featurestore.cli.state import OutputFormat, settings, store
 
 app = typer.Typer(help="Runs of experiments.", no_args_is_help=True)
 
@@ -64,7 +64,7 @@ def show(context: typer.Context, run_id: RunId) -> None:
 
     run = experiments.get_run(run_id, store=store(context))
     told = run.to_json()
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(told)
         return
     packages = told["environment"].pop("packages", {})
@@ -111,7 +111,7 @@ def tensorboard(
     """Show the runs of an experiment side by side in TensorBoard; as JSON its directory alone."""
     paths = store(context).session.paths
     directory = paths.experiments if name is None else paths.experiment(name)
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json({"log_dir": directory})
         return
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port)]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from featurestore.cli.output import show_json, show_record, show_rows
-from featurestore.cli.state import Output, settings, store
+from featurestore.cli.state import OutputFormat, settings, store
 
 app = typer.Typer(help="Sources: databases, folders, lake tables.", no_args_is_help=True)
 
@@ -76,7 +76,7 @@ def read(
     moment = int(at) if at is not None and at.isdigit() else at
     frame = store(context).read_source(name, table=table, sql=sql, path=path, at=moment)
     found = frame.head(rows).to_pylist()
-    if settings(context).output is Output.JSON:
+    if settings(context).output is OutputFormat.JSON:
         show_json(found)
     else:
         show_rows(context, found, columns=frame.columns, empty="no rows")

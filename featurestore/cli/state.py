@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     """How results are printed."""
 
     TEXT = "text"
@@ -28,7 +28,7 @@ class Settings:
     location: str | None = None
     engine: str | None = None
     registry: str | None = None
-    output: Output = Output.TEXT
+    output: OutputFormat = OutputFormat.TEXT
     wide: bool = False
     log_format: LogFormat | None = None
     token: str | None = None

@@ -16,7 +16,9 @@ from featurestore.registry.audit_log import Actor
 app = typer.Typer(help="Users of the server.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
-Role = Annotated[str, typer.Argument(help="none, reader, writer or admin.", show_default=False)]
+RoleArgument = Annotated[
+    str, typer.Argument(help="none, reader, writer or admin.", show_default=False)
+]
 FromInput = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]
@@ -96,7 +98,7 @@ def remove(context: typer.Context, name: Name) -> None:
 
 
 @app.command("role", epilog="Example: featurestore user role ann writer")
-def set_role(context: typer.Context, name: Name, role: Role) -> None:
+def set_role(context: typer.Context, name: Name, role: RoleArgument) -> None:
     """Give a user another role on the store."""
     from featurestore.server.access import changes
 

@@ -21,8 +21,8 @@ from openlineage.client.generated.base import InputDataset, OutputDataset
 
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.lineage import assertions, columns, facets
-from featurestore.lineage.columns import Columns
+from featurestore.lineage import assertions, column_origins, facets
+from featurestore.lineage.column_origins import Columns
 from featurestore.lineage.facets import PRODUCER, Facets, named
 from featurestore.model.arrow_json import type_from_json
 from featurestore.model.featuregroup import Commit
@@ -113,7 +113,7 @@ def _written_dataset(
     told["dataQualityMetrics"] = _metrics_of(manifest)
     told["lifecycleStateChange"] = facets.lifecycle("CREATE")
     if manifest.plan is not None:
-        lineage = columns.of_plan(manifest.plan)
+        lineage = column_origins.of_plan(manifest.plan)
         told["columnLineage"] = facets.column_lineage(lineage, paths, only=schema.names)
     rows, size = _size_of(manifest)
     shards = [len(split.shards) for split in manifest.splits]
@@ -156,20 +156,20 @@ def _dropped(work: Work, paths: StorePaths) -> OutputDataset:
 def _columns_of(work: Work, schema: pa.Schema) -> Columns | None:
     """Return the origins of the columns of a write: of a retrieval, or of the job that makes it."""
     if work.plan is not None:
-        return columns.of_plan(work.plan)
+        return column_origins.of_plan(work.plan)
     job = None if work.parent is None else work.parent.job
     if job is None or work.parent is None:
         return None
     if job.kind == "window":
-        return columns.of_windows(WindowJob.of(job))
+        return column_origins.of_windows(WindowJob.of(job))
     if job.kind == "sql":
-        return columns.of_query(job.code, _tables(job, work.parent), schema.names)
+        return column_origins.of_query(job.code, _tables(job, work.parent), schema.names)
     return None
 
 
-def _tables(job: JobSpec, run: Work) -> dict[str, columns.Group]:
+def _tables(job: JobSpec, run: Work) -> dict[str, column_origins.Group]:
     """Return the groups behind the tables of a job's query, at the versions that it read."""
-    found: dict[str, columns.Group] = {}
+    found: dict[str, column_origins.Group] = {}
     for each in run.inputs:
         name = str(each["input"])
         if each.get("version") is not None and name in job.inputs:

@@ -19,7 +19,7 @@ from openlineage.client.facet_v2 import (
 
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import Snapshot
-from featurestore.lineage.columns import Columns, Origin
+from featurestore.lineage.column_origins import Columns, Origin
 from featurestore.model.paths import StorePaths
 
 # Who makes the events. OpenLineage asks for a URI; a URN names without leading anywhere.

@@ -26,7 +26,7 @@ DATASET, MODEL = "training_dataset", "model"
 _FOLDERS = {"feature_view": FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
-Output = tuple[str, str, int]
+Artifact = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Hidden:
     """
 
     groups: frozenset[str] = frozenset()
-    outputs: frozenset[Output] = frozenset()
+    outputs: frozenset[Artifact] = frozenset()
     sources: frozenset[tuple[str, int | None]] = frozenset()
     jobs: frozenset[str] = frozenset()
 
@@ -97,7 +97,7 @@ def _paths(edges: Iterable[_Edge], groups: Collection[str]) -> set[str]:
     return found
 
 
-def _pinning(connection: Connection, groups: Collection[str]) -> set[Output]:
+def _pinning(connection: Connection, groups: Collection[str]) -> set[Artifact]:
     """Return the training datasets that pin a group."""
     columns = training_datasets.c
     query = sa.select(columns.name, columns.version, training_dataset_pins.c.featuregroup).join(
@@ -111,16 +111,16 @@ def _pinning(connection: Connection, groups: Collection[str]) -> set[Output]:
 
 
 def _reached(
-    edges: Iterable[_Edge], sources: Collection[tuple[str, int | None]], known: Collection[Output]
-) -> set[Output]:
+    edges: Iterable[_Edge], sources: Collection[tuple[str, int | None]], known: Collection[Artifact]
+) -> set[Artifact]:
     """Return what was made of sources, and what of that, except groups: these stand alone."""
-    following: dict[tuple[str, int | None], list[Output]] = {}
+    following: dict[tuple[str, int | None], list[Artifact]] = {}
     for kind, name, version, source, source_version in edges:
         if kind != GROUP:
             made = (kind, name, version)
             for each in {(source, source_version), (source, None)}:
                 following.setdefault(each, []).append(made)
-    found: set[Output] = set()
+    found: set[Artifact] = set()
     waiting = list(sources)
     for kind, name, version in known:
         waiting.append((f"{_FOLDERS[kind]}/{name}", version))

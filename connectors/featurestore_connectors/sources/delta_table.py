@@ -31,12 +31,12 @@ from featurestore.storage import remote
 from featurestore.storage.location import HDFS, plain
 from featurestore.storage.mirror import Mirror
 from featurestore_connectors.sources import places
-from featurestore_connectors.sources.columns import (
+from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
     fitted,
 )
-from featurestore_connectors.sources.failures import told
 
 
 class DeltaSource:

@@ -12,7 +12,7 @@ from featurestore.errors import InvalidArgument, SourceTableNotFound, did_you_me
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, places, sqltext
-from featurestore_connectors.sources.columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 _TABLES = """
     SELECT CASE WHEN table_schema = 'main' THEN table_name ELSE table_schema || '.' || table_name END

@@ -11,8 +11,8 @@ from featurestore.errors import InvalidSql, SourceError, SourceTableNotFound, So
 from featurestore.model.types import feature_type
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.columns import SourceColumn, chosen, fitted, schema_of
 from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources.typed_columns import SourceColumn, chosen, fitted, schema_of
 
 _BATCH_ROWS = 65_536
 _WAYS_OUT = {

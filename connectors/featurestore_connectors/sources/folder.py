@@ -29,7 +29,7 @@ from featurestore.storage.files import FileStatus
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.location import is_uri, plain
 from featurestore_connectors.sources import duckdb_rows, places, sqltext
-from featurestore_connectors.sources.columns import SourceColumn, TypedColumns
+from featurestore_connectors.sources.typed_columns import SourceColumn, TypedColumns
 
 # Formats, the ends of their files' names, and what DuckDB reads them by. Types of texts are settled
 # by all rows, not by the first ones.

@@ -27,9 +27,9 @@ from featurestore.model.source import SourceTable
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, places
-from featurestore_connectors.sources.columns import chosen, schema_of
 from featurestore_connectors.sources.driver_options import checked_url
 from featurestore_connectors.sources.failures import told
+from featurestore_connectors.sources.typed_columns import chosen, schema_of
 
 _OPTIONS = ("catalog", "warehouse")
 _ONE_TABLE = "."

@@ -33,7 +33,11 @@ from featurestore.plugins.source import (
     SourceSnapshot,
 )
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.columns import (
+from featurestore_connectors.sources.driver_options import POSTGRES, check_options
+from featurestore_connectors.sources.failures import guarded, translated
+from featurestore_connectors.sources.postgres_jdbc import PartedRead
+from featurestore_connectors.sources.postgres_parts import cut, parts_asked_for
+from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
     check_axes,
@@ -41,10 +45,6 @@ from featurestore_connectors.sources.columns import (
     fitted,
     schema_of,
 )
-from featurestore_connectors.sources.driver_options import POSTGRES, check_options
-from featurestore_connectors.sources.failures import guarded, translated
-from featurestore_connectors.sources.postgres_jdbc import PartedRead
-from featurestore_connectors.sources.postgres_parts import cut, parts_asked_for
 
 _CONNECT_SECONDS = "10"
 _BATCH_BYTES = str(4 << 20)

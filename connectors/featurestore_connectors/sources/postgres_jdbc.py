@@ -27,9 +27,9 @@ from featurestore.errors import (
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import SourceConfig
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.columns import SourceColumn, schema_of
 from featurestore_connectors.sources.failures import told
 from featurestore_connectors.sources.postgres_parts import PART, Parts
+from featurestore_connectors.sources.typed_columns import SourceColumn, schema_of
 
 _DRIVER = "org.postgresql.Driver"
 _PACKAGE = "org.postgresql:postgresql:42.7.7"

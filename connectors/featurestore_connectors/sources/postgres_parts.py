@@ -16,7 +16,7 @@ import pyarrow.types as pat
 from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.columns import SourceColumn
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 OPTIONS = ("partitions", "partition_column")
 # The name under which what cuts the rows stands beside their columns.

@@ -31,13 +31,6 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.columns import (
-    SourceColumn,
-    TypedColumns,
-    chosen,
-    fitted,
-    schema_of,
-)
 from featurestore_connectors.sources.driver_options import checked_url
 from featurestore_connectors.sources.failures import told
 from featurestore_connectors.sources.sqlalchemy_rows import BATCH_ROWS, RunningQuery
@@ -46,6 +39,13 @@ from featurestore_connectors.sources.sqlalchemy_types import (
     described_column,
     is_zoned,
     reflected_column,
+)
+from featurestore_connectors.sources.typed_columns import (
+    SourceColumn,
+    TypedColumns,
+    chosen,
+    fitted,
+    schema_of,
 )
 
 if TYPE_CHECKING:

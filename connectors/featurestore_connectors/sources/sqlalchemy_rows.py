@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.errors import FeatureStoreError, UnsupportedType
-from featurestore_connectors.sources.columns import SourceColumn
 from featurestore_connectors.sources.sqlalchemy_types import converter
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 BATCH_ROWS = 8192
 _SHOWN = 100

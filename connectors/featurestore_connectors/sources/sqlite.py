@@ -30,14 +30,14 @@ from featurestore.model.types import TIMESTAMP
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import places, sqltext
-from featurestore_connectors.sources.columns import (
+from featurestore_connectors.sources.failures import guarded, translated
+from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
     chosen,
     fitted,
     schema_of,
 )
-from featurestore_connectors.sources.failures import guarded, translated
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
 # Storage classes of SQLite, and a value of each.

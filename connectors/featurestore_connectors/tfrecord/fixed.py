@@ -15,7 +15,17 @@ import pyarrow as pa
 
 from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import framing, items, planes, wire
-from featurestore_connectors.tfrecord.columns import (
+from featurestore_connectors.tfrecord.items import not_as_counted
+from featurestore_connectors.tfrecord.regions import (
+    fill_lists,
+    fill_region,
+    read_lengths,
+    read_lists,
+    read_present,
+    rows_of_items,
+)
+from featurestore_connectors.tfrecord.template import Slot, Template
+from featurestore_connectors.tfrecord.wire_columns import (
     BYTES,
     FLOAT,
     INT64,
@@ -30,16 +40,6 @@ from featurestore_connectors.tfrecord.columns import (
     texts,
     to_arrow,
 )
-from featurestore_connectors.tfrecord.items import not_as_counted
-from featurestore_connectors.tfrecord.regions import (
-    fill_lists,
-    fill_region,
-    read_lengths,
-    read_lists,
-    read_present,
-    rows_of_items,
-)
-from featurestore_connectors.tfrecord.template import Slot, Template
 
 Records = npt.NDArray[np.uint8]
 # Measured: smaller blocks pay numpy's calls for too few rows, larger ones leave the caches.

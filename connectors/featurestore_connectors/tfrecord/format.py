@@ -24,7 +24,6 @@ from featurestore.plugins.plain import rebatch
 from featurestore.plugins.records import DescribesRecords, RecordPlan
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.tfrecord import spec
-from featurestore_connectors.tfrecord.columns import wire_columns
 from featurestore_connectors.tfrecord.fixed import Encoder
 from featurestore_connectors.tfrecord.layout import (
     RecordLayout,
@@ -36,6 +35,7 @@ from featurestore_connectors.tfrecord.plans import record_plan
 from featurestore_connectors.tfrecord.reader import FixedAccess, FixedShard, VariableShard
 from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, VariableEncoder, index_bytes
 from featurestore_connectors.tfrecord.verify import verify_shard
+from featurestore_connectors.tfrecord.wire_columns import wire_columns
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from featurestore.errors import DatasetDamaged
 from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import wire
-from featurestore_connectors.tfrecord.columns import (
+from featurestore_connectors.tfrecord.template import Field
+from featurestore_connectors.tfrecord.wire_columns import (
     BYTES,
     INT64,
     WireColumn,
@@ -30,7 +31,6 @@ from featurestore_connectors.tfrecord.columns import (
     texts,
     to_arrow,
 )
-from featurestore_connectors.tfrecord.template import Field
 
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]

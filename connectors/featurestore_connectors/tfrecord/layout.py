@@ -20,14 +20,6 @@ from featurestore.model.arrow_json import schema_from_json, schema_to_json
 from featurestore.model.decimals import decimal_text_length
 from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore_connectors.tfrecord import framing, wire
-from featurestore_connectors.tfrecord.columns import (
-    BYTES,
-    FLOAT,
-    INT64,
-    LARGEST,
-    WireColumn,
-    wire_columns,
-)
 from featurestore_connectors.tfrecord.template import (
     Field,
     OpenEntry,
@@ -36,6 +28,14 @@ from featurestore_connectors.tfrecord.template import (
     bare_template,
     framed_template,
     open_entry,
+)
+from featurestore_connectors.tfrecord.wire_columns import (
+    BYTES,
+    FLOAT,
+    INT64,
+    LARGEST,
+    WireColumn,
+    wire_columns,
 )
 
 VERSION = 1

@@ -19,8 +19,8 @@ import pyarrow.types as pat
 from featurestore.model.types import numpy_type
 from featurestore.plugins.format import Plane
 from featurestore_connectors.tfrecord import wire
-from featurestore_connectors.tfrecord.columns import BYTES, FLOAT
 from featurestore_connectors.tfrecord.template import Slot, Template
+from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT
 
 # Measured: fewer records pay numpy's calls too often, and threads wait for each other at every
 # call; more of them leave the caches between two moves.

@@ -18,9 +18,9 @@ from featurestore.model.fixed_bytes import cast_bytes
 from featurestore.model.item_rows import item_rows
 from featurestore.model.types import numpy_type
 from featurestore_connectors.tfrecord import items, wire
-from featurestore_connectors.tfrecord.columns import INT64, from_integers
 from featurestore_connectors.tfrecord.items import not_as_counted
 from featurestore_connectors.tfrecord.template import Slot
+from featurestore_connectors.tfrecord.wire_columns import INT64, from_integers
 
 Records = npt.NDArray[np.uint8]
 _HINT = "featurestore td verify names what is wrong"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from featurestore_connectors.tfrecord import framing, wire
-from featurestore_connectors.tfrecord.columns import BYTES, FLOAT, INT64, WireColumn
+from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT, INT64, WireColumn
 
 _LISTS = {INT64: wire.INT64_LIST, FLOAT: wire.FLOAT_LIST, BYTES: wire.BYTES_LIST}
 

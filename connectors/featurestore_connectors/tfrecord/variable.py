@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore_connectors.tfrecord import framing, items, wire
-from featurestore_connectors.tfrecord.columns import binary_parts, bytes_to_arrow, present
 from featurestore_connectors.tfrecord.fixed import Encoder, Records, read_column
 from featurestore_connectors.tfrecord.items import not_as_counted
 from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
+from featurestore_connectors.tfrecord.wire_columns import binary_parts, bytes_to_arrow, present
 
 BYTES_AT_ONCE = 1 << 26
 INDEX_SUFFIX = ".idx"

@@ -11,7 +11,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from featurestore.lineage.columns import Columns, Origin, of_plan, of_query, of_windows
+from featurestore.lineage.column_origins import Columns, Origin, of_plan, of_query, of_windows
 from featurestore.model.references import parse_group_reference
 from featurestore.model.window_job import WindowJob
 from featurestore.registry import (

@@ -16,7 +16,6 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.store import FeatureStore
 
 Name = str
-AsOf = int | str | None
 
 
 class _Strict(BaseModel, extra="forbid"):
@@ -29,7 +28,7 @@ class ReadGroup(_Strict):
     kind: Literal["featuregroup"]
     name: Name
     version: int | None = None
-    as_of: AsOf = None
+    as_of: int | str | None = None
 
 
 class ReadFeatures(_Strict):

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from featurestore.errors import ConfigurationError, StorageError
-from featurestore.storage import attempts, hdfs_client, location
+from featurestore.storage import attempts, hdfs_client
 from featurestore.storage.hdfs import HdfsStorage
 from tests.hdfs_server import HdfsServer
-from tests.object_server import free_port
+from tests.object_server import ROOT, free_port
 
 
 @pytest.fixture
@@ -77,64 +75,12 @@ def test_files_of_several_blocks_are_read_in_parts(storage: HdfsStorage, folder:
     assert found == [data[start : start + length] for start, length in asked]
 
 
-def test_a_child_made_by_fork_reads_and_writes(hdfs_folder: str) -> None:
-    """Neither has what the other reads, and the child ends as any process does."""
-    storage, folder = location.storage_of(hdfs_folder)
-    data = bytes(range(256)) * 2_000
-    storage.put(f"{folder}/before", data)
-    assert storage.read(f"{folder}/before") == data
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            inner, _ = location.storage_of(hdfs_folder)
-            for _ in range(20):
-                assert inner.read(f"{folder}/before") == data
-            inner.put(f"{folder}/child", data)
-            code = 0
-        finally:
-            os._exit(code)
-    for _ in range(20):
-        assert storage.read(f"{folder}/before") == data
-    begun = time.monotonic()
-    while time.monotonic() - begun < 120:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            break
-        assert storage.read(f"{folder}/before") == data
-        time.sleep(0.05)
-    else:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-        pytest.fail("the child hangs")
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert storage.read(f"{folder}/child") == data
-
-
-def test_a_child_made_by_fork_collects_no_garbage_of_its_parent(
-    storage: HdfsStorage, folder: str, hdfs_server: HdfsServer
-) -> None:
-    """What lies in a cycle holds a client, whose cleaning up would wait for threads."""
-    storage.put(f"{folder}/before", b"data")
-    storage.read(f"{folder}/before")
-    other = HdfsStorage(hdfs_server.root, {})
-    cycle: list[object] = [other._client.read(other._path(f"{folder}/before"))]
-    cycle.append(cycle)
-    del other, cycle
-    child = os.fork()
-    if child == 0:
-        gc.collect()
-        os._exit(0)
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return
-        time.sleep(0.05)
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    pytest.fail("the child hangs")
+@pytest.mark.parametrize("what", ["reads_and_writes", "collects_no_garbage_of_its_parent"])
+def test_a_child_made_by_fork(hdfs_folder: str, what: str) -> None:
+    """The parent is a process of its own, since a child has the garbage of all libraries in it."""
+    program = [sys.executable, "-m", "tests.storage.forked_child", what, hdfs_folder]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(

@@ -502,6 +502,20 @@ def rename(source: str, target: str) -> None:
     os.replace(source, target)
 
 
+def add_name(source: str, target: str) -> bool:
+    """Give a file a further name; False where the file system has none to give.
+
+    Both names have to lie in one file system, and it has to know links.
+    """
+    if is_uri(source) or is_uri(target):
+        return False
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
 def is_writable(directory: str) -> bool:
     """Tell whether files can be written in a directory, which is made if need be."""
     try:

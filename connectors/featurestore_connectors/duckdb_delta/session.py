@@ -174,8 +174,8 @@ class Database:
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Give a cursor for one execution; DuckDB's errors leave as the store's."""
-        self._read_uris()
         with translated():
+            self._read_uris()
             cursor = self.connection.cursor()
             try:
                 yield cursor

@@ -24,6 +24,7 @@ from pyarrow import parquet
 
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.storage import files
 from featurestore.storage.location import is_uri
 from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.transactions import Transaction
@@ -94,7 +95,7 @@ def _types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
 def _footers(folder: str) -> dict[str, parquet.FileMetaData] | None:
     """Return the footers of the files that have rows; None where times are of Spark's older kind."""
     found = {}
-    for name in sorted(os.listdir(folder)):
+    for name in files.list_directory(folder):
         if name.startswith(("_", ".")) or not name.endswith(".parquet"):
             continue
         file = os.path.join(folder, name)
@@ -107,16 +108,14 @@ def _footers(folder: str) -> dict[str, parquet.FileMetaData] | None:
     return found
 
 
-def _linked(files: Sequence[str], path: str) -> list[str] | None:
+def _linked(staged: Sequence[str], path: str) -> list[str] | None:
     """Give files a second name in a table; None where the file system does not."""
     names: list[str] = []
-    for file in files:
+    for file in staged:
         name = f"part-{uuid.uuid4()}.parquet"
-        try:
-            os.link(file, os.path.join(path, name))
-        except OSError:  # another file system, or one without links
+        if not files.add_name(file, os.path.join(path, name)):
             for linked in names:
-                os.unlink(os.path.join(path, linked))
+                files.remove(os.path.join(path, linked), below=path)
             return None
         names.append(name)
     return names
@@ -124,11 +123,10 @@ def _linked(files: Sequence[str], path: str) -> list[str] | None:
 
 def _addition(file: str, name: str, footer: parquet.FileMetaData, schema: pa.Schema) -> str:
     """Return the action that adds a file, with the statistics of its footer."""
-    state = os.stat(file)
     add = {
         "path": name,
         "partitionValues": {},
-        "size": state.st_size,
+        "size": files.size(file),
         "modificationTime": int(time.time() * 1000),
         "dataChange": True,
         "stats": json.dumps(_statistics(footer, schema)),

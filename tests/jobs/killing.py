@@ -31,9 +31,16 @@ def die(*_: object, **__: object) -> None:
 
 
 def start(target: Any, *arguments: Any) -> BaseProcess:
-    process = server.Process(target=target, args=arguments)
+    process = server.Process(target=_run, args=(dict(os.environ), target, arguments))
     process.start()
     return process
+
+
+def _run(environment: dict[str, str], target: Any, arguments: tuple[Any, ...]) -> None:
+    """Run a target in the environment of its test; the server has that of the one before."""
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
 
 
 def terminate(process: BaseProcess) -> int | None:

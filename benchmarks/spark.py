@@ -5,6 +5,7 @@ An export is compared with what one would write by hand in the same session: the
 plain Delta write. Medians, in turns, in one run.
 
 python benchmarks/spark.py [--quick] [--trials 3] [--only export wide groups small profile]
+    [--tfrecord-source JARS]   # the same plan by hand with a data source "tfrecord" at its end
 
 Cores are those of the session: FEATURESTORE_SPARK_MASTER=local[2], or the master of a cluster.
 The processor time of all JVMs and Python workers is counted with the seconds where it can be.
@@ -36,6 +37,7 @@ PARTS = ("export", "wide", "groups", "small", "profile")
 FORMATS = {"tfrecord": 1.0, "parquet": 1.1, "petastorm": 1.1}
 STATISTICS_LIMIT = 1.4
 GROUP_LIMITS = (1.3, 2.5)
+TFRECORD_SOURCE = "by hand, tfrecord"
 
 
 class Cost(NamedTuple):
@@ -102,15 +104,15 @@ class Spark:
         """Open the store anew on the session that runs."""
         self.store = featurestore.connect(self.place / "store", engine="spark")
 
-    def by_hand(self) -> None:
-        """Write the rows in the order of a hash, as Parquet."""
+    def by_hand(self, data_format: str = "parquet") -> None:
+        """Write the rows in the order of a hash, by a data source of Spark's."""
         from pyspark.sql import functions as sf
 
         target = self.place / "by-hand"
         frame = self.session.read.format("delta").load(self.path)
         hashed = frame.withColumn("__hash", sf.xxhash64("id"))
         ranged = hashed.repartitionByRange(8, "__hash").sortWithinPartitions("__hash")
-        ranged.drop("__hash").write.mode("overwrite").parquet(str(target))
+        ranged.drop("__hash").write.mode("overwrite").format(data_format).save(str(target))
 
     def write_delta(self, rows: Any, mode: str = "overwrite") -> None:
         rows.write.format("delta").mode(mode).save(str(self.place / "plain"))
@@ -149,11 +151,11 @@ class Spark:
 
     def check(self, data_format: str) -> None:
         dataset = self.export(data_format)
-        found = dataset.read("train").to_arrow().sort_by("id").combine_chunks()
+        found = dataset.read("train").to_arrow().sort_by("id")
         lossy = {each.name for each in dataset.manifest.columns if each.loss is not None}
         assert found.num_rows == self.rows
         for name in set(self.data.schema.names) - lossy:
-            assert found[name].equals(self.data[name].combine_chunks()), name
+            assert found[name].equals(self.data[name]), name
         shutil.rmtree(dataset.path)
 
     def close(self) -> None:
@@ -161,10 +163,13 @@ class Spark:
         shutil.rmtree(self.place, ignore_errors=True)
 
 
-def export(rows: int, columns: int, trials: int) -> None:
+def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> None:
+    """Print exports beside the plan by hand, and beside one that ends in another's TFRecord."""
     spark = Spark(rows, columns)
     try:
         works: dict[str, Callable[[], object]] = {"by hand": spark.by_hand}
+        if tfrecord_source:
+            works[TFRECORD_SOURCE] = partial(spark.by_hand, "tfrecord")
         for kind in FORMATS:
             spark.check(kind)
             works[kind] = lambda kind=kind: shutil.rmtree(spark.export(kind).path)
@@ -180,6 +185,9 @@ def export(rows: int, columns: int, trials: int) -> None:
         print(f"  {kind:<22} {_ratio(costs[kind], hand)} of it (limit {limit})")
     more = _ratio(costs["tfrecord, statistics"], costs["tfrecord"])
     print(f"  tfrecord, statistics   {more} of tfrecord without (limit {STATISTICS_LIMIT})")
+    if tfrecord_source:
+        print(f"  tfrecord               {_ratio(costs['tfrecord'], costs[TFRECORD_SOURCE])} of")
+        print(f"    the plan by hand with the data source, {costs[TFRECORD_SOURCE].clock:.1f} s")
 
 
 def groups(rows: int, trials: int) -> None:
@@ -324,16 +332,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--trials", type=int, default=3, help="fewer on a busy machine")
     parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--tfrecord-source", metavar="JARS", help="of a data source, by commas")
     arguments = parser.parse_args()
     os.environ.setdefault("FEATURESTORE_SPARK_MASTER", "local[2]")
     warnings.simplefilter("ignore")
+    source = arguments.tfrecord_source is not None
+    if source:
+        os.environ["FEATURESTORE_SPARK_JARS"] = arguments.tfrecord_source
     rows, trials = arguments.rows, arguments.trials
     if arguments.quick:
         rows, trials = 50_000, 1
     if "export" in arguments.only:
-        export(rows, 25, trials)
+        export(rows, 25, trials, tfrecord_source=source)
     if "wide" in arguments.only:
-        export(max(rows // 4, 10_000), 200, trials)
+        export(max(rows // 4, 10_000), 200, trials, tfrecord_source=source)
     if "groups" in arguments.only:
         groups(max(rows * 5 // 2, 10_000), trials)
     if "small" in arguments.only:

@@ -5,9 +5,10 @@ An export is compared with what one would write by hand in the same session: the
 plain Delta write. Medians, in turns, in one run.
 
 python benchmarks/spark.py [--quick] [--trials 3] [--only export wide groups small profile]
-    [--tfrecord-source JARS]   # the same plan by hand with a data source "tfrecord" at its end
+    [--cluster] [--tfrecord-source JARS]   # the same plan by hand with a data source "tfrecord" at its end
 
-Cores are those of the session: FEATURESTORE_SPARK_MASTER=local[2], or the master of a cluster.
+Cores are those of the session: FEATURESTORE_SPARK_MASTER=local[2], or the master of a cluster;
+--cluster starts a standalone one on this machine, with one executor of two cores.
 The processor time of all JVMs and Python workers is counted with the seconds where it can be.
 """
 
@@ -18,11 +19,12 @@ import io
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -322,6 +324,17 @@ def _stages(session: Any) -> dict[int, str]:
     return found
 
 
+def start_cluster(stack: ExitStack) -> None:
+    """Start a standalone cluster and let sessions of this process find it."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.cluster.standalone import environment, standalone_cluster
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-cluster-")))
+    master = stack.enter_context(standalone_cluster(folder, memory="6g", java=""))
+    os.environ.update(environment(java=""), SPARK_EXECUTOR_MEMORY="4g")
+    os.environ["FEATURESTORE_SPARK_MASTER"] = master
+
+
 def _ratio(cost: Cost, other: Cost) -> str:
     return f"{cost.clock / other.clock:.2f} ({cost.processor / other.processor:.2f} by processor)"
 
@@ -332,6 +345,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--trials", type=int, default=3, help="fewer on a busy machine")
     parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--cluster", action="store_true", help="on a standalone cluster")
     parser.add_argument("--tfrecord-source", metavar="JARS", help="of a data source, by commas")
     arguments = parser.parse_args()
     os.environ.setdefault("FEATURESTORE_SPARK_MASTER", "local[2]")
@@ -342,15 +356,23 @@ def main() -> None:
     rows, trials = arguments.rows, arguments.trials
     if arguments.quick:
         rows, trials = 50_000, 1
-    if "export" in arguments.only:
-        export(rows, 25, trials, tfrecord_source=source)
-    if "wide" in arguments.only:
-        export(max(rows // 4, 10_000), 200, trials, tfrecord_source=source)
-    if "groups" in arguments.only:
+    with ExitStack() as stack:
+        if arguments.cluster:
+            start_cluster(stack)
+        run(arguments.only, rows, trials, tfrecord_source=source)
+
+
+def run(parts: Sequence[str], rows: int, trials: int, *, tfrecord_source: bool) -> None:
+    """Run parts of the benchmark in one session."""
+    if "export" in parts:
+        export(rows, 25, trials, tfrecord_source=tfrecord_source)
+    if "wide" in parts:
+        export(max(rows // 4, 10_000), 200, trials, tfrecord_source=tfrecord_source)
+    if "groups" in parts:
         groups(max(rows * 5 // 2, 10_000), trials)
-    if "small" in arguments.only:
+    if "small" in parts:
         small(trials)
-    if "profile" in arguments.only:
+    if "profile" in parts:
         profile(rows)
 
 

@@ -33,7 +33,7 @@ def spark_home() -> Path:
     return Path(pyspark.__file__).parent
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(*, java: str = QUICK_JAVA, **more: str) -> dict[str, str]:
     """Return the environment of every process of the cluster and of its drivers."""
     inherited = {
         key: value
@@ -45,16 +45,19 @@ def environment(**more: str) -> dict[str, str]:
         "SPARK_SCALA_VERSION": "2.13",  # else the worker looks for folders of a build
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
-        "JDK_JAVA_OPTIONS": QUICK_JAVA,
+        "JDK_JAVA_OPTIONS": java,
     }
     return inherited | ours | more
 
 
 @contextmanager
-def standalone_cluster(folder: Path) -> Iterator[str]:
+def standalone_cluster(
+    folder: Path, *, memory: str = "2g", java: str = QUICK_JAVA
+) -> Iterator[str]:
     """Yield the URL of a running master; all its processes are ended afterwards.
 
-    The worker has two cores: an application with ``EXECUTORS`` gets two executors.
+    The worker has two cores: an application with ``EXECUTORS`` gets two executors. ``java`` are the
+    options of every JVM.
     """
     port = _free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -62,14 +65,16 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
         "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
         "appender.out.name = out\nappender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %m%n\n"
     )
-    arguments = ("--cores", "2", "--memory", "2g", "--work-dir", str(folder / "work"), url)
+    arguments = ("--cores", "2", "--memory", memory, "--work-dir", str(folder / "work"), url)
     processes: list[subprocess.Popen[bytes]] = []
     try:
         processes.append(
-            _start(folder, "master", "master.Master", "--host", "127.0.0.1", "--port", str(port))
+            _start(
+                folder, "master", java, "master.Master", "--host", "127.0.0.1", "--port", str(port)
+            )
         )
         processes.append(
-            _start(folder, "worker", "worker.Worker", "--host", "127.0.0.1", *arguments)
+            _start(folder, "worker", java, "worker.Worker", "--host", "127.0.0.1", *arguments)
         )
         _wait_for_text(folder / "worker.log", "Successfully registered with master")
         yield url
@@ -84,11 +89,13 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
                 process.wait()
 
 
-def _start(folder: Path, name: str, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, name: str, java: str, kind: str, *arguments: str
+) -> subprocess.Popen[bytes]:
     # As spark-class does, which starts one more JVM to find this out.
-    java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else "java"
+    home = os.environ.get("JAVA_HOME")
     command = [
-        str(java),
+        str(Path(home, "bin", "java")) if home else "java",
         "-Xmx256m",
         "-cp",
         f"{folder}{os.pathsep}{spark_home() / 'jars' / '*'}",
@@ -99,7 +106,7 @@ def _start(folder: Path, name: str, kind: str, *arguments: str) -> subprocess.Po
     ]
     with open(folder / f"{name}.log", "wb") as log:
         return subprocess.Popen(
-            command, env=environment(), stdout=log, stderr=subprocess.STDOUT, cwd=folder
+            command, env=environment(java=java), stdout=log, stderr=subprocess.STDOUT, cwd=folder
         )
 
 

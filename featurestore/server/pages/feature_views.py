@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.server.context import Store
-from featurestore.server.pages.rendering import csv_file, page
+from featurestore.server.pages.rendering import csv_of, page
 
 router = APIRouter(prefix="/views")
 _COLUMNS = ["name", "version", "description"]
@@ -19,8 +17,7 @@ def list_page(request: Request, store: Store, format: str = "html") -> Response:
     """Show the feature views."""
     found = store.get_feature_views()
     if format == "csv":
-        rows = [attrgetter(*_COLUMNS)(each) for each in found]
-        return csv_file("feature-views", _COLUMNS, rows)
+        return csv_of("feature-views", _COLUMNS, found)
     return page(request, "views.html", title="Feature views", found=found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from operator import attrgetter
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -18,7 +17,7 @@ from featurestore.server.context import Settings, Store, Whole, moment
 from featurestore.server.drawing.heatmap import heatmap
 from featurestore.server.drawing.histogram import histogram
 from featurestore.server.pages.paging import FRESH, PageNumber, one_page
-from featurestore.server.pages.rendering import csv_file, is_partial, page, statistics_file
+from featurestore.server.pages.rendering import csv_file, csv_of, is_partial, page, statistics_file
 from featurestore.server.records import featuregroups as records
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
@@ -57,11 +56,7 @@ def list_page(
         size=settings.page,
     )
     if format == "csv":
-        rows = [
-            (each.name, each.version, each.features, each.changed, each.description)
-            for each in found.items
-        ]
-        return csv_file("feature-groups", _COLUMNS, rows)
+        return csv_of("feature-groups", _COLUMNS, found.items)
     with store.session.registry.reading() as connection:
         tags, owners = overview.tag_values(connection), overview.owners(connection)
     return page(
@@ -93,8 +88,7 @@ def group_page(
     counted = records.statistics(group)
     columns = records.columns(definition, counted)
     if format == "csv":
-        rows = [attrgetter(*_SCHEMA)(each) for each in columns]
-        return csv_file(f"{name}-v{version}-schema", _SCHEMA, rows)
+        return csv_of(f"{name}-v{version}-schema", _SCHEMA, columns)
     return page(
         request,
         "featuregroup.html",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.server.context import Settings, Store
 from featurestore.server.drawing.histogram import histogram
 from featurestore.server.pages.paging import PageNumber, one_page
-from featurestore.server.pages.rendering import csv_file, page, statistics_file
+from featurestore.server.pages.rendering import csv_of, page, statistics_file
 from featurestore.server.records import experiments
 from featurestore.server.records import training_datasets as records
 from featurestore.server.records.experiments import RunFilter
@@ -37,8 +35,7 @@ def list_page(
         size=settings.page,
     )
     if format == "csv":
-        rows = [attrgetter(*_COLUMNS)(each) for each in found.items]
-        return csv_file("training-datasets", _COLUMNS, rows)
+        return csv_of("training-datasets", _COLUMNS, found.items)
     return page(request, "datasets.html", title="Training datasets", found=found, q=q)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import featurestore
-from featurestore.plugins.engine import Accumulator, TableWrite
+from featurestore.plugins.engine import Accumulator, Relation, TableWrite
 from featurestore_connectors.spark_delta import SparkEngine
 from tests.cluster import barrier_runs
 
@@ -95,8 +95,9 @@ def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
     parked = pa.RecordBatchReader.from_batches(SCHEMA, batches())
     version = engine.write(path, engine.from_arrow(parked), TableWrite("append"))
     relation = engine.read_table(path, schema=SCHEMA)
-    spread = type(relation)("spark", relation.native.repartition(34), SCHEMA)
+    spread = Relation("spark", relation.native.repartition(34), SCHEMA)
     total, summed_by = engine.aggregate(spread, Sum())
+    total_of_files, read_by = engine.aggregate(relation, Sum())
     shards = os.path.join(folder, "shards")
     os.mkdir(shards)
     written = engine.write_shards(relation, shard="shard", order=["key"], write=Write(shards))
@@ -106,6 +107,8 @@ def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
         "count": engine.count(relation),
         "total": total,
         "summed_by": len(summed_by),
+        "total_of_files": total_of_files,
+        "read_here": os.getppid() in read_by,
         "streamed": sum(batch.num_rows for batch in engine.stream(relation)),
         "written": written,
         "files": sorted(os.listdir(shards)),

@@ -128,8 +128,9 @@ def test_work_is_done_by_the_executors(application: Application) -> None:
     assert answer["master"] == application.master
     assert answer["version"] == 1
     assert answer["count"] == answer["streamed"] == ROWS
-    assert answer["total"] == ROWS * (ROWS - 1) // 2
+    assert answer["total"] == answer["total_of_files"] == ROWS * (ROWS - 1) // 2
     assert answer["summed_by"] == 2
+    assert not answer["read_here"]
     written = answer["written"]
     assert [(each["shard"], each["rows"], each["ordered"]) for each in written] == [
         (n, ROWS // 8, True) for n in range(8)

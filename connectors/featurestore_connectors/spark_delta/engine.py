@@ -32,6 +32,7 @@ from featurestore_connectors.spark_delta import (
     files,
     held,
     maintenance,
+    parquet_relations,
     records,
     relations,
     rewrite,
@@ -131,7 +132,7 @@ class SparkEngine:
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
         if isinstance(relation, HeldRelation):
             return held.selected(relation, columns)
-        return relations.select(relation, columns)
+        return parquet_relations.selected(relations.select(relation, columns), relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
         return relations.filter_rows(relation, predicate)

@@ -8,7 +8,7 @@ Groups that are joined on the same columns share one shuffle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -39,6 +39,8 @@ _SharedKeys = tuple[tuple[str, str], ...]
 
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
+    if plan.left_source is not None and not plan.joins:
+        return _of_one_group(engine, plan)
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
     sides = list(map(_Compiled, feature_sides(plan)))
@@ -52,6 +54,13 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
         rows = [side.rows(engine) for side in cluster]
         frame = _join_as_of(frame, cluster, left, rows)
     return relation(_result(frame, plan, left, sides), plan.schema)
+
+
+def _of_one_group(engine: Engine, plan: FeaturePlan) -> Relation:
+    """Return columns of a pinned group; they remain rows of its files."""
+    columns = {output.name: output.column for output in plan.left_outputs}
+    read = left_side(engine, plan, None, label_columns(plan))
+    return replace(engine.select(read, columns), schema=plan.schema)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from featurestore.errors import ConfigurationError, EngineError, StorageError, T
 from featurestore.model.types import feature_schema
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
+from featurestore_connectors.spark_delta import parquet_relations
 from featurestore_connectors.spark_delta.failures import as_store_error, first_line, translated
 from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote
@@ -66,7 +67,8 @@ def read_table(
             )
         raise found from error
     # Columns that the version does not have yet are null.
-    return relation(cast_to(frame, spark_schema(wanted)), wanted)
+    read = relation(cast_to(frame, spark_schema(wanted)), wanted)
+    return parquet_relations.of_table(read, snapshot)
 
 
 def is_plain(snapshot: Snapshot) -> bool:

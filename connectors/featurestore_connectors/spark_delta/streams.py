@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from featurestore.model.cores import usable_cores
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
+from featurestore.storage.remote import options_of_open
 from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.parquet_relations import rows_of
+from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
 from featurestore_connectors.spark_delta.session import is_local
 from featurestore_connectors.spark_delta.sqltext import column
 from featurestore_connectors.spark_delta.tasks import (
     MESSAGE_FIELDS,
     STATE_FIELDS,
+    AccumulateFilesTask,
     AccumulateTask,
     MapTask,
     StreamTask,
+    accumulated,
     first_rows,
     merge_states,
     merge_table,
@@ -34,6 +41,10 @@ from featurestore_connectors.spark_delta.types import spark_schema
 _STATES_AT_ONCE = 32
 # Up to this many rows of every partition may come at once.
 _FEW_ROWS = 10_000
+# Files of so many bytes are read by the driver where its machine is all there is: to start Python
+# workers takes longer. Larger ones make tasks of so many.
+_READ_HERE_BYTES = 256 << 20
+_TASK_BYTES = 128 << 20
 
 
 def map_batches(given: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
@@ -50,17 +61,42 @@ def aggregate(given: Relation, accumulator: Accumulator[State, Result]) -> Resul
     """
     from pyspark.sql import functions as sf
 
-    task = AccumulateTask(accumulator, given.schema)
-    states = map_in_arrow(given.native, given.schema.names, task, STATE_FIELDS)
-    if not is_local(given.native.sparkSession):
+    session, rows = given.native.sparkSession, rows_of(given)
+    if rows is None:
+        task = AccumulateTask(accumulator, given.schema)
+        states = map_in_arrow(given.native, given.schema.names, task, STATE_FIELDS)
+    elif is_local(session) and rows.bytes <= _READ_HERE_BYTES:
+        return _aggregate_here(rows, accumulator)
+    else:
+        states = _states_of_files(session, rows, accumulator)
+    if not is_local(session):
         # A large table has thousands of partitions: executors merge most of their states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
     with translated():
-        rows = states.collect()
-    in_order = sorted(rows, key=lambda row: row["part"])
+        found = states.collect()
+    in_order = sorted(found, key=lambda row: row["part"])
     merged = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
     return accumulator.finish(merged)
+
+
+def _aggregate_here(rows: ParquetRows, accumulator: Accumulator[State, Result]) -> Result:
+    """Return what an accumulator makes of files, by as many threads as it can use."""
+    threads = min(accumulator.threads, usable_cores())
+
+    def state_of(number: int) -> State | None:
+        return accumulated(accumulator, rows.part(number, threads))
+
+    with ThreadPoolExecutor(threads) as pool:
+        states = [state for state in pool.map(state_of, range(threads)) if state is not None]
+    return accumulator.finish(merge_states(accumulator, iter(states)))
+
+
+def _states_of_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
+    """Return a frame of the states that tasks count of files."""
+    parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
+    task = AccumulateFilesTask(accumulator, rows, parts, options_of_open())
+    return session.range(0, parts, 1, parts).mapInArrow(task, STATE_FIELDS)
 
 
 def stream(given: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:

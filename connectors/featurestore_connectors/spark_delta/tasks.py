@@ -18,6 +18,7 @@ import pyarrow as pa
 from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
 from featurestore.storage.location import use_options
 from featurestore_connectors.spark_delta.failures import packing_errors
+from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.types import named, to_features, to_storage
 
 Batches = Iterator[pa.RecordBatch]
@@ -73,13 +74,35 @@ class AccumulateTask(Generic[State]):
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the number of the partition and its state."""
         with packing_errors():
-            state, any_rows = self.accumulator.start(), False
-            for batch in batches:
-                if batch.num_rows:
-                    state = self.accumulator.update(state, _features(batch, self.given))
-                    any_rows = True
-            if any_rows:
+            state = accumulated(
+                self.accumulator, (_features(batch, self.given) for batch in batches)
+            )
+            if state is not None:
                 yield state_batch(_partition(), state)
+
+
+@dataclass(frozen=True)
+class AccumulateFilesTask(Generic[State]):
+    """Accumulates the rows of a part of some files, one part in each partition.
+
+    ``buckets`` says how to reach those that files may lie in, by root.
+    """
+
+    accumulator: Accumulator[State, Any]
+    rows: ParquetRows
+    parts: int
+    buckets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Yield one row with the number of the partition and its state."""
+        with packing_errors():
+            for _ in batches:  # they only say that there is a partition
+                pass
+            _use_buckets(self.buckets)
+            number = _partition()
+            state = accumulated(self.accumulator, self.rows.part(number, self.parts))
+            if state is not None:
+                yield state_batch(number, state)
 
 
 @dataclass(frozen=True)
@@ -126,8 +149,7 @@ class ShardsTask:
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row a shard with the pickled result."""
         with packing_errors():
-            for root, options in self.buckets.items():
-                use_options(root, options)
+            _use_buckets(self.buckets)
             converted = (_features(batch, self.given) for batch in batches)
             for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)
@@ -139,6 +161,18 @@ class ShardsTask:
                     pa.array([pickle.dumps(result)], pa.binary()),
                 ]
                 yield pa.RecordBatch.from_arrays(columns, ["shard", "result"])
+
+
+def accumulated(accumulator: Accumulator[State, Any], batches: Batches) -> State | None:
+    """Return the state of all rows of some batches; None where there are no rows."""
+    state, any_rows = accumulator.start(), False
+    for batch in batches:
+        if batch.num_rows:
+            state = accumulator.update(state, batch)
+            any_rows = True
+    if any_rows:
+        return state
+    return None
 
 
 def first_rows(batches: Batches, limit: int | None) -> Batches:
@@ -204,6 +238,11 @@ def read_message(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch of a message that ``StreamTask`` made."""
     with pa.ipc.open_stream(pa.py_buffer(message)) as reader:
         return pa.RecordBatch.from_arrays(reader.read_next_batch().columns, schema=schema)
+
+
+def _use_buckets(buckets: Mapping[str, Mapping[str, str]]) -> None:
+    for root, options in buckets.items():
+        use_options(root, options)
 
 
 def _features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

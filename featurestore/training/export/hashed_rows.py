@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from featurestore.hashing import row_hash
+from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import FeaturePlan
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
 from featurestore.training.export.engine_hashes import hashed_by_engine
@@ -94,13 +96,15 @@ class HashedRows:
     """Rows with hash and group. ``function`` adds them to the batches of ``source``.
 
     None: ``source`` holds them. ``by_engine``: they are what the engine's own functions made of the
-    rows, so it has these functions for what follows.
+    rows, so it has these functions for what follows. ``given`` are the rows before that where the
+    engine hashes them anew in each pass: a pass of Python's takes them and hashes them itself.
     """
 
     source: Relation
     function: HashRows | None
     request: ExportRequest
     by_engine: bool = False
+    given: Relation | None = None
 
     def relation(self, engine: Engine) -> Relation:
         """Return all columns, hash and group."""
@@ -116,18 +120,26 @@ class HashedRows:
         *,
         columns: Sequence[str] = (),
         function: BatchFunction | None = None,
+        threads: int = _COUNTING_THREADS,
     ) -> Result:
         """Return what an accumulator makes of hash, group and some columns.
 
         ``function`` changes the batches first.
         """
+        rows = self
+        if self.given is not None:
+            rows = HashedRows(self.given, _hashing(self.request), self.request)
+        narrow = rows._narrow(engine, columns)
         functions: list[BatchFunction] = []
-        if self.function is not None:
-            functions.append(replace(self.function, with_columns=bool(columns)))
+        if rows.function is not None:
+            functions.append(replace(rows.function, with_columns=bool(columns)))
+            if columns:
+                fields = [self.request.schema.field(name) for name in narrow.schema.names]
+                functions.append(partial(cast_batch, schema=pa.schema([*fields, *HASH_COLUMNS])))
         if function is not None:
             functions.append(function)
-        mapped = MappedAccumulator(Chained(tuple(functions)), accumulator)
-        result: Result = engine.aggregate(self._narrow(engine, columns), mapped)
+        mapped = MappedAccumulator(Chained(tuple(functions)), accumulator, threads)
+        result: Result = engine.aggregate(narrow, mapped)
         return result
 
     def mapped(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:
@@ -142,6 +154,8 @@ class HashedRows:
         if self.function is not None:
             needed = {*self.request.key, *self.request.rule.columns, *columns}
         names = [name for name in self.source.schema.names if name in needed]
+        if names == self.source.schema.names:
+            return self.source
         return engine.select(self.source, dict(zip(names, names, strict=True)))
 
 
@@ -162,10 +176,11 @@ def hash_rows(
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
     by_engine = hashed_by_engine(engine, relation, request)
     if by_engine is not None:
-        if not is_pinned_group:
-            by_engine = engine.stage(by_engine, directory)
-        return HashedRows(by_engine, None, request, by_engine=True)
-    hashed = HashedRows(relation, HashRows(request.rule, request.key, request.seed), request)
+        if is_pinned_group:
+            return HashedRows(by_engine, None, request, by_engine=True, given=relation)
+        staged = engine.stage(by_engine, directory)
+        return HashedRows(staged, None, request, by_engine=True)
+    hashed = HashedRows(relation, _hashing(request), request)
     given = rows = hashed.relation(engine)
     if isinstance(engine, HoldsRows):
         rows = engine.hold(given)
@@ -174,3 +189,7 @@ def hash_rows(
     if is_pinned_group and not relation.single_use:
         return hashed
     return HashedRows(engine.stage(rows, directory), None, request)
+
+
+def _hashing(request: ExportRequest) -> HashRows:
+    return HashRows(request.rule, request.key, request.seed)

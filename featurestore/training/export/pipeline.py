@@ -126,13 +126,13 @@ def export(
         reason = f"failing rows were put aside in {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
-        states = _split_states(engine, audited.relation, request, plan, counted)
+        states = _split_states(engine, rows, request, plan, counted)
         noted = write_statistics(target.directory, manifest, states)
         manifest = replace(manifest, statistics=noted)
     if request.transformations:
         progress.phase("fit transformations")
         file = fit_transformations(
-            engine, audited.relation, plan.assignment, request, manifest, target.directory
+            engine, rows, plan.assignment, request, manifest, target.directory
         )
         manifest = replace(manifest, transformations=file)
     return publish(manifest, request, target), audited.report
@@ -140,7 +140,7 @@ def export(
 
 def _split_states(
     engine: Engine,
-    rows: Relation,
+    rows: HashedRows,
     request: ExportRequest,
     plan: ShardPlan,
     counted: ShardStatistics | None,

@@ -15,7 +15,7 @@ from featurestore.errors import listing
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.callers import warn_caller
 from featurestore.model.manifest import Manifest
-from featurestore.plugins.engine import Accumulator, Engine, HoldsRows, Relation
+from featurestore.plugins.engine import Accumulator, Engine, HoldsRows
 from featurestore.statistics import (
     ColumnStatistics,
     Statistics,
@@ -29,6 +29,7 @@ from featurestore.statistics.clusters import cluster_rows, rows_to_bytes
 from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.hash_columns import groups_and_hashes
+from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 
@@ -170,7 +171,7 @@ def counting_writers(
 
 def count_splits(
     engine: Engine,
-    rows: Relation,
+    rows: HashedRows,
     request: ExportRequest,
     plan: ShardPlan,
     *,
@@ -183,13 +184,23 @@ def count_splits(
     """
     if not with_copies:
         bounded = _bounded(request, plan)
-        states = engine.aggregate(rows, SplitStatisticsAccumulator(plan.assignment, bounded))
+        states = _states(engine, rows, plan, bounded)
         if not any(is_sample_short(bounded[split], state) for split, state in states.items()):
             return _of_every_split(states, bounded)
     unbounded = statistics_accumulator(request.schema, roles=request.roles)
     accumulators = (unbounded,) * len(plan.rows)
-    states = engine.aggregate(rows, SplitStatisticsAccumulator(plan.assignment, accumulators))
-    return _of_every_split(states, accumulators)
+    return _of_every_split(_states(engine, rows, plan, accumulators), accumulators)
+
+
+def _states(
+    engine: Engine,
+    rows: HashedRows,
+    plan: ShardPlan,
+    accumulators: tuple[StatisticsAccumulator, ...],
+) -> SplitStates:
+    accumulator = SplitStatisticsAccumulator(plan.assignment, accumulators)
+    columns = rows.request.columns
+    return rows.aggregate(engine, accumulator, columns=columns, threads=accumulator.threads)
 
 
 def _bounded(request: ExportRequest, plan: ShardPlan) -> tuple[StatisticsAccumulator, ...]:

@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from featurestore.model.arrow_rows import rows_at
 from featurestore.model.manifest import Manifest
-from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.hash_columns import groups_and_hashes
+from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.transformations import (
     fit_columns,
@@ -56,7 +57,7 @@ class SplitValueCounts(Accumulator[CountStates, CountStates]):
 
 def fit_transformations(
     engine: Engine,
-    rows: Relation,
+    rows: HashedRows,
     assignment: Assignment,
     request: ExportRequest,
     manifest: Manifest,
@@ -66,8 +67,8 @@ def fit_transformations(
     split = request.rule.names.index(request.fit_on)
 
     def count(names: Sequence[str]) -> dict[str, ColumnState]:
-        counts = ValueCounts(tuple(names))
-        return engine.aggregate(rows, SplitValueCounts(assignment, split, counts))
+        accumulator = SplitValueCounts(assignment, split, ValueCounts(tuple(names)))
+        return rows.aggregate(engine, accumulator, columns=names, threads=accumulator.threads)
 
     statistics = statistics_by_column(directory, manifest, request.fit_on)
     fitted = Transformations(

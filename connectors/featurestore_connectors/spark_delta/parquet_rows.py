@@ -1,0 +1,95 @@
+"""Rows of Parquet files as Arrow batches, read without Spark by whoever has a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from featurestore.delta.log import damaged_file
+from featurestore.delta.presence import unreadable_data_file
+from featurestore.model.arrow_cast import cast_batch
+from featurestore.storage import files
+
+_BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """The rows of files as feature types. Picklable.
+
+    ``files`` are their paths and bytes, ``columns`` the names there in the order of ``schema``.
+    Columns that a file lacks are null.
+    """
+
+    files: tuple[tuple[str, int], ...]
+    columns: tuple[str, ...]
+    schema: pa.Schema
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(size for _, size in self.files)
+
+    def part(self, number: int, parts: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one of so many parts, each about as large as the others.
+
+        A file that is larger than a part is shared by its row groups.
+        """
+        total, at = max(1, self.bytes), 0
+        for path, size in self.files:
+            shares = max(1, -(-size * parts // total))
+            for share in range(shares):
+                if at % parts == number:
+                    yield from self._read(path, share, shares)
+                at += 1
+
+    def _read(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
+        with _damage_told(path):
+            opened = files.opened_by_ranges(path)
+            # Spark may keep times in 96 bits, which Arrow would take for nanoseconds.
+            with parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
+                there = file.schema_arrow.names
+                present = [name for name in dict.fromkeys(self.columns) if name in there]
+                batches = file.iter_batches(
+                    _rows_of_a_batch(file.metadata),
+                    row_groups=list(range(share, file.num_row_groups, shares)),
+                    columns=present or there[:1],  # one column tells how many rows there are
+                    use_threads=False,
+                )
+                for batch in batches:
+                    yield self._features(batch)
+
+    def _features(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = []
+        for name, wanted in zip(self.columns, self.schema, strict=True):
+            index = batch.schema.get_field_index(name)
+            if index < 0:
+                columns.append(pa.nulls(batch.num_rows, wanted.type))
+            else:
+                columns.append(batch.column(index))
+        renamed = pa.RecordBatch.from_arrays(columns, names=self.schema.names)
+        return cast_batch(renamed, self.schema)
+
+
+def _rows_of_a_batch(metadata: Any) -> int:
+    size = 0
+    for number in range(metadata.num_row_groups):
+        size += metadata.row_group(number).total_byte_size
+    of_a_row = max(1, size // max(1, metadata.num_rows))
+    return min(_BATCH_ROWS, max(1, _BATCH_BYTES // of_a_row))
+
+
+@contextmanager
+def _damage_told(path: str) -> Iterator[None]:
+    """Wrap the reading of a file: what is wrong with it leaves as an error of the store."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise damaged_file(path, f"is no readable Parquet file: {error}") from error
+    except OSError as error:
+        raise unreadable_data_file(path, error) from error

@@ -1,0 +1,142 @@
+"""Python reads the rows of files itself, and finds those that Spark finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from featurestore.errors import TableDamaged
+from featurestore.plugins.engine import Accumulator, Engine, TableWrite
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+from featurestore_connectors.spark_delta import streams
+from featurestore_connectors.spark_delta.parquet_relations import rows_of
+from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
+
+ROWS = 90
+OLD = pa.schema([("k", pa.int64())])
+SCHEMA = pa.schema(
+    [
+        ("k", pa.int64()),
+        ("t.x", pa.timestamp("us", tz="UTC")),
+        ("unsigned", pa.uint64()),
+        ("pair", pa.list_(pa.float32(), 2)),
+        ("te`xt", pa.string()),
+        ("day", pa.date32()),
+        ("price", pa.decimal128(9, 2)),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class AllRows(Accumulator[list[dict[str, Any]], list[dict[str, Any]]]):
+    """Gives all rows; the schema of each batch is compared on the way."""
+
+    schema: pa.Schema
+    threads: int = 3
+
+    def start(self) -> list[dict[str, Any]]:
+        return []
+
+    def update(self, state: list[dict[str, Any]], batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        assert batch.schema.equals(self.schema)
+        return state + batch.to_pylist()
+
+    def merge(
+        self, left: list[dict[str, Any]], right: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        return left + right
+
+    def finish(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(state, key=str)
+
+
+def rows(first: int, last: int) -> pa.Table:
+    columns: list[list[Any]] = []
+    for number in range(first, last):
+        known = number % 5 != 0
+        values = [datetime(1, 1, 1, tzinfo=UTC), 2**64 - 1 - number, [number, 0.5], "né" * number]
+        values += [date(9999, 12, 31), Decimal(number) / 4]
+        columns.append([number, *(value if known else None for value in values)])
+    return pa.table(list(map(list, zip(*columns, strict=True))), schema=SCHEMA)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """A table whose first file lacks most columns, and whose second has row groups."""
+    path = str(tmp_path / "t")
+    engine = DuckDBEngine()
+    engine.create_table(path, schema=OLD, partition_by=(), properties={}, note={})
+    first = pa.table({"k": np.arange(1000, 1010)})
+    engine.write(path, engine.from_arrow(first.to_reader()), TableWrite("append"))
+    how = TableWrite("append", add_columns=SCHEMA)
+    engine.write(path, engine.from_arrow(rows(0, ROWS).to_reader()), how)
+    engine.close()
+    return path
+
+
+@pytest.fixture
+def spark_engine(spark: Any) -> Iterator[Engine]:
+    from featurestore_connectors.spark_delta import SparkEngine
+
+    yield SparkEngine(spark)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("bytes_here", [0, 1 << 20])
+def test_what_python_reads_of_files_are_the_rows_that_spark_reads(
+    table: str,
+    spark_engine: Engine,
+    tmp_path: Path,
+    bytes_here: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the driver, and by tasks."""
+    monkeypatch.setattr(streams, "_READ_HERE_BYTES", bytes_here)
+    engine = spark_engine
+    read = engine.read_table(table, schema=SCHEMA)
+    names = {"new": "t.x", "again": "t.x", "k": "k"}
+    staged = engine.stage(read, str(tmp_path / "staged"))
+    for given in (
+        read,
+        engine.select(read, names),
+        engine.select(engine.select(read, names), {"only": "new"}),
+        staged,
+        engine.select(staged, names),
+    ):
+        assert rows_of(given) is not None
+        wanted = sorted(engine.stream(given).read_all().to_pylist(), key=str)
+        assert engine.aggregate(given, AllRows(given.schema)) == wanted
+        assert len(wanted) == ROWS + 10
+    few = engine.filter(read, "k < 7")
+    assert rows_of(few) is None
+    assert len(engine.aggregate(few, AllRows(few.schema))) == 7
+    Path(rows_of(read).files[0][0]).write_bytes(b"none of Parquet")  # type: ignore[union-attr]
+    with pytest.raises(TableDamaged, match="no readable Parquet file"):
+        engine.aggregate(read, AllRows(read.schema))
+
+
+def test_parts_of_files_have_each_row_once_whatever_their_number(tmp_path: Path) -> None:
+    sizes, numbers = [], 0
+    for number, length in enumerate((0, 5, 200, 1)):
+        path = str(tmp_path / f"{number}.parquet")
+        data = pa.table({"n": np.arange(numbers, numbers + length)})
+        parquet.write_table(data, path, row_group_size=30)
+        sizes.append((path, Path(path).stat().st_size))
+        numbers += length
+    found = ParquetRows(tuple(sizes), ("n",), pa.schema([("n", pa.int64())]))
+    for parts in range(1, 12):
+        read: list[int] = []
+        for part in range(parts):
+            for batch in found.part(part, parts):
+                read += batch.column(0).to_pylist()
+        assert sorted(read) == list(range(numbers))
+    assert list(ParquetRows((), ("n",), found.schema).part(0, 2)) == []

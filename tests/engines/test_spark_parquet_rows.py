@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -84,10 +83,10 @@ def table(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def spark_engine(spark: Any) -> Iterator[Engine]:
+def spark_engine(spark: Any) -> Engine:
     from featurestore_connectors.spark_delta import SparkEngine
 
-    yield SparkEngine(spark)
+    return SparkEngine(spark)
 
 
 @pytest.mark.spark

@@ -23,6 +23,7 @@ from featurestore.plugins.engine import Relation, TimeRange
 from featurestore_connectors.spark_delta.failures import first_line, translated
 from featurestore_connectors.spark_delta.sqltext import column, quote, timestamp, with_colons
 from featurestore_connectors.spark_delta.types import of_feature_types
+from featurestore_connectors.spark_delta.workers import QuickStart
 
 ENGINE = "spark"
 
@@ -140,7 +141,7 @@ def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> An
     given = frame.select(*map(column, names))
     if any("." in name or "`" in name for name in names):
         given = given.toDF(*map(str, range(len(names))))
-    return given.mapInArrow(task, fields)
+    return given.mapInArrow(QuickStart(task), fields)
 
 
 def explain(given: Relation) -> str:

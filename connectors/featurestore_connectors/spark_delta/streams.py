@@ -96,7 +96,7 @@ def _states_of_files(session: Any, rows: ParquetRows, accumulator: Accumulator[S
     """Return a frame of the states that tasks count of files."""
     parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
     task = AccumulateFilesTask(accumulator, rows, parts, options_of_open())
-    return session.range(0, parts, 1, parts).mapInArrow(task, STATE_FIELDS)
+    return map_in_arrow(session.range(0, parts, 1, parts), ["id"], task, STATE_FIELDS)
 
 
 def stream(given: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:

@@ -151,6 +151,9 @@ class Spark:
                 statistics=statistics,
             )
 
+    def export_and_remove(self, data_format: str, *, statistics: bool) -> None:
+        shutil.rmtree(self.export(data_format, statistics=statistics).path)
+
     def check(self, data_format: str) -> None:
         dataset = self.export(data_format)
         found = dataset.read("train").to_arrow().sort_by("id")
@@ -174,10 +177,8 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
             works[TFRECORD_SOURCE] = partial(spark.by_hand, "tfrecord")
         for kind in FORMATS:
             spark.check(kind)
-            works[kind] = lambda kind=kind: shutil.rmtree(spark.export(kind).path)
-        works["tfrecord, statistics"] = lambda: shutil.rmtree(
-            spark.export("tfrecord", statistics=True).path
-        )
+            for label, statistics in ((kind, False), (f"{kind}, statistics", True)):
+                works[label] = partial(spark.export_and_remove, kind, statistics=statistics)
         costs = measured(works, trials)
     finally:
         spark.close()
@@ -185,8 +186,10 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
     print(f"\n{rows:,} rows x {columns} columns, the plan by hand {hand.clock:.1f} s")
     for kind, limit in FORMATS.items():
         print(f"  {kind:<22} {_ratio(costs[kind], hand)} of it (limit {limit})")
-    more = _ratio(costs["tfrecord, statistics"], costs["tfrecord"])
-    print(f"  tfrecord, statistics   {more} of tfrecord without (limit {STATISTICS_LIMIT})")
+    for kind in FORMATS:
+        label = f"{kind}, statistics"
+        more = _ratio(costs[label], costs[kind])
+        print(f"  {label:<22} {more} of {kind} without (limit {STATISTICS_LIMIT})")
     if tfrecord_source:
         print(f"  tfrecord               {_ratio(costs['tfrecord'], costs[TFRECORD_SOURCE])} of")
         print(f"    the plan by hand with the data source, {costs[TFRECORD_SOURCE].clock:.1f} s")

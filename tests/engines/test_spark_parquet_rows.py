@@ -90,27 +90,22 @@ def spark_engine(spark: Any) -> Engine:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("bytes_here", [0, 1 << 20])
+@pytest.mark.parametrize("task_bytes", [2_000, 1 << 20])
 def test_what_python_reads_of_files_are_the_rows_that_spark_reads(
     table: str,
     spark_engine: Engine,
     tmp_path: Path,
-    bytes_here: int,
+    task_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the driver, and by tasks."""
-    monkeypatch.setattr(streams, "_READ_HERE_BYTES", bytes_here)
+    """By tasks, and by the driver."""
+    monkeypatch.setattr(streams, "_TASK_BYTES", task_bytes)
     engine = spark_engine
     read = engine.read_table(table, schema=SCHEMA)
     names = {"new": "t.x", "again": "t.x", "k": "k"}
     staged = engine.stage(read, str(tmp_path / "staged"))
-    for given in (
-        read,
-        engine.select(read, names),
-        engine.select(engine.select(read, names), {"only": "new"}),
-        staged,
-        engine.select(staged, names),
-    ):
+    renamed = engine.select(engine.select(read, names), {"only": "new", "k": "k"})
+    for given in (read, renamed, staged, engine.select(staged, names)):
         assert rows_of(given) is not None
         wanted = sorted(engine.stream(given).read_all().to_pylist(), key=str)
         assert engine.aggregate(given, AllRows(given.schema)) == wanted

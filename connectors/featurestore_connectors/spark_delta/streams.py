@@ -41,9 +41,8 @@ from featurestore_connectors.spark_delta.types import spark_schema
 _STATES_AT_ONCE = 32
 # Up to this many rows of every partition may come at once.
 _FEW_ROWS = 10_000
-# Files of so many bytes are read by the driver where its machine is all there is: to start Python
-# workers takes longer. Larger ones make tasks of so many.
-_READ_HERE_BYTES = 256 << 20
+# A task reads files of so many bytes. Where all is one machine, the driver reads those that make
+# one task: to start Python workers takes longer.
 _TASK_BYTES = 128 << 20
 
 
@@ -65,7 +64,7 @@ def aggregate(given: Relation, accumulator: Accumulator[State, Result]) -> Resul
     if rows is None:
         task = AccumulateTask(accumulator, given.schema)
         states = map_in_arrow(given.native, given.schema.names, task, STATE_FIELDS)
-    elif is_local(session) and rows.bytes <= _READ_HERE_BYTES:
+    elif is_local(session) and rows.bytes <= _TASK_BYTES:
         return _aggregate_here(rows, accumulator)
     else:
         states = _states_of_files(session, rows, accumulator)

@@ -90,16 +90,16 @@ def spark_engine(spark: Any) -> Engine:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("task_bytes", [2_000, 1 << 20])
+@pytest.mark.parametrize("is_local", [False, True])
 def test_what_python_reads_of_files_are_the_rows_that_spark_reads(
     table: str,
     spark_engine: Engine,
     tmp_path: Path,
-    task_bytes: int,
+    is_local: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By tasks, and by the driver."""
-    monkeypatch.setattr(streams, "_TASK_BYTES", task_bytes)
+    """By tasks as on a cluster, and by the driver."""
+    monkeypatch.setattr(streams, "is_local", lambda session: is_local)
     engine = spark_engine
     read = engine.read_table(table, schema=SCHEMA)
     names = {"new": "t.x", "again": "t.x", "k": "k"}

@@ -61,10 +61,11 @@ class HashesRows(Protocol):
         ...
 
     def hashes_of_groups(
-        self, relation: Relation, *, hashes: str, group: str
+        self, relation: Relation, *, hashes: str, group: str, bits: int
     ) -> dict[int, tuple[Any, Any]]:
         """Return the different hashes of each group in their order, and the rows of each.
 
-        Both are int64 arrays. For few rows: all of them come to the caller.
+        Of the hashes only the leading ``bits`` count; the others are 0. Both are int64 arrays. For
+        few different hashes: all of them come to the caller.
         """
         ...

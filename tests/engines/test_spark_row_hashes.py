@@ -11,7 +11,7 @@ import pytest
 
 import featurestore
 from featurestore.hashing import row_hash, tie_hash
-from featurestore.training.export import pipeline, split_statistics
+from featurestore.training.export import pipeline, shard_plan, split_statistics
 from featurestore.training.export.boundaries import HashSumAccumulator, HistogramAccumulator
 from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
 from featurestore.training.export.profiles import ProfileAccumulator
@@ -151,6 +151,57 @@ def test_exports_that_spark_hashes_and_writes_are_those_of_python_and_of_the_emb
     for rows_of in ("one", "joined", "tied"):
         for name in ("jvm", "python"):
             assert written[name, rows_of] == written["embedded", rows_of], (name, rows_of)
+
+
+def test_boundaries_of_too_many_hashes_take_one_more_job_and_give_the_same_bytes(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bins of 31 rows, of which a quarter may be fetched: they are divided once more."""
+    from featurestore_connectors.spark_delta import row_hashes
+
+    numbers = np.arange(ROWS)
+    rows = pa.table({"id": numbers, "pair": numbers // 7, "word": (numbers % 3).astype(str)})
+    with featurestore.connect(tmp_path, engine="duckdb") as store:
+        store.create_featuregroup(rows, "g", primary_key="id")
+    names = [(shard_plan, "_BITS"), (shard_plan, "_BITS_OF_CLASSES"), (row_hashes, "_BITS")]
+    for module, name in names:
+        monkeypatch.setattr(module, name, 4)
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[attr-defined]
+    asked: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "tied": {"key": "pair", "split_by": "id"},
+        "classes": {"stratify": "word", "key": "pair"},
+    }
+    written: dict[tuple[str, str], Any] = {}
+    jobs: dict[tuple[str, str], int] = {}
+
+    def export(engine: str, how: str, *names: str) -> None:
+        with featurestore.connect(tmp_path, engine=engine) as store:
+            for name in names:
+                before = scheduler.numTotalJobs()
+                made = store.create_training_dataset(
+                    store.get_featuregroup("g"),
+                    f"{name}_{how}",
+                    splits={"train": 0.7, "test": 0.3},
+                    shards=3,
+                    statistics=False,
+                    **asked[name],
+                )
+                jobs[how, name] = scheduler.numTotalJobs() - before
+                shards = sorted(Path(made.path).glob("t*/*"))
+                written[how, name] = [(path.name, path.read_bytes()) for path in shards]
+
+    export("duckdb", "embedded", *asked)
+    export("spark", "jvm", "plain")
+    monkeypatch.setattr(shard_plan, "MOST_COUNTS", 32)
+    export("duckdb", "refined", *asked)
+    export("spark", "refined_jvm", *asked)
+    monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)
+    export("spark", "refined_python", "plain")
+    for how, name in written:
+        assert written[how, name] == written["embedded", name], (how, name)
+    assert jobs["jvm", "plain"] == 3
+    assert jobs["refined_jvm", "plain"] == jobs["refined_python", "plain"] == 4
 
 
 def _calls_of(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:

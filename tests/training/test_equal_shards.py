@@ -5,7 +5,8 @@ Exactly equal shards in one total order, whatever the ties and batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +19,13 @@ from featurestore.model.splits import FractionSplit
 from featurestore.plugins.format import WrittenFile, WrittenShard
 from featurestore.training.export.assignment import SHARD, Assignment
 from featurestore.training.export.boundaries import (
-    BinAccumulator,
+    Boundary,
+    BoundarySearch,
     HistogramAccumulator,
-    bins_of_ranks,
-    boundaries_at_ranks,
     equal_sizes,
 )
-from featurestore.training.export.hash_columns import HASH
+from featurestore.training.export.hash_columns import HASH, HASH_COLUMNS, to_sortable
+from featurestore.training.export.hash_ranges import RangeAccumulator, RowsInRanges
 from featurestore.training.export.hashed_rows import HashRows
 from featurestore.training.export.shard_writer import PlannedShard, ShardWriter
 from featurestore.training.export.split_rules import SplitRule
@@ -46,33 +47,52 @@ class Keeps:
         return WrittenShard(WrittenFile(path, 0, ""), self.tables[path].num_rows)
 
 
+def accumulated(accumulator: Any, batches: Sequence[pa.RecordBatch]) -> Any:
+    """Return what an accumulator makes of batches, each in a state of its own but every second."""
+    total = accumulator.start()
+    for first in range(0, len(batches), 2):
+        state = accumulator.start()
+        for batch in batches[first : first + 2]:
+            state = accumulator.update(state, batch)
+        total = accumulator.merge(total, state)
+    return accumulator.finish(total)
+
+
+def boundaries_of(
+    hashed: Sequence[pa.RecordBatch], ranks: Mapping[int, Sequence[int]], *, bits: int, most: int
+) -> tuple[dict[int, list[Boundary]], list[int]]:
+    """Return the boundaries, and by how many bits each pass counted."""
+    histograms = accumulated(HistogramAccumulator(bits), hashed)
+    search = BoundarySearch.among(histograms, ranks, bits=bits)
+    passes = [bits]
+    while not search.is_over:
+        passes.append(search.next_bits(most))
+        counts = accumulated(RangeAccumulator(RowsInRanges(search.ranges, passes[-1])), hashed)
+        ranges = sum(map(len, search.ranges.starts.values()))
+        assert sum(len(each.starts) for each in counts.values()) <= max(most, 2 * ranges)
+        search = search.narrowed(counts, passes[-1])
+    return search.boundaries(), passes
+
+
 def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int) -> list[pa.Table]:
     rule = SplitRule(FractionSplit((("train", 1.0),)))
     prepare = HashRows(rule, key, 0)
     staged = [prepare(batch) for batch in rows.to_batches(max_chunksize=batch_rows)]
-    count = HistogramAccumulator(BITS)
-    counts = count.start()
-    for batch in staged:
-        counts = count.merge(counts, count.update(count.start(), batch))
     sizes = equal_sizes(rows.num_rows, shards)
     ends = np.cumsum(sizes)[:-1]
     ranks = {0: [int(end) for end in ends if end < rows.num_rows]}
-    bins = bins_of_ranks(counts, ranks)
-    refine = BinAccumulator(BITS, bins)
-    refined = refine.start()
-    for batch in staged:
-        refined = refine.merge(refined, refine.update(refine.start(), batch))
-    assignment = Assignment(
-        (0,), (tuple(boundaries_at_ranks(counts, refine.finish(refined), ranks)[0]),)
-    )
+    found, _ = boundaries_of(staged, ranks, bits=BITS, most=3)
+    boundaries = found.get(0, [])
+    assignment = Assignment((0,), (tuple(boundaries),))
     table = pa.Table.from_batches([assignment(batch) for batch in staged])
-    boundaries = assignment.boundaries[0]
-    tasks = tuple(
-        PlannedShard(str(n), size, skip=boundaries[n - 1].offset if 0 < n <= len(boundaries) else 0)
-        for n, size in enumerate(sizes)
-    )
+    tasks = []
+    for number, size in enumerate(sizes):
+        skip = 0
+        if 0 < number <= len(boundaries):
+            skip = boundaries[number - 1].offset
+        tasks.append(PlannedShard(str(number), size, skip=skip))
     keeps = Keeps()
-    writer = ShardWriter("", keeps, {}, tasks, tuple(rows.schema.names), ())  # type: ignore[arg-type]
+    writer = ShardWriter("", keeps, {}, tuple(tasks), tuple(rows.schema.names), ())  # type: ignore[arg-type]
     for number in range(shards):
         mine = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
         _, summary = writer(number, iter(mine.to_batches(max_chunksize=batch_rows)))
@@ -113,6 +133,52 @@ def test_many_rows_keep_every_row_once() -> None:
     rows = pa.table({"k": rng.integers(0, 50_000, 100_000), "v": rng.normal(size=100_000)})
     parts = write(rows, key=("k",), shards=7, batch_rows=9_999)
     assert [row for part in parts for row in part.to_pylist()] == total_order(rows, ("k",))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hashes=st.lists(
+        st.integers(0, 2**64 - 1) | st.integers(2**63 - 2, 2**63 + 2) | st.just(2**64 - 1),
+        min_size=1,
+        max_size=40,
+    ),
+    copies=st.integers(1, 4),
+    groups=st.integers(1, 3),
+    most=st.integers(1, 12),
+    bits=st.integers(1, 5),
+    shards=st.integers(1, 12),
+    batch_rows=st.sampled_from([11, 200]),
+)
+def test_boundaries_found_by_narrowing_are_those_of_all_hashes_sorted(
+    hashes: list[int],
+    copies: int,
+    groups: int,
+    most: int,
+    bits: int,
+    shards: int,
+    batch_rows: int,
+) -> None:
+    """Ranks of all groups, of which some have fewer rows than shards and so empty shards."""
+    given_hashes = np.repeat(np.array(hashes, dtype=np.uint64), copies)
+    of_groups = np.arange(len(given_hashes)) ** 2 % groups
+    table = pa.table([to_sortable(given_hashes), of_groups], schema=HASH_COLUMNS)
+    ranks: dict[int, list[int]] = {}
+    expected: dict[int, list[Boundary]] = {}
+    for group in np.unique(of_groups).tolist():
+        ordered = np.sort(given_hashes[of_groups == group]).tolist()
+        ends = np.cumsum(equal_sizes(len(ordered), shards)).tolist()
+        ranks[group] = [end for end in ends if end < len(ordered)]
+        for rank in ranks[group]:
+            boundary = Boundary(ordered[rank], rank - ordered.index(ordered[rank]))
+            expected.setdefault(group, []).append(boundary)
+    batches = table.to_batches(max_chunksize=batch_rows)
+    found, passes = boundaries_of(batches, ranks, bits=bits, most=most)
+    assert found == expected
+    assert passes == sorted(set(passes))
+    if len(given_hashes) <= most:
+        assert len(passes) <= 2
+    if expected:
+        assert passes[-1] == 64
 
 
 @pytest.mark.parametrize(("rows", "shards"), [(0, 1), (1, 1), (10, 4), (3, 8), (1_000_003, 64)])

@@ -276,9 +276,9 @@ class SparkEngine:
         return row_hashes.count_hashes(relation, hashes=hashes, group=group, columns=columns)
 
     def hashes_of_groups(
-        self, relation: Relation, *, hashes: str, group: str
+        self, relation: Relation, *, hashes: str, group: str, bits: int
     ) -> dict[int, tuple[Any, Any]]:
-        return row_hashes.hashes_of_groups(relation, hashes=hashes, group=group)
+        return row_hashes.hashes_of_groups(relation, hashes=hashes, group=group, bits=bits)
 
     # -- conversions --------------------------------------------------------------------
 

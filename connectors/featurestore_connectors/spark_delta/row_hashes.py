@@ -107,12 +107,13 @@ def count_hashes(
 
 
 def hashes_of_groups(
-    given: Relation, *, hashes: str, group: str
+    given: Relation, *, hashes: str, group: str, bits: int
 ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return the different hashes of each group, sorted, and how many rows have each."""
+    """Return the different leading bits of each group's hashes, sorted, and how many rows have each."""
     from pyspark.sql import functions as sf
 
-    counted = given.native.groupBy(column(group).alias("group"), column(hashes).alias("hash"))
+    leading = column(hashes).bitwiseAND(sf.lit(-1 << (64 - bits)))
+    counted = given.native.groupBy(column(group).alias("group"), leading.alias("hash"))
     with translated():
         table = counted.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
     groups = table["group"].to_numpy()

@@ -1,31 +1,25 @@
 """Exactly equal shards without a global sort: ranks in hash order become boundaries between shards.
 
-One pass counts the hashes of each group in bins of their leading bits. A second pass looks only
-into the bins where a boundary falls, and holds the hashes there with their counts. The boundary at
-rank r is then the pair (hash, offset): it lies before the ``offset``-th of the rows that have this
-hash.
+One pass counts the hashes of each group by their leading bits. The next looks only into the ranges
+of hashes where a boundary falls and counts more bits: all of them, or, where too many hashes lie
+there, so many as give few counts, and then another pass follows. The boundary at rank r is at last
+the pair (hash, offset): it lies before the ``offset``-th of the rows that have this hash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator
-from featurestore.training.export.hash_columns import groups_and_hashes
+from featurestore.training.export.hash_columns import Int64s, UInt64s, groups_and_hashes
+from featurestore.training.export.hash_ranges import HASH_BITS, HashRanges, RangeCounts
 
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 Histograms = dict[int, Int64s]
 HashSums = dict[int, int]
-Bin = tuple[int, int]
-BinCounts = tuple[UInt64s, Int64s]
-
-_MOST_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class HistogramAccumulator(Accumulator[Histograms, Histograms]):
     def update(self, state: Histograms, batch: pa.RecordBatch) -> Histograms:
         """Count the rows of a batch."""
         groups, hashes = groups_and_hashes(batch)
-        bins = bins_of(hashes, self.bits)
+        bins = (hashes >> np.uint64(HASH_BITS - self.bits)).astype(np.int64)
         counted = {}
         for group in np.unique(groups).tolist():
             counted[group] = np.bincount(bins[groups == group], minlength=1 << self.bits)
@@ -102,113 +96,97 @@ class HashSumAccumulator(Accumulator[HashSums, HashSums]):
         return state
 
 
-@dataclass
-class BinHashes:
-    """The hashes of one bin with their counts, put together whenever there are many parts."""
+@dataclass(frozen=True)
+class RankedRanges:
+    """Where the rows of some ranks lie: of each rank its range, its rank in it, the range's rows.
 
-    hashes: list[UInt64s] = field(default_factory=list)
-    counts: list[Int64s] = field(default_factory=list)
+    A range is known by its first hash.
+    """
 
-    def add(self, hashes: UInt64s, counts: Int64s) -> None:
-        """Add hashes with counts."""
-        self.hashes.append(hashes)
-        self.counts.append(counts)
-        if len(self.hashes) > _MOST_PARTS:
-            unique, summed = self.unique()
-            self.hashes, self.counts = [unique], [summed]
+    starts: UInt64s
+    ranks: Int64s
+    rows: Int64s
 
-    def unique(self) -> BinCounts:
-        """Return the sorted unique hashes and their counts."""
-        unique, inverse = np.unique(np.concatenate(self.hashes), return_inverse=True)
-        summed = np.zeros(len(unique), dtype=np.int64)
-        np.add.at(summed, inverse.reshape(-1), np.concatenate(self.counts))
-        return unique, summed
+    def narrowed(self, counts: RangeCounts) -> RankedRanges:
+        """Return the ranges among those counted, which are parts of the ranges here."""
+        ends = np.cumsum(counts.rows)
+        first = np.searchsorted(counts.starts, self.starts)
+        ranks = ends[first] - counts.rows[first] + self.ranks
+        found = np.searchsorted(ends, ranks, side="right")
+        rows = counts.rows[found]
+        return RankedRanges(counts.starts[found], ranks - ends[found] + rows, rows)
 
 
 @dataclass(frozen=True)
-class BinAccumulator(Accumulator[dict[Bin, BinHashes], dict[Bin, BinCounts]]):
-    """Holds the hashes in chosen bins with their counts; ``bins`` are pairs of group and number."""
+class BoundarySearch:
+    """Looks for the boundaries before the rows of some ranks, in ever narrower ranges of hashes.
+
+    ``found`` are the ranges of each group's ranks, which share their leading ``bits``; at 64 bits
+    they are single hashes, and the search is over.
+    """
 
     bits: int
-    bins: frozenset[Bin]
+    found: Mapping[int, RankedRanges]
 
-    def start(self) -> dict[Bin, BinHashes]:
-        """Return no hashes."""
-        return {}
+    @classmethod
+    def among(
+        cls, histograms: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]], *, bits: int
+    ) -> BoundarySearch:
+        """Return the search behind the first pass, which counted by leading bits.
 
-    def update(self, state: dict[Bin, BinHashes], batch: pa.RecordBatch) -> dict[Bin, BinHashes]:
-        """Add the hashes of a batch that lie in a chosen bin."""
-        groups, hashes = groups_and_hashes(batch)
-        bins = bins_of(hashes, self.bits)
-        wanted = np.isin(bins, [number for _, number in self.bins])
-        if not wanted.any():
-            return state
-        groups, hashes, bins = groups[wanted], hashes[wanted], bins[wanted]
-        order = np.lexsort((bins, groups))
-        groups, hashes, bins = groups[order], hashes[order], bins[order]
-        changes = (groups[1:] != groups[:-1]) | (bins[1:] != bins[:-1])
-        starts = np.flatnonzero(np.concatenate(([True], changes)))
-        stops = np.append(starts[1:], len(groups))
-        for start, stop in zip(starts, stops, strict=True):
-            key = (int(groups[start]), int(bins[start]))
-            if key in self.bins:
-                unique, counts = np.unique(hashes[start:stop], return_counts=True)
-                state.setdefault(key, BinHashes()).add(unique, counts)
-        return state
+        Ranks are ``0 < rank < rows of the group``.
+        """
+        found = {}
+        for group, wanted in ranks.items():
+            if not wanted:
+                continue
+            rows = np.full(len(wanted), histograms[group].sum())
+            everything = RankedRanges(
+                np.zeros(len(wanted), dtype=np.uint64), np.array(wanted, dtype=np.int64), rows
+            )
+            found[group] = everything.narrowed(RangeCounts.of_histogram(histograms[group]))
+        return cls(bits, found)
 
-    def merge(
-        self, left: dict[Bin, BinHashes], right: dict[Bin, BinHashes]
-    ) -> dict[Bin, BinHashes]:
-        """Put both together."""
-        for key, found in right.items():
-            left.setdefault(key, BinHashes()).add(*found.unique())
-        return left
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to look for."""
+        return self.bits == HASH_BITS or not self.found
 
-    def finish(self, state: dict[Bin, BinHashes]) -> dict[Bin, BinCounts]:
-        """Return the sorted unique hashes of each bin with their counts."""
-        counts = {}
-        for key, found in state.items():
-            counts[key] = found.unique()
-        return counts
+    @property
+    def ranges(self) -> HashRanges:
+        """The ranges to look into."""
+        starts = {group: np.unique(found.starts) for group, found in self.found.items()}
+        return HashRanges(self.bits, starts)
 
+    def next_bits(self, most: int) -> int:
+        """Return by how many bits the next pass counts, so that at most ``most`` counts come back.
 
-def bins_of(hashes: UInt64s, bits: int) -> Int64s:
-    """Return the bin of each hash: its leading bits."""
-    return (hashes >> np.uint64(64 - bits)).astype(np.int64)
+        That is all bits where the ranges have so few rows. One more it is in any case.
+        """
+        ranges, rows = 0, 0
+        for found in self.found.values():
+            _, first = np.unique(found.starts, return_index=True)
+            ranges += len(first)
+            rows += int(found.rows[first].sum())
+        if rows <= most:
+            return HASH_BITS
+        more = (most // ranges).bit_length() - 1
+        return min(self.bits + max(more, 1), HASH_BITS)
 
+    def narrowed(self, counts: Mapping[int, RangeCounts], bits: int) -> BoundarySearch:
+        """Return the search behind a pass that counted the rows of its ranges by more bits."""
+        found = {}
+        for group, ranges in self.found.items():
+            found[group] = ranges.narrowed(counts[group])
+        return BoundarySearch(bits, found)
 
-def bins_of_ranks(
-    histograms: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]]
-) -> frozenset[Bin]:
-    """Return the bins in which the rows of some ranks (0 < rank < rows of the group) lie."""
-    bins = set()
-    for group, wanted in ranks.items():
-        for rank in wanted:
-            number, _ = _bin_of_rank(histograms[group], rank)
-            bins.add((group, number))
-    return frozenset(bins)
-
-
-def boundaries_at_ranks(
-    histograms: Mapping[int, Int64s],
-    bins: Mapping[Bin, BinCounts],
-    ranks: Mapping[int, Sequence[int]],
-) -> dict[int, list[Boundary]]:
-    """Return the boundary before the row of each rank, per group.
-
-    ``bins`` is what ``BinAccumulator`` gave.
-    """
-    result: dict[int, list[Boundary]] = {}
-    for group, wanted in ranks.items():
-        result[group] = []
-        for rank in wanted:
-            number, rank_in_bin = _bin_of_rank(histograms[group], rank)
-            hashes, counts = bins[group, number]
-            ends = np.cumsum(counts)
-            index = int(np.searchsorted(ends, rank_in_bin, side="right"))
-            offset = rank_in_bin - int(ends[index] - counts[index])
-            result[group].append(Boundary(int(hashes[index]), offset))
-    return result
+    def boundaries(self) -> dict[int, list[Boundary]]:
+        """Return the boundary before the row of each rank, per group, once the search is over."""
+        result = {}
+        for group, found in self.found.items():
+            places = zip(found.starts.tolist(), found.ranks.tolist(), strict=True)
+            result[group] = [Boundary(start, rank) for start, rank in places]
+        return result
 
 
 def equal_sizes(rows: int, shards: int) -> list[int]:
@@ -219,10 +197,3 @@ def equal_sizes(rows: int, shards: int) -> list[int]:
     """
     size, larger = divmod(rows, shards)
     return [size + 1] * larger + [size] * (shards - larger)
-
-
-def _bin_of_rank(histogram: Int64s, rank: int) -> tuple[int, int]:
-    """Return the bin that holds the row of this rank, and its rank inside the bin."""
-    ends = np.cumsum(histogram)
-    number = int(np.searchsorted(ends, rank, side="right"))
-    return number, rank - int(ends[number] - histogram[number])

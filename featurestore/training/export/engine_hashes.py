@@ -17,8 +17,8 @@ from featurestore.model.splits import FractionSplit
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.row_hashes import HashCounts, HashesRows
 from featurestore.training.export.assignment import SHARD, Assignment
-from featurestore.training.export.boundaries import Bin, BinCounts, bins_of
 from featurestore.training.export.hash_columns import GROUP, HASH, from_sortable, to_sortable
+from featurestore.training.export.hash_ranges import HASH_BITS, HashRanges, RangeCounts
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.split_rules import SplitRule, thresholds
 
@@ -66,29 +66,24 @@ def counted_by_engine(
     return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
 
 
-def bin_hashes_by_engine(
-    engine: Engine, hashed: Relation, bits: int, bins: frozenset[Bin]
-) -> dict[Bin, BinCounts] | None:
-    """Return the hashes in some bins with their rows; None where Arrow batches have to be read."""
+def range_counts_by_engine(
+    engine: Engine, hashed: Relation, ranges: HashRanges, bits: int
+) -> dict[int, RangeCounts] | None:
+    """Return the rows in ranges of any group; None where Arrow batches have to be read."""
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
-    wanted = {number for _, number in bins}
-    starts, numbers = [], [int(0 in wanted)]
-    for number in sorted(wanted | {number + 1 for number in wanted}):
-        if 0 < number < 1 << bits:
-            starts.append((number << (64 - bits)) - 2**63)
-            numbers.append(int(number in wanted))
-    chosen = _numbered(engine, hashed, HASH, Ranges(starts, numbers), name=_CHOSEN)
-    names = {HASH: HASH, GROUP: GROUP}
-    few = engine.select(engine.filter(chosen, f"{_CHOSEN} = 1"), names)
-    by_group = engine.hashes_of_groups(few, hashes=HASH, group=GROUP)
-    found = {}
-    for group, number in bins:
-        hashes, rows = by_group[group]
-        unsigned = from_sortable(hashes)
-        mine = bins_of(unsigned, bits) == number
-        found[group, number] = unsigned[mine], rows[mine]
-    return found
+    chosen = _numbered(engine, hashed, HASH, _inside(ranges), name=_CHOSEN)
+    inside = engine.select(engine.filter(chosen, f"{_CHOSEN} = 1"), {HASH: HASH, GROUP: GROUP})
+    return range_counts_of(engine, inside, bits)
+
+
+def range_counts_of(engine: HashesRows, hashed: Relation, bits: int) -> dict[int, RangeCounts]:
+    """Return how many of the rows of each group have the same leading bits of their hash."""
+    counts = {}
+    found = engine.hashes_of_groups(hashed, hashes=HASH, group=GROUP, bits=bits)
+    for group, (starts, rows) in found.items():
+        counts[group] = RangeCounts(from_sortable(starts), rows)
+    return counts
 
 
 def assigned_by_engine(
@@ -107,6 +102,17 @@ def assigned_by_engine(
     if ranges is None:
         return None
     return _without(engine, _numbered(engine, hashed, HASH, ranges, name=SHARD), GROUP)
+
+
+def _inside(ranges: HashRanges) -> Ranges:
+    """Return number 1 for the hashes in ranges of any group, 0 for those between."""
+    size = 1 << (HASH_BITS - ranges.bits)
+    starts = set(ranges.of_any_group.tolist())
+    edges = starts ^ {start + size for start in starts}  # one range may begin where another ends
+    inside = int(0 in edges)
+    inner = sorted(edges - {0, 1 << HASH_BITS})
+    numbers = [(inside + index) % 2 for index in range(len(inner) + 1)]
+    return Ranges(_sortable(inner), numbers)
 
 
 def _split_ranges(rule: FractionSplit) -> Ranges | None:

@@ -15,20 +15,30 @@ import pyarrow as pa
 from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
+from featurestore.plugins.row_hashes import HashesRows
 from featurestore.training.export.assignment import Assignment, ClassSplits
 from featurestore.training.export.boundaries import (
-    BinAccumulator,
     Boundary,
+    BoundarySearch,
     HashSumAccumulator,
     HashSums,
     HistogramAccumulator,
     Histograms,
-    bins_of_ranks,
-    boundaries_at_ranks,
     equal_sizes,
 )
-from featurestore.training.export.engine_hashes import bin_hashes_by_engine, counted_by_engine
+from featurestore.training.export.engine_hashes import (
+    counted_by_engine,
+    range_counts_by_engine,
+    range_counts_of,
+)
 from featurestore.training.export.hash_columns import GROUP, HASH, groups_and_hashes, to_sortable
+from featurestore.training.export.hash_ranges import (
+    HASH_BITS,
+    HashRanges,
+    RangeAccumulator,
+    RangeCounts,
+    RowsInRanges,
+)
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.lengths import declared_profiles
 from featurestore.training.export.profiles import ProfileAccumulator, every_profile
@@ -39,6 +49,8 @@ MAX_CLASSES = 10_000
 # Classes are many, each with a histogram of its own.
 _BITS_OF_CLASSES, _BITS = 10, 16
 _LAST_HASH = 2**64 - 1
+# What a pass that looks for boundaries brings here: counts of 16 bytes.
+MOST_COUNTS = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -311,14 +323,31 @@ def _boundaries(
     function: SplitClasses | None = None,
 ) -> dict[int, list[Boundary]]:
     """Return the boundary before the row of each rank, per group."""
-    bins = bins_of_ranks(counts.histograms, ranks)
-    hashes = {}
-    if bins:
-        found = None
-        if rows.by_engine:
-            found = bin_hashes_by_engine(engine, rows.source, counts.bits, bins)
-        if found is None:
-            accumulator = BinAccumulator(counts.bits, bins)
-            found = rows.aggregate(engine, accumulator, function=function)
-        hashes = found
-    return boundaries_at_ranks(counts.histograms, hashes, ranks)
+    search = BoundarySearch.among(counts.histograms, ranks, bits=counts.bits)
+    while not search.is_over:
+        bits = search.next_bits(MOST_COUNTS)
+        found = _range_counts(engine, rows, search.ranges, bits, function=function)
+        search = search.narrowed(found, bits)
+    boundaries = search.boundaries()
+    return {group: boundaries.get(group, []) for group in ranks}
+
+
+def _range_counts(
+    engine: Engine,
+    rows: HashedRows,
+    ranges: HashRanges,
+    bits: int,
+    *,
+    function: SplitClasses | None,
+) -> dict[int, RangeCounts]:
+    """Return the rows in some ranges by the leading bits of their hash."""
+    inside = RowsInRanges(ranges, bits)
+    counted = None
+    if rows.by_engine:
+        counted = range_counts_by_engine(engine, rows.source, ranges, bits)
+    elif bits < HASH_BITS and isinstance(engine, HashesRows):
+        # Each state of an accumulator would have as many counts as come here.
+        counted = range_counts_of(engine, rows.hashes(engine, function, inside), bits)
+    if counted is None:
+        counted = rows.aggregate(engine, RangeAccumulator(inside), function=function)
+    return counted

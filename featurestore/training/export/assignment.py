@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,30 @@ class ClassSplits:
 
 
 @dataclass(frozen=True)
+class ShardStarts:
+    """Where the second and later shards of a split begin: arrays of a boundary's two parts."""
+
+    hashes: UInt64s
+    offsets: Int64s
+
+    @classmethod
+    def of(cls, boundaries: Sequence[Boundary]) -> ShardStarts:
+        """Return the starts at some boundaries."""
+        hashes = np.array([each.hash for each in boundaries], dtype=np.uint64)
+        return cls(hashes, np.array([each.offset for each in boundaries], dtype=np.int64))
+
+    def shard_range(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
+        """Return the first and last shard (within the split) that may hold each hash."""
+        first = np.searchsorted(self.hashes, hashes, side="left")
+        last = np.searchsorted(self.hashes, hashes, side="right")
+        # Where a shard begins with the first row of a hash, the shard before it holds none of that
+        # hash.
+        on_boundary = first < last
+        first[on_boundary] += self.offsets[first[on_boundary]] == 0
+        return first, last
+
+
+@dataclass(frozen=True)
 class Assignment:
     """Maps hashed rows to shards, numbered over all splits.
 
@@ -42,6 +66,10 @@ class Assignment:
     first_shard: tuple[int, ...]
     boundaries: tuple[tuple[Boundary, ...], ...]
     classes: Mapping[int, ClassSplits] | None = None
+
+    @cached_property
+    def _starts(self) -> tuple[ShardStarts, ...]:
+        return tuple(map(ShardStarts.of, self.boundaries))
 
     def split_of(self, groups: Int64s, hashes: UInt64s) -> Int64s:
         """Return the split of each row, -1 for uncovered ones."""
@@ -64,9 +92,9 @@ class Assignment:
         numbers = np.full(len(hashes), -1, dtype=np.int64)
         again: list[Int64s] = []
         again_numbers: list[Int64s] = []
-        for split, boundaries in enumerate(self.boundaries):
+        for split, starts in enumerate(self._starts):
             mine = np.flatnonzero(splits == split)
-            first, last = _shard_range(hashes[mine], boundaries)
+            first, last = starts.shard_range(hashes[mine])
             numbers[mine] = self.first_shard[split] + first
             for further in range(1, int((last - first).max(initial=0)) + 1):
                 shared = first + further <= last
@@ -86,18 +114,3 @@ def _with_shards(batch: pa.RecordBatch, numbers: Int64s) -> pa.RecordBatch:
     schema = batch.schema.append(pa.field(SHARD, pa.int32()))
     column = pa.array(numbers.astype(np.int32))
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=schema)
-
-
-def _shard_range(hashes: UInt64s, boundaries: Sequence[Boundary]) -> tuple[Any, Any]:
-    """Return the first and last shard (within the split) that may hold each hash."""
-    positions = np.array([each.hash for each in boundaries], dtype=np.uint64)
-    first = np.searchsorted(positions, hashes, side="left")
-    last = np.searchsorted(positions, hashes, side="right")
-    if not len(boundaries):
-        return first, last
-    # Where a shard begins with the first row of a hash, the shard before it holds none of that
-    # hash.
-    begins_whole = np.array([each.offset == 0 for each in boundaries])
-    on_boundary = first < last
-    first[on_boundary] += begins_whole[first[on_boundary]]
-    return first, last

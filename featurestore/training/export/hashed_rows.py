@@ -130,32 +130,31 @@ class HashedRows:
         if self.given is not None:
             rows = HashedRows(self.given, _hashing(self.request), self.request)
         narrow = rows._narrow(engine, columns)
-        typed = None
-        if rows.function is not None and columns:
-            fields = [self.request.schema.field(name) for name in narrow.schema.names]
-            typed = partial(cast_batch, schema=pa.schema([*fields, *HASH_COLUMNS]))
-        chained = rows._chained(typed, function, with_columns=bool(columns))
-        mapped = MappedAccumulator(chained, accumulator, threads)
+        functions: list[BatchFunction] = []
+        if rows.function is not None:
+            functions.append(replace(rows.function, with_columns=bool(columns)))
+            if columns:
+                fields = [self.request.schema.field(name) for name in narrow.schema.names]
+                functions.append(partial(cast_batch, schema=pa.schema([*fields, *HASH_COLUMNS])))
+        if function is not None:
+            functions.append(function)
+        mapped = MappedAccumulator(Chained(tuple(functions)), accumulator, threads)
         result: Result = engine.aggregate(narrow, mapped)
         return result
 
     def hashes(self, engine: Engine, *functions: BatchFunction | None) -> Relation:
         """Return what functions make of hash and group alone: the same columns of other rows."""
-        chained = self._chained(*functions, with_columns=False)
-        return engine.map_batches(self._narrow(engine, ()), chained, schema=HASH_COLUMNS)
+        chained = [function for function in functions if function is not None]
+        if self.function is not None:
+            chained.insert(0, replace(self.function, with_columns=False))
+        rows = self._narrow(engine, ())
+        return engine.map_batches(rows, Chained(tuple(chained)), schema=HASH_COLUMNS)
 
     def mapped(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:
         """Return what a function makes of all columns, hash and group."""
         if self.function is not None:
             function = Chained((self.function, function))
         return engine.map_batches(self.source, function, schema=schema)
-
-    def _chained(self, *functions: BatchFunction | None, with_columns: bool) -> Chained:
-        """Return the functions that there are, behind the one that adds hash and group."""
-        hashing = None
-        if self.function is not None:
-            hashing = replace(self.function, with_columns=with_columns)
-        return Chained(tuple(each for each in (hashing, *functions) if each is not None))
 
     def _narrow(self, engine: Engine, columns: Iterable[str]) -> Relation:
         """Return the source with the columns that a pass needs."""

@@ -18,7 +18,7 @@ import org.apache.spark.sql.types.StructType;
 
 /** Counts hashed rows where they are: by group and leading bits of the hash, and what layouts ask of columns. */
 public final class RowCounts {
-  private static final int DEPTH = 2;
+  private static final int MANY_PARTS = 4096;
 
   private RowCounts() {}
 
@@ -29,8 +29,10 @@ public final class RowCounts {
   public static String count(Dataset<Row> rows, String hash, String group, List<String> columns, int bits) {
     Counting counting = new Counting(rows.schema(), hash, group, columns, bits);
     JavaRDD<InternalRow> parts = rows.queryExecution().toRdd().toJavaRDD();
+    // The driver gets as many states as the root of the parts: with a depth of 3 the cube root, by one more stage.
+    int depth = parts.getNumPartitions() > MANY_PARTS ? 3 : 2;
     return parts.mapPartitions(counting).treeAggregate(
-        new State(columns.size()), State::merged, State::merged, DEPTH).toJson();
+        new State(columns.size()), State::merged, State::merged, depth).toJson();
   }
 
   private static final class Counting implements FlatMapFunction<Iterator<InternalRow>, State> {

@@ -11,7 +11,12 @@ import pytest
 
 import featurestore
 from featurestore.hashing import row_hash, tie_hash
-from featurestore.training.export import pipeline, shard_plan, split_statistics
+from featurestore.training.export import (
+    boundary_passes,
+    pipeline,
+    shard_plan,
+    split_statistics,
+)
 from featurestore.training.export.boundaries import HashSumAccumulator, HistogramAccumulator
 from featurestore.training.export.hash_columns import GROUP, HASH, to_sortable
 from featurestore.training.export.profiles import ProfileAccumulator
@@ -193,7 +198,7 @@ def test_boundaries_of_too_many_hashes_take_one_more_job_and_give_the_same_bytes
 
     export("duckdb", "embedded", *asked)
     export("spark", "jvm", "plain")
-    monkeypatch.setattr(shard_plan, "MOST_COUNTS", 32)
+    monkeypatch.setattr(boundary_passes, "MOST_COUNTS", 32)
     export("duckdb", "refined", *asked)
     export("spark", "refined_jvm", *asked)
     monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)

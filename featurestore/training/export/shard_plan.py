@@ -15,7 +15,6 @@ import pyarrow as pa
 from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
-from featurestore.plugins.row_hashes import HashesRows
 from featurestore.training.export.assignment import Assignment, ClassSplits
 from featurestore.training.export.boundaries import (
     Boundary,
@@ -26,19 +25,9 @@ from featurestore.training.export.boundaries import (
     Histograms,
     equal_sizes,
 )
-from featurestore.training.export.engine_hashes import (
-    counted_by_engine,
-    range_counts_by_engine,
-    range_counts_of,
-)
+from featurestore.training.export.boundary_passes import find_boundaries
+from featurestore.training.export.engine_hashes import counted_by_engine
 from featurestore.training.export.hash_columns import GROUP, HASH, groups_and_hashes, to_sortable
-from featurestore.training.export.hash_ranges import (
-    HASH_BITS,
-    HashRanges,
-    RangeAccumulator,
-    RangeCounts,
-    RowsInRanges,
-)
 from featurestore.training.export.hashed_rows import HashedRows
 from featurestore.training.export.lengths import declared_profiles
 from featurestore.training.export.profiles import ProfileAccumulator, every_profile
@@ -49,8 +38,6 @@ MAX_CLASSES = 10_000
 # Classes are many, each with a histogram of its own.
 _BITS_OF_CLASSES, _BITS = 10, 16
 _LAST_HASH = 2**64 - 1
-# What a pass that looks for boundaries brings here: counts of 16 bytes.
-MOST_COUNTS = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -255,10 +242,11 @@ def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict
         total = counts.rows(group)
         ends[group] = class_ends(total, rule)
         inner[group] = [end for end in ends[group] if 0 < end < total]
-    boundaries = _boundaries(engine, rows, counts, inner)
+    search = BoundarySearch.among(counts.histograms, inner, bits=counts.bits)
+    boundaries = find_boundaries(engine, rows, search)
     result = {}
     for group in counts.histograms:
-        at_rank = dict(zip(inner[group], boundaries[group], strict=True))
+        at_rank = dict(zip(inner[group], boundaries.get(group, ()), strict=True))
         starts = []
         for end in ends[group]:
             starts.append(_split_start(end, at_rank))
@@ -310,44 +298,6 @@ def _shard_boundaries(
     for split, sizes in enumerate(shard_rows):
         ends = list(accumulate(sizes))
         inner[split] = [end for end in ends[:-1] if end < ends[-1]]
-    boundaries = _boundaries(engine, rows, counts, inner, function=split_classes)
-    return tuple(tuple(boundaries[split]) for split in range(len(shard_rows)))
-
-
-def _boundaries(
-    engine: Engine,
-    rows: HashedRows,
-    counts: Counts,
-    ranks: Mapping[int, Sequence[int]],
-    *,
-    function: SplitClasses | None = None,
-) -> dict[int, list[Boundary]]:
-    """Return the boundary before the row of each rank, per group."""
-    search = BoundarySearch.among(counts.histograms, ranks, bits=counts.bits)
-    while not search.is_over:
-        bits = search.next_bits(MOST_COUNTS)
-        found = _range_counts(engine, rows, search.ranges, bits, function=function)
-        search = search.narrowed(found, bits)
-    boundaries = search.boundaries()
-    return {group: boundaries.get(group, []) for group in ranks}
-
-
-def _range_counts(
-    engine: Engine,
-    rows: HashedRows,
-    ranges: HashRanges,
-    bits: int,
-    *,
-    function: SplitClasses | None,
-) -> dict[int, RangeCounts]:
-    """Return the rows in some ranges by the leading bits of their hash."""
-    inside = RowsInRanges(ranges, bits)
-    counted = None
-    if rows.by_engine:
-        counted = range_counts_by_engine(engine, rows.source, ranges, bits)
-    elif bits < HASH_BITS and isinstance(engine, HashesRows):
-        # Each state of an accumulator would have as many counts as come here.
-        counted = range_counts_of(engine, rows.hashes(engine, function, inside), bits)
-    if counted is None:
-        counted = rows.aggregate(engine, RangeAccumulator(inside), function=function)
-    return counted
+    search = BoundarySearch.among(counts.histograms, inner, bits=counts.bits)
+    boundaries = find_boundaries(engine, rows, search, function=split_classes)
+    return tuple(tuple(boundaries.get(split, ())) for split in range(len(shard_rows)))

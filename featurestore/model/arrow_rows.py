@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.model.arrow_bytes import has_many_bytes, joined_bytes
 
-def values_at(array: Any, positions: Any) -> Any:
-    """Return the values at positions.
+
+def values_at(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None) -> Any:
+    """Return the values at positions, in memory of Arrow's pool or another one.
 
     From a slice of lists of a fixed size within such lists pyarrow 26 takes other rows, silently.
 
@@ -20,9 +24,22 @@ def values_at(array: Any, positions: Any) -> Any:
     indices = _indices(positions)
     rows = _numbers_in_rows(array)
     if rows is None or indices.null_count:
-        return _from_the_start(array).take(indices)
+        return pc.take(_from_the_start(array), indices, memory_pool=pool)
     # Row by row: pyarrow takes lists of a fixed size item by item.
     return _lists_of_rows(np.take(rows, indices.to_numpy(), axis=0), array.type)
+
+
+def joined(arrays: Sequence[Any]) -> Any:
+    """Return the values of arrays of one type as one array.
+
+    >>> joined([pa.array([1]), pa.array([2, 3])]).to_pylist()
+    [1, 2, 3]
+    """
+    if len(arrays) == 1:
+        return arrays[0]
+    if has_many_bytes(arrays):
+        return joined_bytes(arrays)
+    return pa.concat_arrays(arrays)
 
 
 def rows_at(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:

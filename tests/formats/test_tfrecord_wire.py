@@ -50,6 +50,26 @@ def test_padded_varints_hold_any_integer(values: list[int], offset: int) -> None
     assert not target[:, offset + width :].any()
 
 
+@pytest.mark.parametrize("nulls", [False, True])
+def test_narrow_columns_keep_values_and_checksums_in_large_blocks(
+    nulls: bool, tmp_path: Path
+) -> None:
+    random = np.random.default_rng(0)
+    mask = random.random(3000) < 0.2 if nulls else None
+    bits = pa.array(random.random(3000) < 0.5, mask=mask)
+    signed = pa.array(np.arange(3000).astype(np.int8), mask=mask)
+    counts = pa.array(random.integers(0, 128, 3000).astype(np.int8), mask=mask)
+    table = pa.table({"bit": bits, "signed": signed, "count": counts}).slice(3)
+    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(table.num_rows, -1)
+    stored = records[:, -framing.FOOTER :].copy().view("<u4")[:, 0]
+    assert (stored == framing.payload_checksums(records)).all()
+    shard = FORMAT.open_shard(path, layout=layout_of(FORMAT, table))
+    found = shard.read(0, table.num_rows, table.schema.names)
+    assert pa.Table.from_batches([found]).equals(table.combine_chunks())
+    shard.close()
+
+
 @pytest.mark.parametrize("width", range(1, 10))
 def test_a_number_that_needs_more_bytes_is_not_cut(width: int) -> None:
     target = np.zeros((1, width), np.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.model.arrow_rows import rows_at, values_at
+from featurestore.model.arrow_rows import joined, rows_at, values_at
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (40, 3, 4))
 LISTS = pa.FixedSizeListArray.from_arrays(
@@ -45,3 +45,11 @@ def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
     found = rows_at(batch, PLACES)
     assert found.schema == batch.schema
     assert found.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}
+
+
+def test_binaries_of_many_bytes_are_joined_with_their_nulls() -> None:
+    long = [None if row % 7 == 0 else bytes([row % 251]) * 3000 for row in range(1000)]
+    parts = [pa.array(long, pa.binary()).slice(5), pa.array([], pa.binary()), pa.array(long)]
+    found = joined(parts)
+    assert found.equals(pa.concat_arrays(parts))
+    found.validate(full=True)

@@ -15,12 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_rows import values_at
+from featurestore.model.arrow_rows import joined, values_at
 from featurestore.storage.setaside import BatchFile
 
 ROW = "__fs_row"
-# A batch that is put together from the file has about so many bytes.
-_BATCH_BYTES = 64 << 20
+# A batch that is put together has about so many bytes: few, which stay in the caches and in memory
+# that is used again. From the file more of them, since each one looks at all of its parts.
+_BATCH_BYTES = 4 << 20
+_BATCH_BYTES_OF_FILE = 64 << 20
 
 
 class LargeColumns:
@@ -88,9 +90,8 @@ class LargeColumns:
         if self.is_empty:
             yield batch
             return
-        step = batch.num_rows
-        if self.waits_in_file:
-            step = max(1, _BATCH_BYTES * self._starts[-1] // max(self._bytes, 1))
+        size = _BATCH_BYTES_OF_FILE if self.waits_in_file else _BATCH_BYTES
+        step = max(1, size * self._starts[-1] // max(self._bytes, 1))
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
             arrays = dict(zip(part.schema.names, part.columns, strict=True))
@@ -125,10 +126,12 @@ class LargeColumns:
             if self._file is not None and not self._columns[name]:
                 self._map(self._file)
             elif self._file is None and len(self._columns[name]) > 1:
-                self._columns[name] = [pa.concat_arrays(self._columns[name])]
+                self._columns[name] = [joined(self._columns[name])]
             parts = self._columns[name]
         if self._file is None:
-            return values_at(parts[0], rows)
+            # Arrow's own pool gives memory back to the system at once, and getting it again costs
+            # more than moving values into it.
+            return values_at(parts[0], rows, pool=pa.system_memory_pool())
         return self._gathered(parts, np.asarray(rows))
 
     def _map(self, file: BatchFile) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.arrow_rows import rows_at, values_at
+from featurestore.model.arrow_rows import joined, rows_at, values_at
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 
 # Below this numpy sorts shard numbers by radix.
 _RADIX_LIMIT = 2**16
+# Writers beyond the threads: one waits for the disk while the others work.
+_MORE_WRITERS = 1
 # What may be sorted here: each writer holds a shard of it once more.
 _MEMORY_BYTES = 512 << 20
 # What may wait for writers, over all shards: the reader pauses beyond it.
@@ -59,7 +61,8 @@ def write_shards(
     try:
         if memory or has_large:
             loaded = InMemoryShards(large, shard=shard, order=order)
-            too_many = _load(database, rows, loaded, memory=memory)
+            with ThreadPoolExecutor(max(threads, 1)) as pool:
+                too_many = _load(database, rows, loaded, pool, memory=memory)
             if too_many is None:
                 return _write_in_memory(loaded, write, threads)
             rows = too_many
@@ -80,7 +83,12 @@ def write_shards(
 
 
 def _load(
-    database: Database, rows: Relation, loaded: InMemoryShards, *, memory: int
+    database: Database,
+    rows: Relation,
+    loaded: InMemoryShards,
+    pool: ThreadPoolExecutor,
+    *,
+    memory: int,
 ) -> Relation | None:
     """Take in the rows of all shards, as far as memory reaches.
 
@@ -89,7 +97,7 @@ def _load(
     """
     batches = batches_of(database, rows)
     for batch in batches:
-        loaded.add(batch)
+        loaded.add(batch, pool)
         if loaded.size > memory:
             loaded.move_to_file(database.scratch)
         if loaded.size > memory:
@@ -115,7 +123,7 @@ def _write_in_memory(
             stopped.set()
             raise
 
-    with ThreadPoolExecutor(max(threads, 1)) as pool:
+    with ThreadPoolExecutor(max(threads, 1) + _MORE_WRITERS) as pool:
         try:
             results = []
             for number in loaded.numbers():
@@ -249,6 +257,7 @@ class InMemoryShards:
         self.large = large
         self.schema = pa.schema([])
         self._shard, self._order = shard, order
+        self._batches: list[Future[pa.RecordBatch]] = []
         self._parts: dict[int, list[pa.RecordBatch]] = {}
         self._bytes = 0
 
@@ -257,13 +266,12 @@ class InMemoryShards:
         """The bytes in memory."""
         return self._bytes + self.large.size
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take in rows of any shards."""
+    def add(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
+        """Take in rows of any shards, which a thread puts by shard."""
         rest = self.large.taken_from(batch)
         self.schema = rest.schema
         self._bytes += rest.nbytes
-        for number, part in _runs(_grouped(rest, self._shard), self._shard):
-            self._parts.setdefault(number, []).append(part)
+        self._batches.append(pool.submit(_grouped, rest, self._shard))
 
     def move_to_file(self, directory: str) -> None:
         """Let the large columns wait in a file, where there are some in memory."""
@@ -271,26 +279,28 @@ class InMemoryShards:
             self.large.move_to_file(directory)
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the shards that have rows."""
+        """Return the numbers of the shards that have rows, after the last ``add``."""
+        for grouped in self._batches:
+            for number, part in _runs(grouped.result(), self._shard):
+                self._parts.setdefault(number, []).append(part)
+        self._batches.clear()
         return sorted(self._parts)
 
     def take(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a shard in order, and let go of them."""
+        """Yield the rows of a shard in order; called once for each."""
         parts = self._parts.pop(number)
-        schema = parts[0].schema
-        keys = [_column(parts, schema.get_field_index(name)) for name in self._order]
+        keys = [_column(parts, self.schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
         # Column by column, so that no more than one of them is there three times.
         arrays = []
-        for index in range(len(schema)):
+        for index in range(len(self.schema)):
             arrays.append(values_at(_column(parts, index), order))
-        yield from self.large.whole(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        yield from self.large.whole(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows without their large columns, and let go of them."""
-        while self._parts:
-            _, parts = self._parts.popitem()
-            yield from parts
+        while self._batches:
+            yield self._batches.pop().result()
 
 
 def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -317,9 +327,7 @@ def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
 
 
 def _column(parts: Sequence[pa.RecordBatch], index: int) -> pa.Array:
-    if len(parts) == 1:
-        return parts[0].column(index)
-    return pa.concat_arrays([part.column(index) for part in parts])
+    return joined([part.column(index) for part in parts])
 
 
 def _sorted_indices(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:

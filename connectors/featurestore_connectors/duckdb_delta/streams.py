@@ -35,7 +35,7 @@ _BATCH_BYTES = 64 << 20
 # What may be held of a relation to be read again. An export needs as much once more while it sorts.
 MOST_HELD_BYTES = 256 << 20
 # Batches of so many bytes are not worth putting together: that copies them.
-_WORTH_A_BATCH = 4 << 20
+_WORTH_A_BATCH = 1 << 20
 
 
 def stream(

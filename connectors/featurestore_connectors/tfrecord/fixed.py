@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.model.types import numpy_type
-from featurestore_connectors.tfrecord import framing, items, planes, wire
+from featurestore_connectors.tfrecord import framing, items, narrow, planes, wire
+from featurestore_connectors.tfrecord.checksums import Checksums
 from featurestore_connectors.tfrecord.items import not_as_counted
 from featurestore_connectors.tfrecord.regions import (
     fill_lists,
@@ -53,7 +54,7 @@ class Encoder:
 
     def __init__(self, template: Template) -> None:
         width = max(len(template.data), 1)
-        self._slots = template.slots
+        self._template, self._slots = template, template.slots
         self.block_rows = max(16, min(8192, BLOCK_BYTES // width))
         one = np.frombuffer(template.data, np.uint8)
         self._records = np.tile(one, (self.block_rows, 1))
@@ -70,8 +71,9 @@ class Encoder:
 
     def framed(self, batch: pa.RecordBatch) -> Iterator[tuple[Records, npt.NDArray[np.int64]]]:
         """Yield the records of a batch with their checksums; no lengths, since all have one."""
+        checksums = Checksums(self._template)
         for _, records in self.blocks(batch):
-            crcs = framing.payload_checksums(records)
+            crcs = checksums.of(records)
             records[:, -framing.FOOTER :].view("<u4")[:, 0] = crcs
             yield records, _NO_LENGTHS
 
@@ -85,7 +87,9 @@ def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
     values = leaves(array, column)
     write_keys(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
-    if column.wire == INT64:
+    if narrow.is_narrow(slot.field):
+        _fill_narrow(records, narrow.numbers_of(values), slot)
+    elif column.wire == INT64:
         words = integers(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             words[~valid] = 0
@@ -105,6 +109,15 @@ def _fill(records: Records, array: pa.Array, slot: Slot) -> None:
         _fill_constant_bytes(records, binary_parts(texts(values)), slot, valid)
     else:
         _fill_bytes(records, binary_parts(texts(values)), slot)
+
+
+def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) -> None:
+    if narrow.is_signed(slot.field):
+        narrow.fill(records, slot.offset, numbers)
+        return
+    if numbers.min(initial=0) < 0:
+        raise not_as_counted(slot.field.column, "a number is negative where none was counted")
+    records[:, slot.offset] = numbers.view(np.uint8)
 
 
 def write_keys(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None) -> None:

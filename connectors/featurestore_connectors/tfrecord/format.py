@@ -20,7 +20,7 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.plugins.plain import rebatch
+from featurestore.plugins.plain import worthwhile
 from featurestore.plugins.records import DescribesRecords, RecordPlan
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.tfrecord import spec
@@ -149,7 +149,7 @@ def _write_records(
         # wbits=31 makes the gzip header without a time, so that equal rows give equal bytes.
         pack = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
-    for batch in rebatch(batches, rows=encoder.block_rows):
+    for batch in worthwhile(batches, rows=encoder.block_rows):
         rows += batch.num_rows
         for data, sizes in encoder.framed(batch):
             if pack is None:

@@ -166,17 +166,15 @@ def in_total_order(
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches sorted by hash in the total order: rows of one hash by their canonical bytes.
 
-    The rows of a batch's last hash wait for the next batch, which may hold more of them.
+    Where the next batch begins with a batch's last hash, the rows of that hash wait for it.
     """
     waiting: list[pa.RecordBatch] = []
-    for batch, is_last in _with_ends(batches):
+    for batch, following in _with_following(batches):
         hashes = hashes_of(batch)
-        if waiting and hashes[0] != hashes_of(waiting[-1])[-1]:
-            yield _ordered(waiting, columns)
-            waiting = []
-        if is_last:
+        if following is None or hashes_of(following)[0] != hashes[-1]:
             yield _ordered([*waiting, batch], columns)
-            return
+            waiting = []
+            continue
         last = int(np.searchsorted(hashes, hashes[-1], side="left"))
         if last > 0:
             yield _ordered([*waiting, batch.slice(0, last)], columns)
@@ -184,17 +182,19 @@ def in_total_order(
         waiting.append(batch.slice(last))
 
 
-def _with_ends(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the batches that have rows, and whether each is the last of them."""
+def _with_following(
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
+    """Yield the batches that have rows, each with the one after it."""
     before: pa.RecordBatch | None = None
     for batch in batches:
         if batch.num_rows == 0:
             continue
         if before is not None:
-            yield before, False
+            yield before, batch
         before = batch
     if before is not None:
-        yield before, True
+        yield before, None
 
 
 def take_rows(

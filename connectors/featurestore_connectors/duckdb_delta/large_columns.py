@@ -21,7 +21,7 @@ from featurestore.storage.setaside import BatchFile
 ROW = "__fs_row"
 # A batch that is put together has about so many bytes: few, which stay in the caches and in memory
 # that is used again. From the file more of them, since each one looks at all of its parts.
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 2 << 20
 _BATCH_BYTES_OF_FILE = 64 << 20
 
 

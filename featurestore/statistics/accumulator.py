@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
-from featurestore.statistics.counts import ColumnCounts, CountedBatch, count_batch
+from featurestore.statistics.counts import ColumnCounts, count_measured, count_values
 from featurestore.statistics.dictionaries import with_dictionaries
 from featurestore.statistics.draw import upper_halves, with_lower_halves, within
 from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
@@ -28,14 +25,13 @@ from featurestore.statistics.sample import (
     sample_schema,
     sampled_rows,
 )
+from featurestore.statistics.values import Values, measured_values
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
 # Room for chance: so much more than the sample lies below the bound on average.
 _MARGIN = 1.25
-_WORTH_A_THREAD = 8_192
-Drawn = tuple[NDArray[np.uint64], pa.RecordBatch]
 
 
 @dataclass
@@ -80,45 +76,50 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         state.rows += batch.num_rows
         few = [each.name for each in self.columns if self._is_text_of_few(state, each)]
         batch = with_dictionaries(batch, few)
-        with _beside(batch.num_rows, lambda: _drawn(batch, state.sample, self.seed)) as drawn:
-            self._count(state, batch)
-        state.sample.add(*drawn.result())
+        # Squares of values near the end of float64 leave it; what comes of them is reported as
+        # missing.
+        with np.errstate(over="ignore", invalid="ignore"):
+            measured = self._count(state, batch)
+        _draw(batch, measured, state.sample, self.seed)
         return state
 
     def _is_text_of_few(self, state: StatisticsState, column: CountedColumn) -> bool:
         return column.kind == "text" and state.counts[column.name].values is not None
 
-    def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> None:
-        # Squares of values near the end of float64 leave it; what comes of them is reported as
-        # missing.
-        with np.errstate(over="ignore", invalid="ignore"):
-            counted = {}
-            for column in self.columns:
-                few_values = state.counts[column.name].values is not None
-                data = batch.column(column.name)
-                counted[column.name] = count_batch(column, data, few_values=few_values)
-            self._correlate(state, batch.num_rows, counted)
-            for name, found in counted.items():
-                state.counts[name] = state.counts[name].merge(found.counts)
+    def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> dict[str, Values]:
+        """Count each column and return the values of those of numbers, booleans or times."""
+        measured, counted = {}, {}
+        for column in self.columns:
+            name, data = column.name, batch.column(column.name)
+            few_values = state.counts[name].values is not None
+            if column.measured:
+                measured[name] = measured_values(data)
+                counted[name] = count_measured(measured[name], few_values=few_values)
+            else:
+                counted[name] = count_values(column, data, few_values=few_values)
+        self._add_moments(state, measured, counted)
+        for name, found in counted.items():
+            state.counts[name] = state.counts[name].merge(found)
+        return measured
 
-    def _correlate(
-        self, state: StatisticsState, rows: int, counted: dict[str, CountedBatch]
+    def _add_moments(
+        self,
+        state: StatisticsState,
+        measured: Mapping[str, Values],
+        counted: Mapping[str, ColumnCounts],
     ) -> None:
         """Count the moments of columns, alone and pairwise."""
-        names = {column.name for column in correlated_columns(self.columns)}
-        pairwise = []
-        for name, found in counted.items():
-            if found.values is not None and name in names and len(names) > 1:
-                pairwise.append(found)
-            elif found.values is not None:
-                found.counts.moments = moments_of(found.values, found.pivot)
-        if not pairwise:
-            return
-        values = [found.values for found in pairwise if found.values is not None]
-        together = co_moments(rows, values, [found.pivot for found in pairwise])
-        for index, found in enumerate(pairwise):
-            found.counts.moments = together.of_column(index)
-        state.co_moments = state.co_moments.merge(together)
+        pairwise = [column.name for column in correlated_columns(self.columns)]
+        if len(pairwise) < 2:
+            pairwise = []
+        for name, values in measured.items():
+            if name not in pairwise:
+                counted[name].moments = moments_of(values)
+        if pairwise:
+            together = co_moments([measured[name] for name in pairwise])
+            for index, name in enumerate(pairwise):
+                counted[name].moments = together.of_column(index)
+            state.co_moments = state.co_moments.merge(together)
 
     def merge(self, left: StatisticsState, right: StatisticsState) -> StatisticsState:
         """Add the right state to the left one in place."""
@@ -231,30 +232,15 @@ def merge(left: StatisticsState, right: StatisticsState) -> StatisticsState:
     return left
 
 
-@contextmanager
-def _beside(rows: int, call: Callable[[], Drawn]) -> Iterator[Future[Drawn]]:
-    """Run a call in a thread of its own while the body runs.
-
-    Small batches are not worth a thread.
-    """
-    future: Future[Drawn] = Future()
-    if rows < _WORTH_A_THREAD:
-        future.set_result(call())
-        yield future
-        return
-    # A thread a batch, no pool: a pool would not survive the fork of a worker.
-    with ThreadPoolExecutor(max_workers=1) as one:
-        yield one.submit(call)
-
-
-def _drawn(batch: pa.RecordBatch, sample: Sample, seed: int) -> Drawn:
-    """Return hashes and rows, as the sample keeps them, of those that it may take."""
+def _draw(batch: pa.RecordBatch, measured: Mapping[str, Values], sample: Sample, seed: int) -> None:
+    """Give the sample the rows of a batch that it may take, as it keeps them."""
     if not sample.schema.names:
-        return np.zeros(batch.num_rows, dtype=np.uint64), batch.select([])
+        sample.add(np.zeros(batch.num_rows, dtype=np.uint64), batch.select([]))
+        return
     rows = drawing_rows(batch, sample.schema)
-    hashes = upper_halves(rows, seed=seed)
+    hashes = upper_halves(rows, measured, seed=seed)
     if sample.cut:
         wanted = within(hashes, sample.bound)
         hashes, rows = hashes[wanted], rows.filter(pa.array(wanted))
     rows = sampled_rows(rows)
-    return with_lower_halves(hashes, rows, seed=seed), rows
+    sample.add(with_lower_halves(hashes, rows, seed=seed), rows)

@@ -11,9 +11,16 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.statistics.dictionaries import occurrences_of
-from featurestore.statistics.exactsum import Twofold, add_twofold, sum_integers, sum_twofold
+from featurestore.statistics.exactsum import (
+    TOO_LARGE,
+    Twofold,
+    add_twofold,
+    product,
+    sum_integers,
+    sum_twofold,
+)
 from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.moments import Moments, pivot_of
+from featurestore.statistics.moments import Moments
 from featurestore.statistics.value_counts import (
     LONGEST_TEXT,
     MOST_VALUES,
@@ -22,7 +29,7 @@ from featurestore.statistics.value_counts import (
     counts_of_texts,
     merged_counts,
 )
-from featurestore.statistics.values import Values, lengths_of, measured_values
+from featurestore.statistics.values import Values, lengths_of
 
 Extreme = int | float | str | None
 Total = int | Twofold
@@ -86,24 +93,10 @@ class ColumnCounts:
             self.longest = longest
 
 
-@dataclass(frozen=True)
-class CountedBatch:
-    """The counts of one column in one batch; of numbers their values and a number near the mean.
-
-    The moments are left to who knows whether co-moments give them.
-    """
-
-    counts: ColumnCounts
-    values: Values | None = None
-    pivot: float | int = 0.0
-
-
-def count_batch(column: CountedColumn, data: pa.Array, *, few_values: bool = True) -> CountedBatch:
-    """Return the counts of one column of one batch; each value's while they are few."""
-    if column.measured:
-        return _count_measured(data, few_values=few_values)
+def count_values(column: CountedColumn, data: pa.Array, *, few_values: bool) -> ColumnCounts:
+    """Return the counts of one column without numbers; each value's while they are few."""
     if pat.is_dictionary(data.type):
-        return CountedBatch(_count_dictionary(data, few_values=few_values))
+        return _count_dictionary(data, few_values=few_values)
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     if column.has_length:
         _count_lengths(counts, lengths_of(data))
@@ -113,29 +106,36 @@ def count_batch(column: CountedColumn, data: pa.Array, *, few_values: bool = Tru
     counts.values = None
     if column.kind == "text" and few_values:
         counts.values = counts_of_texts(data, longest=counts.longest)
-    return CountedBatch(counts)
+    return counts
 
 
-def _count_measured(data: pa.Array, *, few_values: bool) -> CountedBatch:
-    values = measured_values(data)
-    counts = ColumnCounts(len(data), values.nulls, values.nan, values.infinite)
-    counts.values = None
+def count_measured(values: Values, *, few_values: bool) -> ColumnCounts:
+    """Return the counts of one column of numbers, booleans or times, without the moments.
+
+    These are left to who knows whether co-moments give them.
+    """
+    counts = ColumnCounts(len(values.numbers), values.nulls, values.nan, values.infinite)
     if values.extremes is None:
-        counts.values = {}
-        return CountedBatch(counts, values)
-    low, high = values.extremes
-    counts.minimum, counts.maximum = low.item(), high.item()
+        return counts
+    counts.widen(*[each.item() for each in values.extremes])
+    counts.values = None
     if few_values:
-        counts.values = counts_of_numbers(values.finite)
-    # Where there is no value the number is 0.
-    if values.numbers.dtype.kind == "f":
-        largest = max(float(high), -float(low))
-        counts.total = sum_twofold(values.numbers, largest=largest)
-        average = (counts.total[0] + counts.total[1]) / values.count
-    else:
-        counts.total = sum_integers(values.numbers)
-        average = counts.total / values.count
-    return CountedBatch(counts, values, pivot_of(values, average=average))
+        counts.values = counts_of_numbers(values)
+    counts.total = _total(values, counts.values)
+    return counts
+
+
+def _total(values: Values, counted: ValueCounts | None) -> Total:
+    low, high = values.extremes or (0, 0)
+    if values.numbers.dtype.kind != "f":
+        if counted is not None:
+            return sum(value * count for value, count in counted.items())
+        return sum_integers(values.numbers) - values.missing * int(values.pivot)
+    largest = max(float(high), -float(low))
+    if largest > TOO_LARGE or not values.missing:
+        return sum_twofold(values.finite, largest=largest)
+    total = sum_twofold(values.numbers, largest=largest)
+    return add_twofold(total, product(-values.missing, float(values.pivot)))
 
 
 def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCounts:

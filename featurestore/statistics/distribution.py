@@ -7,7 +7,7 @@ exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,23 +20,19 @@ from featurestore.statistics.bins import counts_between, edges_of
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.exactsum import Floats
 from featurestore.statistics.kinds import CountedColumn
-from featurestore.statistics.moments import CoMoments, Moments, deviations_of, weighted_moments
-from featurestore.statistics.pairwise import weighted_co_moments
 from featurestore.statistics.sorting import ascending
-from featurestore.statistics.values import Bools, Values, measured_values
+from featurestore.statistics.values import Values
 
 # Columns of up to so many values keep them all, which makes drift of categories exact.
 MOST_TOP = 100
 _TOP = 20
-_BLOCK = 65_536
 
 
 @dataclass(frozen=True)
 class Distribution:
     """The sampled values of a column.
 
-    ``ranks`` are the mid-ranks of its rows that have a value, with the marks of these rows;
-    ``moments`` are those of its values.
+    ``ranks`` are the mid-ranks of its rows.
     """
 
     rows: int
@@ -47,8 +43,7 @@ class Distribution:
     quantiles: tuple[float, ...] = ()
     edges: tuple[float, ...] | None = None
     bins: NDArray[np.int64] | None = None
-    ranks: tuple[Floats, Bools | None] | None = None
-    moments: Moments = field(default_factory=Moments)
+    ranks: Values | None = None
 
     def estimate_distinct(self, rows: int) -> int:
         """Return the distinct values of a table of so many rows.
@@ -62,26 +57,23 @@ class Distribution:
         return min(rows, round(self.distinct / (1 - unseen_share)))
 
 
-def distribution_of(
-    column: CountedColumn, data: pa.Array, weights: NDArray[np.int64], counted: ColumnCounts
-) -> Distribution | None:
-    """Return the distribution of one column of the sample.
+def distribution_of_texts(
+    data: pa.Array, weights: NDArray[np.int64], counted: ColumnCounts
+) -> Distribution:
+    """Return the distribution of texts; ``counted`` is what all rows are known to hold."""
+    if counted.values is not None:
+        return _counted_texts(counted.values)
+    return _texts(data, weights)
+
+
+def distribution_of_numbers(
+    column: CountedColumn, values: Values, weights: NDArray[np.int64], counted: ColumnCounts
+) -> Distribution:
+    """Return the distribution of numbers, booleans or times.
 
     ``counted`` is what all rows are known to hold: the extremes, and each value's count where there
     are few.
     """
-    if column.measured:
-        return _measured(column, measured_values(data), weights, counted)
-    if column.kind == "text" and counted.values is not None:
-        return _counted_texts(counted.values)
-    if column.kind == "text":
-        return _texts(data, weights)
-    return None
-
-
-def _measured(
-    column: CountedColumn, values: Values, weights: NDArray[np.int64], counted: ColumnCounts
-) -> Distribution:
     if values.present is not None:
         weights = weights[values.present]
     if counted.values is not None:
@@ -89,7 +81,7 @@ def _measured(
     else:
         unique, counts, ranks = _of_sorted(values.finite, weights)
     if not len(unique):
-        return Distribution(0, 0, 0, (), True, ranks=(np.empty(0), values.present))
+        return Distribution(0, 0, 0, (), True, ranks=_as_values(ranks, values))
     ends = np.cumsum(counts)
     edges = edges_of(column, unique, low=counted.minimum, high=counted.maximum)
     bins = None
@@ -105,9 +97,20 @@ def _measured(
         quantiles=_quantiles(unique, ends),
         edges=edges,
         bins=bins,
-        ranks=(ranks, values.present),
-        moments=weighted_moments(deviations_of(values), weights),
+        ranks=_as_values(ranks, values),
     )
+
+
+def _as_values(ranks: Floats, values: Values) -> Values:
+    """Return the ranks of the rows that have a value as those of a column."""
+    pivot = 0.0
+    if len(ranks):
+        pivot = float(ranks.mean())
+    if values.present is not None:
+        of_all = np.full(len(values.numbers), pivot)
+        of_all[values.present] = ranks
+        ranks = of_all
+    return Values(ranks, values.present, pivot, None, values.missing)
 
 
 def _of_sorted(
@@ -226,30 +229,3 @@ def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ..
         between = low + (high - low) * share
     is_value = (share == 0) | (lower == upper) | ~np.isfinite(between)
     return tuple(np.where(is_value, low, between).tolist())
-
-
-def correlations_of(
-    columns: Mapping[str, tuple[Floats, Bools | None]], weights: NDArray[np.int64]
-) -> Floats:
-    """Return Pearson's r of columns, each pair over the rows where both are present.
-
-    Of ranks that is Spearman's r. Equal rows in equal order give equal bits: they are added up in
-    blocks of one size.
-
-    Args:
-        columns: The values that are present, and the marks of their rows; None for all rows.
-        weights: How often each row counts.
-    """
-    state = CoMoments.empty(len(columns))
-    for start in range(0, len(weights), _BLOCK):
-        block_weights = weights[start : start + _BLOCK]
-        block = np.full((len(columns), len(block_weights)), np.nan)
-        for row, (values, present) in zip(block, columns.values(), strict=True):
-            if present is None:
-                row[:] = values[start : start + _BLOCK]
-            else:
-                known = present[start : start + _BLOCK]
-                before = int(present[:start].sum())
-                row[known] = values[before : before + int(known.sum())]
-        state = state.merge(weighted_co_moments(block, block_weights))
-    return state.correlations()

@@ -1,13 +1,16 @@
 """The hash by which rows are drawn into the sample: cheap for all rows, whole for those drawn.
 
-Either half is one multiplication a value. The lower one looks at whole texts and so tells different
-rows apart; it is computed only where the upper half lies within the bound of the sample. Rows count
-as the sample keeps them: long values by their length.
+The upper half is one multiplication a word, of numbers that were measured anyway and the beginnings
+of texts. The lower one looks at whole values and so tells different rows apart; it is computed only
+where the upper half lies within the bound of the sample. Rows count as the sample keeps them: long
+values by their length.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
 from featurestore.statistics.dictionaries import codes_of
+from featurestore.statistics.values import Bools, Values
 
 Hashes = NDArray[np.uint64]
 _HALF = np.uint64(32)
@@ -25,19 +29,117 @@ _UPPER = np.uint64(0xFFFFFFFF << 32)
 _BEGINNING, _WHOLE = 32, 2**62
 _NAN = np.float64(np.nan)
 _NULL = np.uint64(tag(255))
+_FACTOR = np.uint64(GOLDEN)
+# A sum of so few words is multiplied before its upper bits are brought to the lower ones: all that
+# tells whole numbers apart as floats are a word's first bits.
+_UNFOLDED = 4
+_WORD_BYTES = 8
 # Stays in the caches with what is made of it.
 _BLOCK = 32_768
 
 
-def upper_halves(rows: pa.RecordBatch, *, seed: int) -> Hashes:
+def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: int) -> Hashes:
     """Return the upper half of each row's hash; the lower one is zero.
 
-    >>> upper_halves(pa.record_batch([pa.array([1, 1, 2])], ["a"]), seed=0).tolist()
-    [3531997232385490944, 3531997232385490944, 9702589223428685824]
+    Numbers are told by what was measured of them, so decimals by the nearest float, missing ones by
+    their mark alone.
+
+    >>> upper_halves(pa.record_batch([pa.array(["b", "b", "c"])], ["a"]), {}, seed=0).tolist()
+    []
     """
-    state = _sums(rows, seed, half=0, longest=_BEGINNING)
+    words = list(_words(rows, measured))
+    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
+    other = np.empty(min(len(state), _BLOCK), dtype=np.uint64)
+    for start in range(0, len(state), _BLOCK):
+        block = state[start : start + _BLOCK]
+        scratch = other[: len(block)]
+        for number, each in enumerate(words):
+            if number % _UNFOLDED == 0:
+                np.right_shift(block, _HALF, out=scratch)
+                block ^= scratch
+            block += each.of(slice(start, start + _BLOCK), scratch)
+            block *= _FACTOR
+    mix_all(state)
     state &= _UPPER
     return state
+
+
+@dataclass(frozen=True)
+class _Words:
+    """A word for each row, where ``present`` marks it and else 0."""
+
+    words: Hashes
+    present: Bools | None = None
+    has_zeros: bool = False
+
+    def of(self, rows: slice, scratch: Hashes) -> Hashes:
+        """Return the words of some rows, perhaps in an array of their length."""
+        words = self.words[rows]
+        if self.has_zeros:  # -0.0 is 0.0
+            np.add(words.view(np.float64), 0.0, out=scratch.view(np.float64))
+            words = scratch
+        if self.present is not None:
+            words = np.multiply(words, self.present[rows], out=scratch)
+        return words
+
+
+def _words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Words]:
+    """Yield what the columns say of each row; numbers of few bytes share words."""
+    narrow: list[_Lane] = []
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if name in measured:
+            values = measured[name]
+            numbers, present = values.numbers, values.present
+            if numbers.dtype.itemsize == _WORD_BYTES:
+                yield _Words(numbers.view(np.uint64), present, _may_be_zero(values))
+            else:
+                narrow.append(_Lane(numbers.dtype, numbers, present))
+            # Also of columns without missing rows, which other batches may have.
+            missing = None if present is None else ~present
+            narrow.append(_Lane(np.dtype(np.bool_), missing))
+        elif pat.is_dictionary(column.type):
+            words = np.zeros(len(column), dtype=np.uint64)
+            _add_dictionary(words, column, 1, _BEGINNING)
+            yield _Words(words)
+        else:
+            words = np.zeros(len(column), dtype=np.uint64)
+            _add(words, column, 1, _BEGINNING)
+            yield _Words(words)
+    yield from map(_Words, _packed(narrow, rows.num_rows))
+
+
+def _may_be_zero(values: Values) -> bool:
+    if values.numbers.dtype.kind != "f" or values.extremes is None:
+        return False
+    low, high = values.extremes
+    return bool(low <= 0.0 <= high)
+
+
+class _Lane(NamedTuple):
+    """A number of few bytes for each row: 0 where not present, and without numbers everywhere."""
+
+    type: np.dtype[Any]
+    numbers: NDArray[Any] | None
+    present: Bools | None = None
+
+
+def _packed(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
+    """Yield words in which the numbers of several columns lie side by side."""
+    words, used = np.zeros(rows, dtype=np.uint64), 0
+    # The widest first, so that each lies at a multiple of its width.
+    for lane in sorted(lanes, key=lambda each: -each.type.itemsize):
+        width = lane.type.itemsize
+        if used + width > _WORD_BYTES:
+            yield words
+            words, used = np.zeros(rows, dtype=np.uint64), 0
+        if lane.numbers is not None:
+            place = words.view(lane.type).reshape(rows, -1)[:, used // width]
+            place[:] = lane.numbers
+            if lane.present is not None:
+                place *= lane.present
+        used += width
+    if used:
+        yield words
 
 
 def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:

@@ -1,11 +1,10 @@
-"""Sums that do not depend on how the rows were cut.
+"""Sums that do not depend on how the rows were cut, in double-double arithmetic.
 
-Error-free splitting and double-double arithmetic.
-
-A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. The splitting is that
-of Rump, Ogita and Oishi, "Accurate floating-point summation" (SIAM J. Sci. Comput. 31, 2008): with
-a power of two ``sigma`` above n * max|x|, the leading parts ``(x + sigma) - sigma`` add up without
-any rounding.
+A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. Added to a number
+``sigma`` far above them, floats are rounded to multiples of its last place, and the bits of what
+comes out count these places: as integers they add up without any rounding. What was rounded away
+is smaller than that by as many bits as a float64 has (after Rump, Ogita and Oishi, "Accurate
+floating-point summation", SIAM J. Sci. Comput. 31, 2008, who add the multiples as floats).
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
 Twofold = tuple[float, float]
-_TOO_LARGE = 2.0**900
-# Fits the caches, with two arrays of intermediate results; smaller ones pay for numpy's calls.
+# Sums of such numbers may leave float64 on the way.
+TOO_LARGE = 2.0**900
+# Fits the caches, with an array of intermediate results; smaller ones pay for numpy's calls.
 _BLOCK = 32_768
-# What rounding to a multiple of the last bit of sigma leaves is at most sigma times 2 to minus this.
-_PRECISION = 53
+# Places of so many numbers up to half of sigma add up within 63 bits.
+_SUMMANDS_BITS = 12
+_SIGN, _WORD = 1 << 63, 1 << 64
 
 
 def two_sum(a: Number, b: Number) -> tuple[Number, Number]:
@@ -46,38 +47,53 @@ def add_twofold(a: tuple[Number, Number], b: tuple[Number, Number]) -> tuple[Num
 def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
     """Return the sum of finite numbers as a twofold; ``largest`` is their greatest magnitude.
 
-    >>> sum_twofold(np.array([1e100, 1.0, -1e100]))
+    >>> sum_twofold(np.array([1e30, 1.0, -1e30]))
     (1.0, 0.0)
     """
     if not len(values):
         return 0.0, 0.0
     if largest is None:
         largest = max(float(values.max()), -float(values.min()))
-    if largest > _TOO_LARGE:
+    if largest > TOO_LARGE:
         return _sum_huge(values)
     total = (0.0, 0.0)
-    scratch = np.empty((2, min(len(values), _BLOCK)))
+    scratch = np.empty(min(len(values), _BLOCK))
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]
-        total = add_twofold(total, _sum_block(block, largest, scratch[:, : len(block)]))
+        total = add_twofold(total, _sum_block(block, largest, scratch[: len(block)]))
     return total
 
 
-def _sum_block(values: Floats, largest: float, scratch: Floats) -> Twofold:
-    """Return the sum of numbers up to ``largest``, computed in two arrays of their length."""
-    leading, rest = scratch
-    growth = math.ceil(math.log2(len(values) + 2))
-    total = (0.0, 0.0)
-    while largest > 0.0:  # no longer once it is below the least float64
-        sigma = math.ldexp(1.0, growth + math.frexp(largest)[1])
-        np.add(values, sigma, out=leading)
-        leading -= sigma
-        total = add_twofold(total, (float(leading.sum()), 0.0))
-        values = np.subtract(values, leading, out=rest)
-        if not rest.any():
-            break
-        largest = math.ldexp(sigma, -_PRECISION)
-    return total
+def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
+    """Return the sum of numbers up to ``largest``, computed in an array of their length."""
+    headroom = max(len(values).bit_length() - _SUMMANDS_BITS, 0)
+    sigma = math.ldexp(1.5, headroom + math.frexp(largest)[1] + 1)
+    np.add(values, sigma, out=rounded)
+    places = int(rounded.view(np.int64).sum()) - len(values) * _bits(sigma)
+    places = (places + _SIGN) % _WORD - _SIGN  # the sum of integers goes round
+    rounded -= sigma
+    rest = np.subtract(values, rounded, out=rounded)
+    return add_twofold(_scaled(places, math.ulp(sigma)), (float(rest.sum()), 0.0))
+
+
+def product(count: int, number: float) -> Twofold:
+    """Return so many times a number, exactly.
+
+    >>> product(3, 0.5)
+    (1.5, 0.0)
+    """
+    numerator, denominator = number.as_integer_ratio()
+    return _scaled(count * numerator, 1 / denominator)
+
+
+def _scaled(number: int, unit: float) -> Twofold:
+    """Return a number of up to 106 bits times a power of two."""
+    high = float(number)
+    return high * unit, float(number - int(high)) * unit
+
+
+def _bits(number: float) -> int:
+    return int(np.float64(number).view(np.int64))
 
 
 def sum_integers(values: NDArray[Any]) -> int:

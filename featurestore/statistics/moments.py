@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from featurestore.statistics.exactsum import Floats, Twofold, add_twofold
 from featurestore.statistics.values import Values
 
-# Differences of integers up to here are exact in int64.
-_WIDEST_EXACT = 1 << 62
-
 
 @dataclass
 class Moments:
@@ -115,67 +112,33 @@ class CoMoments:
         return np.asarray(result, dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Deviations:
-    """The finite values of one column in one batch minus a pivot near their mean.
-
-    ``total`` is their sum.
-    """
-
-    pivot: float | int
-    values: Floats
-    total: float
-
-    @property
-    def mean(self) -> Twofold:
-        """The mean as a twofold."""
-        n = len(self.values)
-        if not n:
-            return 0.0, 0.0
-        return add_twofold(as_twofold(self.pivot), (self.total / n, 0.0))
-
-    @property
-    def moments(self) -> Moments:
-        """The moments of the batch."""
-        n = len(self.values)
-        if not n:
-            return Moments()
-        # Not the product of BLAS: it wakes its threads for a vector, which costs more.
-        squares = float(np.einsum("i,i->", self.values, self.values))
-        return Moments(n, self.mean, (max(squares - self.total * self.total / n, 0.0), 0.0))
+def moments_of(values: Values) -> Moments:
+    """Return the moments of a batch, computed around its pivot."""
+    n = values.count
+    if not n:
+        return Moments()
+    deviations = values.deviations()
+    # Not the product of BLAS: it wakes its threads for a vector, which costs more.
+    squares = float(np.einsum("i,i->", deviations, deviations))
+    return _around(values.pivot, n, float(deviations.sum()), squares)
 
 
-def deviations_of(values: Values) -> Deviations:
-    """Return the deviations of a batch from a pivot; all exactly 0 when the values are equal."""
-    finite = values.finite
-    if not len(finite):
-        return Deviations(0.0, np.empty(0), 0.0)
-    return _around(values, pivot_of(values, average=float(finite.mean(dtype=np.float64))))
+def weighted_moments(values: Values, weights: NDArray[np.int64]) -> Moments:
+    """Return the moments of rows that count several times; they depend on their order alone."""
+    if values.present is not None:
+        weights = np.where(values.present, weights, 0)
+    n = int(weights.sum())
+    if not n:
+        return Moments()
+    deviations = values.deviations()
+    weighted = deviations * weights
+    return _around(values.pivot, n, float(weighted.sum()), float((weighted * deviations).sum()))
 
 
-def moments_of(values: Values, pivot: float | int) -> Moments:
-    """Return the moments of a batch, computed around a pivot near its mean."""
-    return _around(values, pivot).moments
-
-
-def _around(values: Values, pivot: float | int) -> Deviations:
-    deviations = values.minus(pivot)
-    return Deviations(pivot, deviations, float(deviations.sum()))
-
-
-def pivot_of(values: Values, *, average: float) -> float | int:
-    """Return a number near the average: one of the values where all are equal.
-
-    A whole number where differences of the values are exact.
-    """
-    if values.extremes is None:
-        return 0.0
-    low, high = values.extremes
-    if values.numbers.dtype.kind == "f":
-        return float(low) if low == high else average
-    if int(high) - int(low) <= _WIDEST_EXACT:
-        return min(max(round(average), int(low)), int(high))
-    return average
+def _around(pivot: float | int, n: int, total: float, squares: float) -> Moments:
+    """Return moments from the sums of deviations from a pivot and of their squares."""
+    mean = add_twofold(as_twofold(pivot), (total / n, 0.0))
+    return Moments(n, mean, (max(squares - total * total / n, 0.0), 0.0))
 
 
 def as_twofold(pivot: float | int) -> Twofold:
@@ -184,15 +147,3 @@ def as_twofold(pivot: float | int) -> Twofold:
     if not isinstance(pivot, int):
         return high, 0.0
     return high, float(pivot - int(high))
-
-
-def weighted_moments(around: Deviations, weights: NDArray[np.int64]) -> Moments:
-    """Return the moments of values that count several times; they depend on their order alone."""
-    n = int(weights.sum())
-    if not n:
-        return Moments()
-    weighted = around.values * weights
-    total = float(weighted.sum())
-    squares = float((weighted * around.values).sum())
-    mean = add_twofold(as_twofold(around.pivot), (total / n, 0.0))
-    return Moments(n, mean, (max(squares - total * total / n, 0.0), 0.0))

@@ -1,4 +1,4 @@
-"""Co-moments of the columns of one batch, in blocks of rows that stay in the processor's cache."""
+"""Co-moments of the columns of one batch, in blocks of rows that stay in the processor's caches."""
 
 from __future__ import annotations
 
@@ -11,108 +11,108 @@ from featurestore.statistics.exactsum import Floats, add_twofold
 from featurestore.statistics.moments import CoMoments, as_twofold
 from featurestore.statistics.values import Values
 
-_CACHED_VALUES = 1 << 17
-_FEWEST_ROWS = 256
+# Each of numpy's calls costs as much as a thousand values.
+_CACHED_VALUES = 1 << 19
+_FEWEST_ROWS, _MOST_ROWS = 1_024, 32_768
 # BLAS wakes its threads for products of more multiplications, and they spin afterwards.
 _ALONE = 1 << 18
+_FEWEST_MULTIPLIED = 128
+# Of more columns it is worth to compute one half of the symmetric product only.
+_FEW_COLUMNS = 40
 
 
-def co_moments(rows: int, values: Sequence[Values], pivots: Sequence[float | int]) -> CoMoments:
-    """Return the co-moments of one batch of so many rows: its columns, and a pivot for each."""
-    step = max(_FEWEST_ROWS, _CACHED_VALUES // max(len(values), 1))
-    holed = []
-    for index, column in enumerate(values):
-        if column.present is not None:
-            holed.append(index)
-    sums = _Sums(len(values), holed)
-    deviations = np.empty((len(values), step))
-    known = np.empty((len(holed), step))
-    for start in range(0, rows, step):
-        block = slice(start, min(start + step, rows))
-        width = block.stop - start
-        for row, column, pivot in zip(deviations, values, pivots, strict=True):
-            column.write_minus(pivot, block, row[:width])
-        for row, index in zip(known, holed, strict=True):
-            row[:width] = values[index].present[block]  # type: ignore[index]
-            deviations[index, :width] *= row[:width]
-        sums.add(deviations[:, :width], known[:, :width])
-    return sums.co_moments(np.array(list(map(as_twofold, pivots))).reshape(len(values), 2))
+def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None = None) -> CoMoments:
+    """Return the co-moments of the columns of one batch; ``weights`` count rows several times."""
+    rows = len(columns[0].numbers)
+    total, roots = float(rows), None
+    if weights is not None and not (weights == 1).all():
+        total, roots = float(weights.sum()), np.sqrt(weights)
+    sums = _Sums(columns, total)
+    # A block of rows is written at once, and multiplied in pieces.
+    piece = _rows_multiplied(len(columns))
+    block = min(max(_CACHED_VALUES // sums.width, _FEWEST_ROWS), _MOST_ROWS)
+    block = max(block - block % piece, piece)
+    whole = rows - rows % piece
+    for start in range(0, whole, block):
+        sums.add(slice(start, min(start + block, whole)), piece, roots)
+    if whole < rows:
+        sums.add(slice(whole, rows), rows - whole, roots)
+    return sums.co_moments()
 
 
-def weighted_co_moments(values: Floats, weights: NDArray[np.int64]) -> CoMoments:
-    """Return the co-moments of rows that count several times.
-
-    ``values`` is (p, n), NaN where missing.
-    """
-    present = ~np.isnan(values)
-    pivots = np.zeros((len(values), 2))
-    holed = []
-    for index, (column, known) in enumerate(zip(values, present, strict=True)):
-        if known.any():
-            pivots[index, 0] = column[known].mean()
-        if not known.all():
-            holed.append(index)
-    deviations = values - pivots[:, :1]
-    if holed:
-        deviations = np.where(present, deviations, 0.0)
-    sums = _Sums(len(values), holed)
-    counted = None
-    if not (weights == 1).all():
-        counted = weights.astype(np.float64)
-    sums.add(deviations, present[holed].astype(np.float64), weights=counted)
-    return sums.co_moments(pivots)
+def _rows_multiplied(columns: int) -> int:
+    """Return how many rows BLAS multiplies at once, a power of two."""
+    alone = _ALONE // (columns * (columns + 1))
+    return 1 << max(alone, columns, _FEWEST_MULTIPLIED).bit_length() - 1
 
 
 class _Sums:
-    """Sums of deviations from pivots, of their squares and of their products, over blocks of rows.
+    """Sums over rows of deviations from pivots, of their squares and of their products.
 
-    ``holed`` are the columns with missing values: only their pairs need sums of their own.
+    Each pair of columns is over the rows where both have a value. A *mask* marks such rows by 1;
+    the first one marks all, the others those of each column that has missing values.
     """
 
-    def __init__(self, columns: int, holed: Sequence[int]) -> None:
-        self._holed = list(holed)
-        self._total = 0.0
-        self._sums = np.zeros(columns)
-        self._products = np.zeros((columns, columns))
-        self._known = np.zeros((len(holed), len(holed)))
-        self._known_alone = np.zeros(len(holed))
-        self._sums_of_known = np.zeros((columns, len(holed)))
-        self._squares_of_known = np.zeros((columns, len(holed)))
+    def __init__(self, columns: Sequence[Values], total: float) -> None:
+        self._columns = columns
+        self._masked = [column for column in columns if column.present is not None]
+        masks = len(self._masked) + 1
+        self.width = 2 * len(columns) + masks
+        self._products = np.zeros((len(columns), len(columns)))
+        # Over the rows of each mask.
+        self._sums, self._squares = np.zeros((2, len(columns), masks))
+        self._rows = np.zeros((masks, masks))
+        self._rows[0, 0] = total
 
-    def add(self, deviations: Floats, known: Floats, *, weights: Floats | None = None) -> None:
-        """Take in rows: deviations (p, n), 0 where missing, and 1 where holed columns are known.
+    def add(self, rows: slice, piece: int, roots: Floats | None) -> None:
+        """Take in rows, a multiple of ``piece``; ``roots`` are those of their weights."""
+        columns = len(self._columns)
+        block = np.empty((self.width, rows.stop - rows.start))
+        deviations, masks, squares = np.split(block, [columns, self.width - columns])
+        for column, row in zip(self._columns, deviations, strict=True):
+            column.write_deviations(rows, row)
+        masks[0] = 1.0
+        for column, row in zip(self._masked, masks[1:], strict=True):
+            row[:] = column.present[rows]  # type: ignore[index]
+        if self._masked:
+            np.multiply(deviations, deviations, out=squares)
+        if roots is not None:
+            block *= roots[rows]
+        # The pieces first: BLAS gets one at a time.
+        pieces = block.reshape(self.width, -1, piece).transpose(1, 0, 2)
+        self._add_products(pieces)
 
-        ``weights`` count rows several times.
-        """
-        weighted, weighted_known = deviations, known
-        rows = float(deviations.shape[1])
-        if weights is not None:
-            weighted, weighted_known = deviations * weights, known * weights
-            rows = float(weights.sum())
-        self._total += rows
-        self._sums += weighted.sum(axis=1)
-        self._products += weighted @ deviations.T
-        if self._holed:
-            self._known_alone += weighted_known.sum(axis=1)
-            self._known += weighted_known @ known.T
-            self._sums_of_known += _product(weighted, known)
-            self._squares_of_known += _product(deviations * weighted, known)
+    def _add_products(self, pieces: Floats) -> None:
+        columns = len(self._columns)
+        deviations, with_ones = pieces[:, :columns], pieces[:, : columns + 1]
+        if columns > _FEW_COLUMNS:
+            self._products += _product(deviations, deviations)
+            self._sums[:, 0] += deviations.sum(axis=(0, 2))
+        else:
+            # The product of two arrays, with the sums, is faster than that of one with itself.
+            found = _product(deviations, with_ones)
+            self._products += found[:, :columns]
+            self._sums[:, 0] += found[:, columns]
+        self._squares[:, 0] = np.diag(self._products)
+        if self._masked:
+            masks, squares = pieces[:, columns + 1 : -columns], pieces[:, -columns:]
+            self._sums[:, 1:] += _product(deviations, masks)
+            self._squares[:, 1:] += _product(squares, masks)
+            self._rows[1:] += _product(masks, pieces[:, columns:-columns])
 
-    def co_moments(self, pivots: Floats) -> CoMoments:
-        """Return the co-moments; ``pivots`` (p, 2) are twofolds."""
-        columns, holed = len(self._sums), self._holed
-        n = np.full((columns, columns), self._total)
-        sums = np.repeat(self._sums[:, None], columns, axis=1)
-        squares = np.repeat(np.diag(self._products)[:, None], columns, axis=1)
-        if holed:
-            n[holed, :] = self._known_alone[:, None]
-            n[:, holed] = self._known_alone[None, :]
-            n[np.ix_(holed, holed)] = self._known
-            sums[:, holed] = self._sums_of_known
-            squares[:, holed] = self._squares_of_known
+    def co_moments(self) -> CoMoments:
+        """Return the co-moments."""
+        self._rows[0, 1:] = self._rows[1:, 0]
+        mask_of = np.zeros(len(self._columns), dtype=np.int64)
+        mask_of[[column.present is not None for column in self._columns]] = range(
+            1, len(self._rows)
+        )
+        n = self._rows[np.ix_(mask_of, mask_of)]
+        sums, squares = self._sums[:, mask_of], self._squares[:, mask_of]
         divisor = np.maximum(n, 1.0)
         zero = np.zeros_like(n)
-        known = n > 0
+        known = (n > 0).astype(np.float64)
+        pivots = np.array([as_twofold(column.pivot) for column in self._columns])
         return CoMoments(
             np.rint(n).astype(np.int64),
             add_twofold((pivots[:, :1] * known, pivots[:, 1:] * known), (sums / divisor, zero)),
@@ -122,11 +122,5 @@ class _Sums:
 
 
 def _product(left: Floats, right: Floats) -> Floats:
-    """Return ``left @ right.T``, of narrow tables in pieces for which BLAS wakes no threads."""
-    step = _ALONE // (len(left) * len(right))
-    if step < _FEWEST_ROWS:
-        return np.asarray(left @ right.T)
-    total = np.zeros((len(left), len(right)))
-    for start in range(0, left.shape[1], step):
-        total += left[:, start : start + step] @ right[:, start : start + step].T
-    return total
+    """Return ``left @ right.T`` summed over pieces of rows."""
+    return np.asarray((left @ right.transpose(0, 2, 1)).sum(axis=0))

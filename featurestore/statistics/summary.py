@@ -24,12 +24,16 @@ from featurestore.model.statistics import (
 )
 from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.counts import ColumnCounts
-from featurestore.statistics.distribution import Distribution, correlations_of, distribution_of
-from featurestore.statistics.exactsum import Floats
+from featurestore.statistics.distribution import (
+    Distribution,
+    distribution_of_numbers,
+    distribution_of_texts,
+)
 from featurestore.statistics.kinds import CountedColumn, correlated_columns
-from featurestore.statistics.moments import Moments, deviations_of
+from featurestore.statistics.moments import CoMoments, Moments, weighted_moments
+from featurestore.statistics.pairwise import co_moments
 from featurestore.statistics.times import time_text, within_calendar
-from featurestore.statistics.values import Bools, measured_values
+from featurestore.statistics.values import Values, measured_values
 
 _SHOWN_TEXT = 120
 _SECONDS_PER_DAY = 86_400
@@ -55,17 +59,16 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     """
     state.sample.compact()
     weights = state.sample.weights()
-    pearson, spearman = None, None
-    names = tuple(each.name for each in correlated_columns(state.columns))
-    if len(names) > 1:
-        pearson = _correlations("pearson", names, _linear_correlations(state, names, weights))
-    distributions = _distributions(state, weights)
+    # Squares of values near the end of float64 leave it; what comes of them is missing.
+    with np.errstate(over="ignore", invalid="ignore"):
+        sampled = _sampled_values(state)
+        distributions = _distributions(state, sampled, weights)
+        moments = _moments(state, sampled, weights)
+        pearson, spearman = _both_correlations(state, sampled, distributions, weights)
     columns = []
     for column in state.columns:
-        columns.append(_column(column, state, distributions[column.name]))
-    if len(names) > 1:
-        ranked = _ranks(names, distributions)
-        spearman = _correlations("spearman", names, correlations_of(ranked, weights))
+        distribution = distributions.get(column.name)
+        columns.append(_column(column, state, distribution, moments[column.name]))
     return Statistics(
         rows=state.rows,
         columns=tuple(columns),
@@ -79,56 +82,71 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     )
 
 
-def _linear_correlations(
-    state: StatisticsState, names: tuple[str, ...], weights: NDArray[np.int64]
-) -> Floats:
-    """Return Pearson's r of columns, of the sample while it holds every row."""
-    if state.sample.cut:
-        return state.co_moments.correlations()
+def _sampled_values(state: StatisticsState) -> dict[str, Values]:
+    """Return the sampled values of each column of numbers, booleans or times."""
     rows = state.sample.rows()
-    deviations: dict[str, tuple[Floats, Bools | None]] = {}
-    # Squares of values near the end of float64 leave it; what comes of them is missing.
-    with np.errstate(over="ignore", invalid="ignore"):
-        for name in names:
-            values = measured_values(rows.column(name))
-            deviations[name] = (deviations_of(values).values, values.present)
-        return correlations_of(deviations, weights)
+    values = {}
+    for column in state.columns:
+        if column.measured:
+            values[column.name] = measured_values(rows.column(column.name))
+    return values
+
+
+def _moments(
+    state: StatisticsState, sampled: Mapping[str, Values], weights: NDArray[np.int64]
+) -> dict[str, Moments]:
+    """Return the moments of each column, of the sample while it holds every row."""
+    moments = {}
+    for name, counts in state.counts.items():
+        moments[name] = counts.moments
+        if name in sampled and not state.sample.cut:
+            moments[name] = weighted_moments(sampled[name], weights)
+    return moments
+
+
+def _both_correlations(
+    state: StatisticsState,
+    sampled: Mapping[str, Values],
+    distributions: Mapping[str, Distribution],
+    weights: NDArray[np.int64],
+) -> tuple[Correlations | None, Correlations | None]:
+    """Return Pearson's and Spearman's correlations."""
+    names = tuple(each.name for each in correlated_columns(state.columns))
+    if len(names) < 2:
+        return None, None
+    linear = state.co_moments
+    if not state.sample.cut:
+        linear = co_moments([sampled[name] for name in names], weights=weights)
+    ranks = [distributions[name].ranks for name in names]
+    ranked = co_moments([each for each in ranks if each is not None], weights=weights)
+    return _correlations("pearson", names, linear), _correlations("spearman", names, ranked)
 
 
 def _distributions(
-    state: StatisticsState, weights: NDArray[np.int64]
-) -> dict[str, Distribution | None]:
-    """Return the distribution of each column; None where the sample holds nothing of it."""
+    state: StatisticsState, sampled: Mapping[str, Values], weights: NDArray[np.int64]
+) -> dict[str, Distribution]:
+    """Return the distribution of each column whose values the sample holds."""
     rows = state.sample.rows()
 
-    def distribution(column: CountedColumn) -> Distribution | None:
-        if column.name not in rows.schema.names:
-            return None
+    def distribution(column: CountedColumn) -> Distribution:
         counts = state.counts[column.name]
-        values = rows.column(column.name)
         with np.errstate(over="ignore", invalid="ignore"):
-            return distribution_of(column, values, weights, counts)
+            if column.measured:
+                return distribution_of_numbers(column, sampled[column.name], weights, counts)
+            return distribution_of_texts(rows.column(column.name), weights, counts)
 
+    told = [column for column in state.columns if column.measured or column.kind == "text"]
     # Sorting releases the GIL; more columns at a time than cores would only need more memory.
     with ThreadPoolExecutor(usable_cores()) as pool:
-        found = list(pool.map(distribution, state.columns))
-    names = [column.name for column in state.columns]
-    return dict(zip(names, found, strict=True))
-
-
-def _ranks(
-    names: tuple[str, ...], distributions: Mapping[str, Distribution | None]
-) -> dict[str, tuple[Floats, NDArray[np.bool_] | None]]:
-    ranks = {}
-    for name in names:
-        distribution = distributions[name]
-        if distribution is not None and distribution.ranks is not None:
-            ranks[name] = distribution.ranks
-    return ranks
+        found = list(pool.map(distribution, told))
+    return {column.name: each for column, each in zip(told, found, strict=True)}
 
 
 def _column(
-    column: CountedColumn, state: StatisticsState, distribution: Distribution | None
+    column: CountedColumn,
+    state: StatisticsState,
+    distribution: Distribution | None,
+    moments: Moments,
 ) -> ColumnStatistics:
     counts = state.counts[column.name]
     present = counts.rows - counts.nulls - counts.nan
@@ -138,9 +156,6 @@ def _column(
         result["maximum"] = _shown(counts.maximum, column.type)
     if column.measured and counts.moments.n:
         result["mean"] = _mean(counts, column)
-        moments = counts.moments
-        if distribution is not None and not state.sample.cut:
-            moments = distribution.moments
         result["std"] = _std(moments, column.type)
         if column.kind != "time":
             result["sum"] = _sum(counts)
@@ -197,9 +212,9 @@ def _all_computed(
 
 
 def _correlations(
-    method: Literal["pearson", "spearman"], names: tuple[str, ...], matrix: Floats
+    method: Literal["pearson", "spearman"], names: tuple[str, ...], moments: CoMoments
 ) -> Correlations:
-    rows = tuple(tuple(map(_finite, row)) for row in matrix.tolist())
+    rows = tuple(tuple(map(_finite, row)) for row in moments.correlations().tolist())
     return Correlations(method, names, rows)
 
 

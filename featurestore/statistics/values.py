@@ -17,6 +17,10 @@ from featurestore.model.types import numpy_type
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _EXACT_IN_FLOAT64 = 1 << 52
+# Differences of integers up to here are exact in int64.
+_WIDEST_EXACT = 1 << 62
+# So many of the first values tell where all of them lie.
+_LOOKED_AT = 1_024
 
 
 @dataclass(frozen=True)
@@ -24,21 +28,28 @@ class Values:
     """The measured values of one column in one batch.
 
     ``numbers`` has one for every row, float64 or of an integer type; where there is no value, or
-    NaN or an infinity, it is 0. ``present`` marks the rows of the other ones, None when that is
-    every row. ``extremes`` are the least and the greatest finite value, None without any.
+    NaN or an infinity, it is the pivot. ``present`` marks the rows of the other ones, None when
+    that is every row. ``pivot`` lies among the first values, near their mean: it is one of them
+    where all are equal. ``extremes`` are the least and the greatest finite value, None without any.
     """
 
     numbers: NDArray[Any]
     present: Bools | None
+    pivot: float | int
     extremes: tuple[Any, Any] | None
     nulls: int
     nan: int = 0
     infinite: int = 0
 
     @property
+    def missing(self) -> int:
+        """How many rows have no finite value."""
+        return self.nulls + self.nan + self.infinite
+
+    @property
     def count(self) -> int:
         """How many values are finite."""
-        return len(self.numbers) - self.nulls - self.nan - self.infinite
+        return len(self.numbers) - self.missing
 
     @cached_property
     def finite(self) -> NDArray[Any]:
@@ -47,20 +58,26 @@ class Values:
             return self.numbers
         return self.numbers[self.present]
 
-    def minus(self, pivot: float | int) -> Floats:
-        """Return the finite values minus a pivot, as float64.
+    def deviations(self) -> Floats:
+        """Return the numbers minus the pivot: 0 where there is no value."""
+        found = np.empty(len(self.numbers))
+        self.write_deviations(slice(None), found)
+        return found
 
-        Exact integers stay exact until then.
+    def write_deviations(self, rows: slice, out: Floats) -> None:
+        """Write the numbers of some rows minus the pivot, in the shape of ``out``.
+
+        Differences of integers are exact before they become floats, unless they are too large.
         """
-        return _minus(self.finite, pivot)
-
-    def write_minus(self, pivot: float | int, rows: slice, out: Floats) -> None:
-        """Write the numbers of rows minus a pivot into an array."""
-        numbers = self.numbers[rows]
+        numbers = self.numbers[rows].reshape(out.shape)
         if self._fits_float64:
-            np.subtract(numbers, float(pivot), out=out, dtype=np.float64)
+            np.subtract(numbers, float(self.pivot), out=out, dtype=np.float64)
+        elif not self._has_exact_differences:
+            out[:] = numbers.astype(np.float64) - float(self.pivot)
+        elif numbers.dtype == np.uint64:
+            out[:] = (numbers - np.uint64(self.pivot)).view(np.int64)
         else:
-            out[:] = _minus(numbers, pivot)
+            out[:] = numbers - np.int64(self.pivot)
 
     @cached_property
     def _fits_float64(self) -> bool:
@@ -68,8 +85,15 @@ class Values:
         if self.numbers.dtype.kind == "f" or self.numbers.dtype.itemsize < 8:
             return True
         if self.extremes is None:
-            return False
+            return True
         return max(abs(int(each)) for each in self.extremes) < _EXACT_IN_FLOAT64
+
+    @cached_property
+    def _has_exact_differences(self) -> bool:
+        """Whether an int64 holds every difference of two numbers."""
+        if self.extremes is None:
+            return True
+        return int(self.extremes[1]) - int(self.extremes[0]) <= _WIDEST_EXACT
 
 
 def measured_values(column: pa.Array) -> Values:
@@ -80,17 +104,18 @@ def measured_values(column: pa.Array) -> Values:
     numbers = _numbers(column)
     nulls = column.null_count
     present = None
-    extremes = None
-    if nulls == 0:
-        extremes = _extremes(numbers)
-    else:
+    if nulls:
         present = _valid(column)
-        if nulls < len(column):
-            extremes = _extremes(np.where(present, numbers, numbers[present.argmax()]))
-        numbers = np.where(present, numbers, numbers.dtype.type(0))
-    if numbers.dtype.kind == "f" and extremes is not None and not np.isfinite(extremes).all():
-        return _with_odd_numbers(numbers, present, nulls)
-    return Values(numbers, present, extremes, nulls)
+    pivot = _pivot(numbers, present)
+    if present is not None:
+        numbers = np.where(present, numbers, numbers.dtype.type(pivot))
+    extremes = None
+    if nulls < len(column):
+        with np.errstate(invalid="ignore"):
+            extremes = numbers.min(), numbers.max()
+        if numbers.dtype.kind == "f" and not np.isfinite(extremes).all():
+            return _with_odd_numbers(numbers, present, nulls)
+    return Values(numbers, present, pivot, extremes, nulls)
 
 
 def lengths_of(column: pa.Array) -> NDArray[np.int64]:
@@ -107,34 +132,47 @@ def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     return np.asarray(lengths.drop_null().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def _extremes(numbers: NDArray[Any]) -> tuple[Any, Any] | None:
-    if not len(numbers):
-        return None
-    with np.errstate(invalid="ignore"):
-        return numbers.min(), numbers.max()
+def _pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
+    """Return a finite number among the first values, of their type; 0 without any."""
+    values = _finite(numbers[:_LOOKED_AT], present)
+    if not len(values):
+        values = _finite(numbers, present)
+        if not len(values):
+            return 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        near: float | int = float(values.mean(dtype=np.float64))
+    low, high = values.min().item(), values.max().item()
+    if isinstance(low, int):
+        near = round(near)
+    return min(max(low, near), high)  # the least where the mean left the range of float64
+
+
+def _finite(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
+    """Return the finite ones of the first numbers that are present."""
+    if present is not None:
+        numbers = numbers[present[: len(numbers)]]
+    if numbers.dtype.kind == "f":
+        numbers = numbers[np.isfinite(numbers)]
+    return numbers
 
 
 def _with_odd_numbers(numbers: Floats, present: Bools | None, nulls: int) -> Values:
-    """Return the values of a column with NaN or infinities; nulls hold finite numbers."""
+    """Return the values of a column with NaN or infinities."""
     known = np.isfinite(numbers)
     nan = int(np.isnan(numbers).sum())
     infinite = len(numbers) - int(known.sum()) - nan
     if present is not None:
         known &= present
-    filled = np.where(known, numbers, 0.0)
-    return Values(filled, known, _extremes(filled[known]), nulls, nan, infinite)
+    pivot = _pivot(numbers, known)
+    filled = np.where(known, numbers, pivot)
+    extremes = None
+    if known.any():
+        extremes = filled.min(), filled.max()
+    return Values(filled, known, pivot, extremes, nulls, nan, infinite)
 
 
 def _valid(column: pa.Array) -> Bools:
     return _bits(column.buffers()[0], column).view(np.bool_)
-
-
-def _minus(numbers: NDArray[Any], pivot: float | int) -> Floats:
-    if numbers.dtype.kind != "f" and isinstance(pivot, int):
-        if numbers.dtype == np.uint64:
-            return _unsigned_minus(numbers, pivot)
-        return (numbers.astype(np.int64, copy=False) - pivot).astype(np.float64)
-    return numbers.astype(np.float64, copy=False) - pivot
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
@@ -172,10 +210,3 @@ def _bits(buffer: pa.Buffer | None, column: pa.Array) -> NDArray[np.uint8]:
     stop = start + len(column)
     packed = np.frombuffer(buffer, dtype=np.uint8)[first : first + (stop + 7) // 8]
     return np.unpackbits(packed, count=stop, bitorder="little")[start:]
-
-
-def _unsigned_minus(values: NDArray[np.uint64], pivot: int) -> Floats:
-    shift = np.uint64(pivot)
-    above = (values - shift).astype(np.float64)
-    below = (shift - values).astype(np.float64)
-    return np.where(values >= shift, above, -below)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
 # Room for chance: so much more than the sample lies below the bound on average.
-_MARGIN = 1.25
+_MARGIN = 1.1
 
 
 @dataclass

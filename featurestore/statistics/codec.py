@@ -28,6 +28,8 @@ from featurestore.statistics.value_counts import from_lists, to_lists
 _MAGIC = b"FSSTATE4"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
+# Room for what a stream writes around its schema and its rows.
+_FRAME_BYTES = 1_024
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
 
 
@@ -181,14 +183,22 @@ def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
     for column in batch.columns:
         if pa.types.is_floating(column.type):
             floats += column.nbytes
-    compression: str | None = "lz4"
     if floats > batch.nbytes // 2:
-        compression = None
+        # At once in memory of its size: a stream that grows is copied each time.
+        size = pa.ipc.get_record_batch_size(batch) + batch.schema.serialize().size
+        buffer = pa.allocate_buffer(size + _FRAME_BYTES)
+        sink = pa.FixedSizeBufferWriter(buffer)
+        _write_stream(sink, batch, None)
+        return buffer.slice(0, sink.tell())
     sink = pa.BufferOutputStream()
+    _write_stream(sink, batch, "lz4")
+    return sink.getvalue()
+
+
+def _write_stream(sink: pa.NativeFile, batch: pa.RecordBatch, compression: str | None) -> None:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def _fill_sample(sample: Sample, data: bytes) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
 from featurestore.statistics.dictionaries import codes_of
+from featurestore.statistics.memory import empty
 from featurestore.statistics.values import Bools, Values
 
 Hashes = NDArray[np.uint64]
@@ -48,8 +49,9 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
     []
     """
     words = list(_words(rows, measured))
-    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
-    other = np.empty(min(len(state), _BLOCK), dtype=np.uint64)
+    state = empty(rows.num_rows, np.uint64)
+    state[:] = mix(seed + GOLDEN)
+    other = empty(min(len(state), _BLOCK), np.uint64)
     for start in range(0, len(state), _BLOCK):
         block = state[start : start + _BLOCK]
         scratch = other[: len(block)]
@@ -98,11 +100,11 @@ def _words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Wo
             missing = None if present is None else ~present
             narrow.append(_Lane(np.dtype(np.bool_), missing))
         elif pat.is_dictionary(column.type):
-            words = np.zeros(len(column), dtype=np.uint64)
+            words = _zeros(len(column))
             _add_dictionary(words, column, 1, _BEGINNING)
             yield _Words(words)
         else:
-            words = np.zeros(len(column), dtype=np.uint64)
+            words = _zeros(len(column))
             _add(words, column, 1, _BEGINNING)
             yield _Words(words)
     yield from map(_Words, _packed(narrow, rows.num_rows))
@@ -125,13 +127,13 @@ class _Lane(NamedTuple):
 
 def _packed(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
     """Yield words in which the numbers of several columns lie side by side."""
-    words, used = np.zeros(rows, dtype=np.uint64), 0
+    words, used = _zeros(rows), 0
     # The widest first, so that each lies at a multiple of its width.
     for lane in sorted(lanes, key=lambda each: -each.type.itemsize):
         width = lane.type.itemsize
         if used + width > _WORD_BYTES:
             yield words
-            words, used = np.zeros(rows, dtype=np.uint64), 0
+            words, used = _zeros(rows), 0
         if lane.numbers is not None:
             place = words.view(lane.type).reshape(rows, -1)[:, used // width]
             place[:] = lane.numbers
@@ -140,6 +142,12 @@ def _packed(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
         used += width
     if used:
         yield words
+
+
+def _zeros(rows: int) -> Hashes:
+    words = empty(rows, np.uint64)
+    words[:] = 0
+    return words
 
 
 def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
@@ -182,9 +190,7 @@ def _add(state: Hashes, column: Any, factor: int, longest: int) -> None:
         is_float = isinstance(values.kinds, int) and values.kinds == FLOAT
     else:
         return
-    missing = None
-    if values.valid is not None:
-        missing = ~values.valid
+    valid = values.valid
     scratch = np.empty((2, min(len(state), _BLOCK)), dtype=np.uint64)
     for number, each in enumerate(words):
         multiplier = np.uint64(mix(factor + number) | 1)
@@ -195,8 +201,10 @@ def _add(state: Hashes, column: Any, factor: int, longest: int) -> None:
             if is_float:
                 block = _of_floats(block, product, other)
             np.multiply(block, multiplier, out=product)
-            if missing is not None:
-                np.copyto(product, _NULL, where=missing[rows])
+            if valid is not None:  # _NULL elsewhere, without a choice in every row
+                product -= _NULL
+                product *= valid[rows]
+                product += _NULL
             state[rows] += product
 
 

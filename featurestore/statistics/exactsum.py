@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from featurestore.statistics.memory import empty
+
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
 Twofold = tuple[float, float]
@@ -57,7 +59,7 @@ def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
     if largest > TOO_LARGE:
         return _sum_huge(values)
     total = (0.0, 0.0)
-    scratch = np.empty(min(len(values), _BLOCK))
+    scratch = empty(min(len(values), _BLOCK))
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK]
         total = add_twofold(total, _sum_block(block, largest, scratch[: len(block)]))

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featurestore.statistics.exactsum import Floats, add_twofold
+from featurestore.statistics.memory import empty
 from featurestore.statistics.moments import CoMoments, as_twofold
 from featurestore.statistics.values import Values
 
@@ -67,7 +68,7 @@ class _Sums:
     def add(self, rows: slice, piece: int, roots: Floats | None) -> None:
         """Take in rows, a multiple of ``piece``; ``roots`` are those of their weights."""
         columns = len(self._columns)
-        block = np.empty((self.width, rows.stop - rows.start))
+        block = empty((self.width, rows.stop - rows.start))
         deviations, masks, squares = np.split(block, [columns, self.width - columns])
         for column, row in zip(self._columns, deviations, strict=True):
             column.write_deviations(rows, row)

@@ -7,7 +7,6 @@ copies are counted exactly. Below the limit nothing is left out and the sample i
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +15,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from featurestore.model.arrow_rows import values_at
-from featurestore.model.cores import usable_cores
 from featurestore.statistics.kinds import CountedColumn
 from featurestore.statistics.values import lengths_of
 
@@ -203,13 +201,9 @@ def _take(parts: list[pa.RecordBatch], chosen: NDArray[np.int64]) -> pa.RecordBa
     schema = parts[0].schema
     indices = pa.array(chosen)
 
-    def taken(index: int) -> pa.Array:
+    columns = []
+    for index in range(len(schema)):
         chunks = [part.column(index) for part in parts]
-        if len(chunks) == 1:
-            return values_at(chunks[0], indices)
-        return values_at(pa.concat_arrays(chunks), indices)
-
-    # A pool for each call: one that stays would not survive the fork of a worker.
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        columns = list(pool.map(taken, range(len(schema))))
+        column = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+        columns.append(values_at(column, indices))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

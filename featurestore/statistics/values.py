@@ -13,6 +13,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.model.types import numpy_type
+from featurestore.statistics.memory import empty
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -20,7 +21,7 @@ _EXACT_IN_FLOAT64 = 1 << 52
 # Differences of integers up to here are exact in int64.
 _WIDEST_EXACT = 1 << 62
 # So many of the first values tell where all of them lie.
-_LOOKED_AT = 1_024
+_LOOKED_AT = 256
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Values:
 
     def deviations(self) -> Floats:
         """Return the numbers minus the pivot: 0 where there is no value."""
-        found = np.empty(len(self.numbers))
+        found: Floats = empty(len(self.numbers))
         self.write_deviations(slice(None), found)
         return found
 
@@ -108,7 +109,7 @@ def measured_values(column: pa.Array) -> Values:
         present = _valid(column)
     pivot = _pivot(numbers, present)
     if present is not None:
-        numbers = np.where(present, numbers, numbers.dtype.type(pivot))
+        numbers = _filled(numbers, present, pivot)
     extremes = None
     if nulls < len(column):
         with np.errstate(invalid="ignore"):
@@ -156,6 +157,20 @@ def _finite(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
     return numbers
 
 
+def _filled(numbers: NDArray[Any], present: Bools, pivot: float | int) -> NDArray[Any]:
+    """Return the numbers that are present, and the pivot in the other rows.
+
+    Bit by bit: to choose between two numbers, processors guess, and lose much where they err.
+    """
+    word = np.dtype(f"i{numbers.itemsize}")
+    fill = numbers.dtype.type(pivot).view(word)
+    bits, mask = empty((2, len(numbers)), word)
+    np.bitwise_xor(numbers.view(word), fill, out=bits)
+    bits &= np.negative(present.view(np.int8), out=mask, dtype=word)
+    bits ^= fill
+    return bits.view(numbers.dtype)
+
+
 def _with_odd_numbers(numbers: Floats, present: Bools | None, nulls: int) -> Values:
     """Return the values of a column with NaN or infinities."""
     known = np.isfinite(numbers)
@@ -164,7 +179,7 @@ def _with_odd_numbers(numbers: Floats, present: Bools | None, nulls: int) -> Val
     if present is not None:
         known &= present
     pivot = _pivot(numbers, known)
-    filled = np.where(known, numbers, pivot)
+    filled = _filled(numbers, known, pivot)
     extremes = None
     if known.any():
         extremes = filled.min(), filled.max()

@@ -17,6 +17,8 @@ Int64s = npt.NDArray[np.int64]
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# What keeps the first 0 to 8 bytes of a little-endian word.
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 _BLOCK = 8192
 _BLOCK_WORDS = 32_768
 
@@ -95,7 +97,7 @@ def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> W
             words = _words(data, starts[rows], lengths[rows], mine)
             result[rows] = sums_by_position(words, mine)
         else:
-            words = _words_at(data, starts[rows], lengths[rows])
+            words = words_at(data, starts[rows], lengths[rows])
             words += np.uint64(GOLDEN)
             result[rows] = np.where(mine == 1, mix_all(words), np.uint64(0))
     return result
@@ -105,29 +107,21 @@ def _words(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, counts:
     """Return the words of byte strings one after the other."""
     first = np.cumsum(counts) - counts
     inside = 8 * (np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first, counts))
-    return _words_at(data, np.repeat(starts, counts) + inside, np.repeat(lengths, counts) - inside)
+    return words_at(data, np.repeat(starts, counts) + inside, np.repeat(lengths, counts) - inside)
 
 
-def _words_at(data: npt.NDArray[np.uint8], starts: Int64s, left: Int64s) -> Words:
+def words_at(data: npt.NDArray[np.uint8], starts: Int64s, left: Int64s) -> Words:
     """Return the little-endian words of the up to 8 bytes ``left`` at ``starts``."""
     low, high = 0, 0
     if len(starts):
         low, high = int(starts.min()), int((starts + np.minimum(left, 8)).max())
-    # A padded copy: words are then read aligned, and never beyond the end of Arrow's buffer.
-    padded = np.zeros((high - low) // 8 + 2, dtype="<u8")
-    padded.view(np.uint8)[: high - low] = data[low:high]
-    offsets = starts - low
-    index, shift = offsets >> 3, ((offsets & 7) << 3).astype(np.uint64)
-    words: Words = padded[index] >> shift
-    # Two shifts, because a shift by 64 is undefined.
-    words |= (padded[index + 1] << np.uint64(1)) << (np.uint64(63) - shift)
-    missing = (np.clip(8 - left, 0, 8) << 3).astype(np.uint64)
-    short = missing > 0
-    if short.any():
-        kept = np.where(
-            missing < 64, np.uint64(_MASK) >> np.minimum(missing, np.uint64(63)), np.uint64(0)
-        )
-        words &= kept
+    # A padded copy: no word is read beyond the end of Arrow's buffer.
+    padded = np.zeros(high - low + 8, dtype=np.uint8)
+    padded[: high - low] = data[low:high]
+    at_every_byte: Words = np.ndarray(high - low + 1, dtype="<u8", buffer=padded, strides=(1,))
+    words = at_every_byte[starts - low]
+    if len(left) and left.min() < 8:
+        words &= _FIRST_BYTES[np.clip(left, 0, 8)]
     return words.astype(np.uint64, copy=False)
 
 

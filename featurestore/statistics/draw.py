@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag
+from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
 from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
 from featurestore.statistics.dictionaries import codes_of
 from featurestore.statistics.memory import empty
@@ -26,8 +26,8 @@ from featurestore.statistics.values import Bools, Values
 Hashes = NDArray[np.uint64]
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF << 32)
-# What of a text decides whether its row is drawn, and what tells it from others.
-_BEGINNING, _WHOLE = 32, 2**62
+# So many bytes of a text decide whether its row is drawn.
+_BEGINNING = 32
 _NAN = np.float64(np.nan)
 _NULL = np.uint64(tag(255))
 _FACTOR = np.uint64(GOLDEN)
@@ -46,7 +46,7 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
     their mark alone.
 
     >>> upper_halves(pa.record_batch([pa.array(["b", "b", "c"])], ["a"]), {}, seed=0).tolist()
-    []
+    [13897430751470682112, 13897430751470682112, 9398897622141370368]
     """
     words = list(_words(rows, measured))
     state = empty(rows.num_rows, np.uint64)
@@ -100,14 +100,43 @@ def _words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Wo
             missing = None if present is None else ~present
             narrow.append(_Lane(np.dtype(np.bool_), missing))
         elif pat.is_dictionary(column.type):
-            words = _zeros(len(column))
-            _add_dictionary(words, column, 1, _BEGINNING)
-            yield _Words(words)
+            yield _Words(_text_words(column.dictionary)[_codes(column)])
+        elif pat.is_string(column.type) or pat.is_large_string(column.type):
+            yield _Words(_text_words(column)[:-1])
         else:
             words = _zeros(len(column))
-            _add(words, column, 1, _BEGINNING)
+            _add(words, column, 1)
             yield _Words(words)
     yield from map(_Words, _packed(narrow, rows.num_rows))
+
+
+def _text_words(column: pa.Array) -> Hashes:
+    """Return a word of the length and the beginning of each text, and one of nulls behind them."""
+    values = values_of(column)
+    assert isinstance(values, ByteValues)
+    lengths = values.lengths
+    words = empty(len(lengths) + 1, np.uint64)
+    of_texts = words[:-1]
+    np.multiply(lengths.view(np.uint64), _FACTOR, out=of_texts)
+    longest = min(int(lengths.max(initial=0)), _BEGINNING)
+    for offset in range(0, longest, _WORD_BYTES):
+        before = np.minimum(lengths, offset)
+        each = words_at(values.data, values.starts + before, lengths - before)
+        each *= np.uint64(mix(offset) | 1)
+        of_texts += each
+    words[-1] = _NULL
+    if values.valid is not None:
+        of_texts[~values.valid] = _NULL
+    return words
+
+
+def _codes(column: pa.DictionaryArray) -> NDArray[np.int32]:
+    """Return the positions in a dictionary, of nulls the one behind its end."""
+    codes = codes_of(column.indices)
+    valid = valid_rows(column.indices)
+    if valid is not None:
+        codes = np.where(valid, codes, len(column.dictionary))
+    return codes
 
 
 def _may_be_zero(values: Values) -> bool:
@@ -151,8 +180,11 @@ def _zeros(rows: int) -> Hashes:
 
 
 def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
-    """Return the whole hashes of rows whose upper halves are known."""
-    state = _sums(rows, seed, half=1, longest=_WHOLE)
+    """Return the whole hashes of rows whose upper halves are known; of texts all bytes count."""
+    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
+    for number, column in enumerate(rows.columns):
+        _add(state, column, mix((number + 1) * GOLDEN) | 1)
+    mix_all(state)
     state >>= _HALF
     state |= upper
     return state
@@ -163,28 +195,12 @@ def within(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
     return upper <= (np.uint64(bound) & _UPPER)
 
 
-def _sums(rows: pa.RecordBatch, seed: int, *, half: int, longest: int) -> Hashes:
-    """Return the mixed sums of what the columns say of each row, each half by factors of its own.
-
-    Of texts at most their first ``longest`` bytes and their length.
-    """
-    state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
-    for number, column in enumerate(rows.columns):
-        factor = mix((number + 1) * GOLDEN + half) | 1
-        if pat.is_dictionary(column.type):
-            _add_dictionary(state, column, factor, longest)
-        else:
-            _add(state, column, factor, longest)
-    return mix_all(state)
-
-
-def _add(state: Hashes, column: Any, factor: int, longest: int) -> None:
-    """Add what a column says of each row, times an odd factor."""
+def _add(state: Hashes, column: Any, factor: int) -> None:
+    """Add what a column says of each row, times an odd factor; a text by all of its bytes."""
     values = values_of(column)
     if isinstance(values, ByteValues):
-        lengths = values.lengths
-        sums = byte_sums(values.data, values.starts, np.minimum(lengths, longest))
-        words, is_float = [sums, lengths.view(np.uint64)], False
+        sums = byte_sums(values.data, values.starts, values.lengths)
+        words, is_float = [sums, values.lengths.view(np.uint64)], False
     elif isinstance(values, WordValues):
         words = list(values.words)
         is_float = isinstance(values.kinds, int) and values.kinds == FLOAT
@@ -206,18 +222,6 @@ def _add(state: Hashes, column: Any, factor: int, longest: int) -> None:
                 product *= valid[rows]
                 product += _NULL
             state[rows] += product
-
-
-def _add_dictionary(state: Hashes, column: pa.DictionaryArray, factor: int, longest: int) -> None:
-    """Add what a column of texts says: each text is looked at once."""
-    of_values = np.zeros(len(column.dictionary) + 1, dtype=np.uint64)
-    _add(of_values[:-1], column.dictionary, factor, longest)
-    of_values[-1] = _NULL + _NULL  # of a text count its bytes and its length
-    codes = codes_of(column.indices)
-    valid = valid_rows(column.indices)
-    if valid is not None:
-        codes = np.where(valid, codes, len(column.dictionary))
-    state += of_values[codes]
 
 
 def _of_floats(words: Hashes, bits: Hashes, other: Hashes) -> Hashes:

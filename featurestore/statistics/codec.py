@@ -25,7 +25,7 @@ from featurestore.statistics.moments import CoMoments, Moments
 from featurestore.statistics.sample import Sample, sample_schema
 from featurestore.statistics.value_counts import from_lists, to_lists
 
-_MAGIC = b"FSSTATE4"
+_MAGIC = b"FSSTATE5"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
 # Room for what a stream writes around its schema and its rows.

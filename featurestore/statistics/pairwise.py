@@ -58,7 +58,9 @@ class _Sums:
         self._columns = columns
         self._masked = [column for column in columns if column.present is not None]
         masks = len(self._masked) + 1
-        self.width = 2 * len(columns) + masks
+        self.width = len(columns) + masks
+        if self._masked:  # with the squares
+            self.width += len(columns)
         self._products = np.zeros((len(columns), len(columns)))
         # Over the rows of each mask.
         self._sums, self._squares = np.zeros((2, len(columns), masks))
@@ -69,13 +71,13 @@ class _Sums:
         """Take in rows, a multiple of ``piece``; ``roots`` are those of their weights."""
         columns = len(self._columns)
         block = empty((self.width, rows.stop - rows.start))
-        deviations, masks, squares = np.split(block, [columns, self.width - columns])
+        deviations, masks, squares = np.split(block, [columns, columns + len(self._rows)])
         for column, row in zip(self._columns, deviations, strict=True):
             column.write_deviations(rows, row)
         masks[0] = 1.0
         for column, row in zip(self._masked, masks[1:], strict=True):
             row[:] = column.present[rows]  # type: ignore[index]
-        if self._masked:
+        if len(squares):
             np.multiply(deviations, deviations, out=squares)
         if roots is not None:
             block *= roots[rows]

@@ -229,6 +229,22 @@ def test_keys_and_times_of_a_group_stay_out_of_its_correlations() -> None:
     assert [each.role for each in found.columns] == ["key", "time", "feature", "feature"]
 
 
+@pytest.mark.parametrize("columns", [2, 30, 60])
+@pytest.mark.parametrize("rows", [1, 3_000])
+def test_pairs_of_holed_and_complete_columns_are_those_of_pandas(columns: int, rows: int) -> None:
+    random = np.random.default_rng(columns)
+    data = random.normal(size=(columns, rows)) + random.normal(size=rows)
+    known = random.random((columns, rows)) < 0.7
+    known[::3] = True
+    frame = pd.DataFrame(np.where(known, data, np.nan).T).rename(columns=str)
+    table = pa.table({name: pa.array(frame[name], from_pandas=True) for name in frame})
+    for limit in (rows, rows // 2 + 1):
+        found = statistics_of(table, limit=limit).pearson
+        assert found is not None
+        actual = np.array(found.matrix, dtype=float)
+        np.testing.assert_allclose(actual, frame.corr(min_periods=2), atol=1e-12)
+
+
 def test_more_than_fifty_columns_are_correlated() -> None:
     random = np.random.default_rng(1)
     base = random.normal(size=2_000)

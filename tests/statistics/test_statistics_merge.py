@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from fractions import Fraction
 from itertools import product
@@ -156,6 +157,31 @@ def test_rows_that_differ_anywhere_are_not_taken_for_copies() -> None:
     assert (found.sample_distinct, found.sample_rows) == (len(rows), len(rows) + 100)
 
 
+@settings(max_examples=20, deadline=None)
+@given(places=st.lists(st.integers(0, 600), max_size=8), limit=st.sampled_from([40, 200]))
+def test_a_row_is_drawn_alike_in_every_batch(places: list[int], limit: int) -> None:
+    """Whatever else its batch holds: missing values or none, zeros of both signs, NaN."""
+    random = np.random.default_rng(7)
+    small = random.integers(-2, 3, 600)
+    columns: dict[str, pa.Array] = {
+        "whole": pa.array(np.arange(600)),
+        "zeros": pa.array(np.where(small > 0, -0.0, small.astype(float))),
+        "odd": pa.array(np.where(small > 1, np.nan, small / 4), mask=small == 0),
+        "flag": pa.array(small > 0, mask=np.arange(600) > 300),
+        "byte": pa.array(small.astype(np.int8), mask=np.arange(600) < 200),
+        "short": pa.array(small.astype(np.int16)),
+    }
+    table = pa.table(columns)
+    accumulator = accumulator_of(table, limit=limit, rows=600)
+    one = accumulator.finish(count(accumulator, table.to_batches()))
+    other = accumulator.finish(count(accumulator, cut(table, places)))
+    assert other.sample.hashes[0].tolist() == one.sample.hashes[0].tolist()
+    whole = accumulator_of(table, limit=600)
+    drawn = whole.finish(count(whole, table.to_batches())).sample
+    assert one.sample.hashes[0].tolist() == drawn.hashes[0].tolist()[: len(one.sample.hashes[0])]
+    assert len(drawn.hashes[0]) == 600
+
+
 def test_a_wide_table_has_a_smaller_sample() -> None:
     assert sample_limit(10) == 25_000
     assert sample_limit(6_400) == 10_000
@@ -219,6 +245,17 @@ def test_sums_of_floats_are_exact_to_the_last_digit(values: list[float]) -> None
         largest = max((abs(Fraction(value)) for value in values), default=Fraction(0))
         assert error <= largest * Fraction(1, 2**95)
         assert high == pytest.approx(float(exact), rel=1e-15, abs=float(largest) * 2**-95)
+
+
+@pytest.mark.parametrize("rows", [1, 4_000, 70_000])
+def test_sums_of_many_floats_are_exact_and_of_opposite_ones_nothing(rows: int) -> None:
+    values = np.random.default_rng(rows).normal(size=rows) * 1e3
+    high, low = sum_twofold(values)
+    assert high == math.fsum(values)
+    assert abs(Fraction(high) + Fraction(low) - sum(map(Fraction, values))) < Fraction(1, 2**80)
+    assert sum_twofold(np.concatenate([values, -values[::-1]])) == pytest.approx(
+        (0.0, 0.0), abs=1e-25
+    )
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.int64, np.uint64])

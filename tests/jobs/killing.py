@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
-import multiprocessing
 import os
 import signal
 import time
 from datetime import datetime, timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import featurestore
 from featurestore.jobs import execution, service
@@ -20,27 +17,9 @@ from featurestore.jobs.scheduler import Options
 from featurestore.model import times
 from tests.jobs.conftest import HOURS, START, Clock
 
-server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(
-    ["featurestore.store", "featurestore.jobs.service", "tests.jobs.killing"]
-)
-
 
 def die(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def start(target: Any, *arguments: Any) -> BaseProcess:
-    process = server.Process(target=_run, args=(dict(os.environ), target, arguments))
-    process.start()
-    return process
-
-
-def _run(environment: dict[str, str], target: Any, arguments: tuple[Any, ...]) -> None:
-    """Run a target in the environment of its test; the server has that of the one before."""
-    os.environ.clear()
-    os.environ.update(environment)
-    target(*arguments)
 
 
 def terminate(process: BaseProcess) -> int | None:
@@ -54,13 +33,6 @@ def terminate(process: BaseProcess) -> int | None:
         os.kill(process.pid or 0, signal.SIGABRT)  # faulthandler writes the threads' stacks
         process.join(10)
     return process.exitcode
-
-
-def kill(process: BaseProcess) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it may end between the two
-        if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGKILL)
-    process.join()
 
 
 def backfill(

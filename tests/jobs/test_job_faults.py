@@ -23,6 +23,7 @@ from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
 from tests.jobs import killing
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job
+from tests.killing import kill, start
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -36,11 +37,11 @@ PLACES = {
 def _kill_after(seconds: float, location: Path, name: str) -> None:
     """Start a backfill and kill it some time after it has connected."""
     (location / "ready").unlink(missing_ok=True)
-    process = killing.start(killing.backfill, str(location), name)
+    process = start(killing.backfill, str(location), name)
     while process.is_alive() and not (location / "ready").exists():
         time.sleep(0.005)
     process.join(seconds)
-    killing.kill(process)
+    kill(process)
     process.close()
 
 
@@ -73,7 +74,7 @@ def test_a_killed_run_is_settled_by_the_next(
         city.run_job("demand", window=START + 47 * HOUR)
     if where == "compute":
         switch.touch()
-    process = killing.start(killing.backfill, city.location, "demand", PLACES.get(where, ()))
+    process = start(killing.backfill, city.location, "demand", PLACES.get(where, ()))
     process.join()
     assert process.exitcode == -signal.SIGKILL
     switch.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs import killing
 from tests.jobs.conftest import HOURS, START, expected, python_job, rows, sql_job
+from tests.killing import kill, start
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -97,12 +98,12 @@ def test_a_parallel_backfill_that_was_killed_is_finished_by_the_same_call(
     city.register_jobs(define(sql_job() if kind == "sql" else sleeping))
     chance = random.Random(5)
     for trial in range(4):
-        process = killing.start(killing.backfill, city.location, "demand", (), 2, 4)
+        process = start(killing.backfill, city.location, "demand", (), 2, 4)
         done = _done(city)
         while process.is_alive() and _done(city) < done + 2:
             time.sleep(0.002)
         time.sleep(chance.uniform(0, 0.1))
-        killing.kill(process)
+        kill(process)
         if trial == 0:
             assert process.exitcode != 0, "it was over before it was killed"
     city.backfill_job("demand", START, END)

@@ -20,6 +20,7 @@ from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs import killing
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
+from tests.killing import kill, start
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -114,7 +115,7 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
     # Twelve hours pass in a second, once both are at work: so windows come due for either.
     go = Path(city.location, "go")
     clock = (go, 43_200.0, START + 40 * HOUR)
-    schedulers = [killing.start(killing.schedule, city.location, *clock) for _ in range(2)]
+    schedulers = [start(killing.schedule, city.location, *clock) for _ in range(2)]
     deadline = time.monotonic() + 120
     try:
         while time.monotonic() < deadline and len(list(go.parent.glob("ready*"))) < 2:
@@ -128,7 +129,7 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
         assert [killing.terminate(each) for each in schedulers] == [0, 0]
     finally:
         for each in schedulers:
-            killing.kill(each)
+            kill(each)
     computed = [run for name in names for run in city.get_runs(name)]
     assert {run.state for run in computed} == {"done"}
     assert len({run.owner.split("/")[0] for run in computed}) == 2, "one of them did everything"
@@ -152,14 +153,14 @@ def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
     body = f"import time\n    open({str(begun)!r}, 'a').close(); time.sleep(0.6)"
     city.register_jobs(define(python_job(body=body, rules="catchup=2")))
     still = (tmp_path / "never", 0.0, START + HOURS * HOUR)
-    process = killing.start(killing.schedule, city.location, *still)
+    process = start(killing.schedule, city.location, *still)
     try:
         deadline = time.monotonic() + 60
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert killing.terminate(process) == 0
     finally:
-        killing.kill(process)
+        kill(process)
     (run,) = city.get_runs("demand")
     assert (run.state, run.windows) == ("done", 2)
     assert rows(city) == expected(2)

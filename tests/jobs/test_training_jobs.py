@@ -14,6 +14,7 @@ from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs import killing
 from tests.jobs.conftest import HOURS, START, Clock, trips
+from tests.killing import start
 
 Define = Callable[..., Path]
 DAY = timedelta(days=1)
@@ -86,7 +87,7 @@ def test_a_training_run_that_was_killed_leaves_one_version_for_what_changed(
     clock.now += DAY
     if where == "in the function":
         switch.touch()
-    process = killing.start(killing.run_due, city.location, "make", DEATHS[where], clock.now)
+    process = start(killing.run_due, city.location, "make", DEATHS[where], clock.now)
     process.join()
     assert process.exitcode == -signal.SIGKILL
     switch.unlink(missing_ok=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
-import signal
 from collections import Counter
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,16 +11,11 @@ from pathlib import Path
 import featurestore
 from featurestore.errors import FeatureStoreError
 from featurestore.store import FeatureStore
-
-server = multiprocessing.get_context("forkserver")
-server.set_forkserver_preload(
-    ["featurestore.store", "featurestore.jobs.service", "tests.streams.killing"]
-)
+from tests import killing
 
 
-def run_for_ever(location: str, state: str, ready: str) -> None:
+def run_for_ever(location: str, ready: str) -> None:
     """Run the job until somebody ends this process."""
-    os.environ["XDG_STATE_HOME"] = state
     store = featurestore.connect(location)
     Path(ready).touch()
     while True:
@@ -33,16 +26,7 @@ def run_for_ever(location: str, state: str, ready: str) -> None:
 def start(store: FeatureStore, folder: Path) -> tuple[BaseProcess, Path]:
     """Start a runner; the file is there as soon as it begins with its work."""
     ready = folder / f"ready-{len(list(folder.glob('ready-*')))}-{os.urandom(4).hex()}"
-    arguments = (store.location, os.environ["XDG_STATE_HOME"], str(ready))
-    process = server.Process(target=run_for_ever, args=arguments)
-    process.start()
-    return process, ready
-
-
-def kill(process: BaseProcess) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid or 0, signal.SIGKILL)
-    process.join()
+    return killing.start(run_for_ever, store.location, str(ready)), ready
 
 
 def where_ids_are(store: FeatureStore) -> Counter[int]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from featurestore.store import FeatureStore
-from tests.streams.killing import kill, start, where_ids_are
+from tests.killing import kill
+from tests.streams.killing import start, where_ids_are
 from tests.streams.topics import Broker, click, job
 
 JobFile = Callable[[str], Path]

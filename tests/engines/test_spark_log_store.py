@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pytest
@@ -313,6 +313,104 @@ def test_a_commit_appears_when_its_data_files_are_on_disk(
         again, rows.iterator(), False, configuration
     )
     assert len(os.listdir(log)) == 2
+
+
+# What is synced and what gets a further name is noted, in its order.
+NOTED = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static void note(const char *what, const char *path) {
+    char line[4200];
+    int log = open(getenv("SYNC_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    int size = snprintf(line, sizeof line, "%s %s\\n", what, path);
+    if (write(log, line, size) != size) abort();
+    close(log);
+}
+static void note_file(int file) {
+    char name[64], path[4096];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+    ssize_t size = readlink(name, path, sizeof path - 1);
+    if (size < 0) return;
+    path[size] = 0;
+    note("sync", path);
+}
+int fsync(int file) {
+    int done = ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
+    note_file(file);
+    return done;
+}
+int fdatasync(int file) {
+    int done = ((int (*)(int))dlsym(RTLD_NEXT, "fdatasync"))(file);
+    note_file(file);
+    return done;
+}
+int link(const char *from, const char *to) {
+    note("link", to);
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "link"))(from, to);
+}
+"""
+
+EVERY_WRITE = """
+import os, sys
+import pyarrow as pa
+from featurestore.plugins.engine import TableWrite, find_engine
+from tests.on_spark import on_executors
+
+folder = sys.argv[1]
+engine = find_engine("spark")
+for name, partition_by in (("plain", ()), ("parted", ("by",))):
+    path = os.path.join(folder, name)
+    first = pa.table({"k": [1, 2, 3], "by": ["a", "a", "b"]})
+    engine.create_table(
+        path, schema=first.schema, partition_by=partition_by, properties={}, note={}
+    )
+    held = engine.from_arrow(first.to_reader())
+    engine.write(path, held, TableWrite("append"))
+    more = engine.from_arrow(pa.table({"k": [4, 5], "by": ["b", "c"]}).to_reader())
+    staged = engine.stage(on_executors(more), os.path.join(folder, "rows-" + name))
+    engine.write(path, staged, TableWrite("append"))
+    engine.write(path, staged, TableWrite("append", offsets={"app": (None, 1)}))
+    engine.write(path, held, TableWrite("upsert", key=("k",)))
+    engine.write(path, on_executors(held), TableWrite("upsert", key=("k",)))
+    engine.delete(path, "k = 1", note={})
+    engine.compact(path)
+    engine.write(path, staged, TableWrite("overwrite"))
+engine.close()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_no_write_of_spark_names_a_file_before_it_is_on_disk(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing notes syncs")
+    library, noted = tmp_path / "noted.so", tmp_path / "noted"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
+    subprocess.run(command, input=NOTED, text=True, check=True)
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
+    env |= {"LD_PRELOAD": str(library), "SYNC_LOG": str(noted)}
+    subprocess.run([sys.executable, "-c", EVERY_WRITE, str(tmp_path)], env=env, check=True)
+    events = [tuple(line.split(" ", 1)) for line in noted.read_text().splitlines()]
+    checked = 0
+    for table in (tmp_path / "plain", tmp_path / "parted"):
+        for version in range(1, latest_version(str(table)) + 1):
+            commit = table / "_delta_log" / f"{version:020}.json"
+            before = set(events[: events.index(("link", str(commit)))])
+            for line in commit.read_text().splitlines():
+                added = json.loads(line).get("add")
+                if added is None:
+                    continue
+                file = table / unquote(added["path"])
+                names = [file, *[each for each in file.parents if each.is_relative_to(table)]]
+                assert {("sync", str(each)) for each in names} <= before, (version, file)
+                checked += 1
+    assert checked >= 12
 
 
 @pytest.mark.parametrize("durability", ["full", "fast"])

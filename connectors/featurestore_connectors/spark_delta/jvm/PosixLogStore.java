@@ -77,7 +77,7 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
     try {
       writeThrough(temporary, actions, folder.getParent(), added);
       if (!"fast".equals(configuration.get(DURABILITY))) {
-        sync(added);
+        sync(added, folder.getParent());
       }
       if (overwrite) {
         // Hadoop checks files against a sum beside them; that of the replaced content must not stay.
@@ -154,11 +154,15 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
     }
   }
 
-  /** Brings files to disk, several at a time, and then their names in their folders. */
-  private static void sync(Collection<Path> files) throws IOException {
+  /** Brings files to disk, several at a time, and then their names and those of their partitions. */
+  private static void sync(Collection<Path> files, Path table) throws IOException {
     Set<Path> folders = new TreeSet<>();
     for (Path file : files) {
-      folders.add(file.getParent());
+      Path folder = file.getParent();
+      // A partition's folder may be new, too: its name is in the folder above.
+      while (folders.add(folder) && folder.startsWith(table) && !folder.equals(table)) {
+        folder = folder.getParent();
+      }
     }
     if (files.isEmpty()) {
       return;

@@ -79,10 +79,10 @@ class CommitSession:
         use_table(self.parent, self._path)
         check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self.parent.newSession()
-        own = self.session.conf.getAll
-        for key, value in (self.parent.conf.getAll | _SETTINGS).items():
-            if own.get(key) != value and self.session.conf.isModifiable(key):
-                self.set(key, value)
+        # All at once: to ask for each of some hundred settings takes longer than a small commit.
+        _settings(self.session).putAll(_settings(self.parent))
+        for key, value in _SETTINGS.items():
+            self.set(key, value)
         self.session.conf.unset(_LAST_VERSION)
         self.set(_NOTE, self.note)
         self.set(_DURABILITY, "full" if self._durable else "fast")
@@ -164,6 +164,11 @@ class CommitSession:
             text = f"Rows lie outside the range that is replaced in {self._path}."
             return RowsOutsideWindow(text)
         return as_store_error(error)
+
+
+def _settings(session: Any) -> Any:
+    """Return the map of Java that holds the settings of a session."""
+    return session._jsparkSession.sessionState().conf().settings()
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -1,21 +1,26 @@
-"""Staged rows become a table by their files, with the statistics of their footers."""
+"""Staged rows are looked at in their files, and become a table by these."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import os
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from featurestore.delta.history import read_history
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.plugins.engine import TableWrite
+from featurestore.plugins.engine import Accumulator, TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine
+from featurestore_connectors.spark_delta import staged as staged_rows
+from featurestore_connectors.spark_delta.staged import StagedRelation
 from tests.on_spark import on_executors
 
 if TYPE_CHECKING:
@@ -101,3 +106,110 @@ def _assert_bounds(path: str) -> None:
     for each in told:
         assert not {"flag", "tags", "price", "point"} & set(each["minValues"])
         assert all(len(text) <= 32 for text in [each["maxValues"].get("word", "")])
+
+
+@dataclass(frozen=True)
+class Collected(Accumulator[list[dict[str, Any]], list[dict[str, Any]]]):
+    """All rows as Python has them."""
+
+    def start(self) -> list[dict[str, Any]]:
+        return []
+
+    def update(self, state: list[dict[str, Any]], batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        return state + batch.to_pylist()
+
+    def merge(
+        self, left: list[dict[str, Any]], right: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        return left + right
+
+    def finish(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(state, key=str)
+
+
+EDGES = {
+    "number": pa.array([5, 5, -1, None, None, 2**62, -1, -1], pa.int64()),
+    "large": pa.array([2**64 - 1, 2**64 - 1, 1, 1, 2, 3, 1, None], pa.uint64()),
+    "text": pa.array(["é", "é", "e", "E", "", "", None, "z" * 40]),
+    "raw": pa.array([b"", b"", b"\xff", b"\xff", b"\x00", None, None, b"a"]),
+    "price": pa.array([Decimal("1.10"), Decimal("1.10"), Decimal("-2"), *[None] * 5]),
+    "day": pa.array([0, 0, -40_000, -40_000, 1, 2, None, 3], pa.date32()),
+    "at": pa.array([1, 1, -1, -1, 7, 8, None, 2**53], pa.timestamp("us", tz="UTC")),
+    "flag": pa.array([True, True, False, None, None, None, None, None]),
+    # Left to Spark, which takes all NaN for one, and both zeros.
+    "x": pa.array([float("nan"), float("nan"), 0.0, -0.0, 1.0, 2.0, None, 1.0]),
+    "tags": pa.array([["a"], ["a"], [], [], None, None, ["b"], ["c"]]),
+    "point": pa.array([{"n": 1}, {"n": 1}, {"n": None}, None, None, {"n": 2}, None, {"n": 3}]),
+    "n.b": pa.array([1, 2, 3, 4, 5, 6, 7, 8], pa.int16()),
+}
+
+
+def test_staged_rows_are_what_spark_says_of_them(spark: SparkSession, tmp_path: Path) -> None:
+    engine = SparkEngine(spark)
+    given = engine.from_arrow(pa.table(EDGES).to_reader())
+    staged = engine.stage(on_executors(given), str(tmp_path / "rows"))
+    by_spark = on_executors(staged)
+    shown = str(engine.aggregate(staged, Collected()))
+    assert shown == str(engine.aggregate(by_spark, Collected()))
+    renamed = {name: f"{name} of the files" for name in EDGES}
+    renamed = {new: old for old, new in renamed.items()}
+    shown = str(engine.aggregate(engine.select(staged, renamed), Collected()))
+    assert shown == str(engine.aggregate(engine.select(by_spark, renamed), Collected()))
+    assert engine.count(staged) == engine.count(by_spark) == 8
+    keys = [[name] for name in EDGES] + [["number", "text"], ["day", "raw", "at"]]
+    for key in keys:
+        here = engine.duplicates(staged, key, limit=2)
+        assert str(here) == str(engine.duplicates(by_spark, key, limit=2)), key
+        assert here[0] == 0 if key == ["n.b"] else here[0] > 0, key
+
+
+def test_rows_that_are_too_many_for_the_driver_are_left_to_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SparkEngine(spark)
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
+    staged = engine.stage(given, str(tmp_path / "rows"))
+    words = engine.select(staged, {"named": "word"})
+    before = scheduler.numTotalJobs()
+    here = [engine.duplicates(words, ["named"]), engine.aggregate(words, Collected())]
+    assert scheduler.numTotalJobs() == before
+    for bound in ("_MOST_BYTES", "_MOST_GROUPED_BYTES"):
+        monkeypatch.setattr(staged_rows, bound, 399)
+    there = [engine.duplicates(words, ["named"]), engine.aggregate(words, Collected())]
+    assert scheduler.numTotalJobs() >= before + 2
+    assert here == there
+
+
+def test_rows_with_times_of_sparks_older_kind_are_left_to_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    engine, setting = SparkEngine(spark), "spark.sql.parquet.outputTimestampType"
+    given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, "INT96")
+    try:
+        staged = engine.stage(given, str(tmp_path / "rows"))
+    finally:
+        spark.conf.set(setting, before)
+    assert isinstance(staged, StagedRelation)
+    assert staged.files.footers is None
+    assert engine.count(staged) == 50
+    assert engine.duplicates(staged, ["id"]) == (0, [])
+    found = engine.aggregate(engine.select(staged, {"at": "at"}), Collected())
+    assert {"at": NOON + dt.timedelta(seconds=1)} in found
+
+
+def test_some_of_the_columns_of_staged_rows_are_written_without_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    engine, path = SparkEngine(spark), str(tmp_path / "table")
+    schema = pa.schema([("id", pa.int64()), ("y", pa.float64())])
+    engine.create_table(path, schema=schema, partition_by=(), properties={}, note={})
+    given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
+    staged = engine.stage(given, str(tmp_path / "rows"))
+    engine.write(path, engine.select(staged, {"id": "id", "y": "x"}), TableWrite("append"))
+    found = engine.stream(engine.read_table(path)).read_all().sort_by("id")
+    assert str(found["y"].to_pylist()) == str(rows(0, 50)["x"].to_pylist())
+    for file in read_snapshot(path).files:
+        assert parquet.read_schema(file.path).names == ["id", "y"]

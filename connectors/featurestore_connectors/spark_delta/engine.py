@@ -40,6 +40,7 @@ from featurestore_connectors.spark_delta import (
     s3a,
     scan,
     shards,
+    staged,
     streams,
     tables,
 )
@@ -52,6 +53,7 @@ from featurestore_connectors.spark_delta.session import (
     settings_of_builders,
     start_session,
 )
+from featurestore_connectors.spark_delta.staged import StagedRelation
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -132,6 +134,8 @@ class SparkEngine:
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
         if isinstance(relation, HeldRelation):
             return held.selected(relation, columns)
+        if isinstance(relation, StagedRelation):
+            return staged.selected(relation, columns)
         return parquet_relations.selected(relations.select(relation, columns), relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
@@ -153,6 +157,9 @@ class SparkEngine:
     def count(self, relation: Relation) -> int:
         if isinstance(relation, HeldRelation):
             return held.count(relation)
+        counted = staged.count(relation) if isinstance(relation, StagedRelation) else None
+        if counted is not None:
+            return counted
         with translated():
             return int(relation.native.count())
 
@@ -166,13 +173,17 @@ class SparkEngine:
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
         if isinstance(relation, HeldRelation):
             return held.aggregate(relation, accumulator)
+        if isinstance(relation, StagedRelation):
+            return staged.aggregate(relation, accumulator)
         return streams.aggregate(relation, accumulator)
 
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        if isinstance(relation, HeldRelation) and held.can_compare(relation, key):
+        if isinstance(relation, HeldRelation):
             return held.duplicates(relation, key, limit=limit)
+        if isinstance(relation, StagedRelation):
+            return staged.duplicates(relation, key, limit=limit)
         return streams.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:

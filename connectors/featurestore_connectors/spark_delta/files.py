@@ -19,7 +19,7 @@ from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.held import hold
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import staging_directory
-from featurestore_connectors.spark_delta.staged import StagedRelation
+from featurestore_connectors.spark_delta.staged import staged
 from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
 # Rows up to this size stay in this process and travel inside the plan, as a local relation.
@@ -81,8 +81,7 @@ def stage(given: Relation, directory: str) -> Relation:
     with translated():
         given.native.write.mode("overwrite").parquet(directory)
     reader = given.native.sparkSession.read.schema(spark_schema(given.schema))
-    staged = relation(reader.parquet(directory), given.schema)
-    return StagedRelation(staged.engine, staged.native, staged.schema, folder=directory)
+    return staged(relation(reader.parquet(directory), given.schema), directory)
 
 
 def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:

@@ -13,19 +13,16 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.model.types import is_nested, storage_schema
+from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import relations, streams
+from featurestore_connectors.spark_delta import relations, repeated_keys, streams
 from featurestore_connectors.spark_delta.tasks import first_rows
 from featurestore_connectors.spark_delta.types import spark_schema, to_features, to_storage
 
 _FILE = "part-00000.parquet"
-_COUNT = "n"
 
 
 @dataclass(frozen=True)
@@ -90,28 +87,14 @@ def stream(given: HeldRelation, *, batch_rows: int, limit: int | None) -> pa.Rec
     return pa.RecordBatchReader.from_batches(given.schema, _in_pieces(chosen, batch_rows))
 
 
-def can_compare(given: HeldRelation, key: Sequence[str]) -> bool:
-    """Tell whether Arrow compares the values of columns as Spark does."""
-    kinds = [given.schema.field(name).type for name in key]
-    return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
-
-
 def duplicates(
     given: HeldRelation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return how many keys occur more than once, and the first few of them with their count."""
-    rows = pa.Table.from_batches(given.batches(), given.schema).select(list(key))
-    # By number: a key column may be called as the counts are.
-    numbers = list(map(str, range(len(key))))
-    keys = rows.rename_columns(numbers).drop_null()
-    counts = keys.group_by(numbers).aggregate([([], "count_all")])
-    many = counts.filter(pc.greater(counts["count_all"], 1))
-    order = [("count_all", "descending")]
-    for number in numbers:
-        order.append((number, "ascending"))
-    first = many.sort_by(order).slice(0, limit)
-    examples = first.select([*numbers, "count_all"]).rename_columns([*key, _COUNT])
-    return len(many), examples.to_pylist()
+    if not repeated_keys.can_compare(given.schema, key):
+        return streams.duplicates(given, key, limit=limit)
+    keys = pa.Table.from_batches(given.batches(), given.schema).select(list(key))
+    return repeated_keys.duplicates(keys, key, limit=limit)
 
 
 def _renamed(

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
@@ -27,42 +26,32 @@ from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.storage import files
 from featurestore.storage.location import is_uri
 from featurestore_connectors.spark_delta.commits import CommitSession
+from featurestore_connectors.spark_delta.staged import StagedRelation
 from featurestore_connectors.spark_delta.transactions import Transaction
 
 # As many columns as Delta's writers count, and as much of a text as they keep.
 _COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
 # From here on a table may ask things of its writers: constraints, generated columns, features.
 _PLAIN_WRITER = 2
-_OLD_TIMES = "INT96"
 # Metadata of columns that writers look at: invariants, lengths of texts.
 _ASKING = ("delta.", "__")
-
-
-@dataclass(frozen=True)
-class StagedRelation(Relation):
-    """Rows that were written to the Parquet files of a folder, and are read from there."""
-
-    folder: str = field(kw_only=True)
 
 
 def append(commit: CommitSession, path: str, given: StagedRelation, how: TableWrite) -> bool:
     """Append staged rows by their files. Return False where Delta's writer has to write them."""
     if how.mode != "append" or how.add_columns is not None or how.offsets:
         return False
-    if is_uri(path) or is_uri(given.folder):
+    if not given.is_whole or is_uri(path) or is_uri(given.files.folder):
         return False
     snapshot = read_snapshot(path)
     if not _is_plain(snapshot) or not _same_columns(commit.session, path, given):
         return False
-    footers = _footers(given.folder)
+    footers = given.files.footers
     if footers is None:
         return False
     with Transaction(commit, path) as transaction:
-        if how.transaction is not None:
-            app, number = how.transaction
-            if transaction.number(app) >= number:
-                return True
-            transaction.move(app, number)
+        if not transaction.carry(how.transaction):
+            return True
         names = _linked(list(footers), path)
         if names is None:
             return False
@@ -90,22 +79,6 @@ def _same_columns(session: Any, path: str, given: Relation) -> bool:
 
 def _types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(field.name, field.dataType) for field in fields]
-
-
-def _footers(folder: str) -> dict[str, parquet.FileMetaData] | None:
-    """Return the footers of the files that have rows; None where times are of Spark's older kind."""
-    found = {}
-    for name in files.list_directory(folder):
-        if name.startswith(("_", ".")) or not name.endswith(".parquet"):
-            continue
-        file = os.path.join(folder, name)
-        footer = parquet.read_metadata(file)
-        columns = range(footer.num_columns)
-        if any(footer.schema.column(number).physical_type == _OLD_TIMES for number in columns):
-            return None
-        if footer.num_rows:
-            found[file] = footer
-    return found
 
 
 def _linked(staged: Sequence[str], path: str) -> list[str] | None:

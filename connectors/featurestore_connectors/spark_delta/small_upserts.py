@@ -23,7 +23,7 @@ from featurestore.delta.presence import check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import held, scan
+from featurestore_connectors.spark_delta import held, repeated_keys, scan
 from featurestore_connectors.spark_delta.commits import CommitSession
 from featurestore_connectors.spark_delta.held import HeldRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote
@@ -42,7 +42,10 @@ def upsert(
     ``rows`` are those as a frame of the table's columns. Return False where MERGE has to do it:
     nothing was written then.
     """
-    if not held.can_compare(given, how.key) or held.duplicates(given, how.key, limit=1)[0]:
+    if (
+        not repeated_keys.can_compare(given.schema, how.key)
+        or held.duplicates(given, how.key, limit=1)[0]
+    ):
         return False
     with Transaction(commit, path) as transaction:
         snapshot = read_snapshot(path, transaction.version)
@@ -54,11 +57,8 @@ def upsert(
         touched, copied = _touched(candidates, keys)
         # As MERGE does: whoever adds rows meanwhile may add some of these keys.
         transaction.reads_everything()
-        if how.transaction is not None:
-            app, number = how.transaction
-            if transaction.number(app) >= number:
-                return True
-            transaction.move(app, number)
+        if not transaction.carry(how.transaction):
+            return True
         for file in touched:
             transaction.act(_removal(file))
         old = scan.plain_frame(commit.session, snapshot, touched)

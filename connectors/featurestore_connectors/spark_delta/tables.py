@@ -23,7 +23,13 @@ from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage.files import write_new
 from featurestore.storage.location import is_uri
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import offsets, rewrite, small_upserts, sqltext, staged
+from featurestore_connectors.spark_delta import (
+    linked_files,
+    offsets,
+    rewrite,
+    small_upserts,
+    sqltext,
+)
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -108,7 +114,7 @@ def _write_once(commit: CommitSession, path: str, given: Relation, how: TableWri
     """Write by Delta's writers, or by what takes less and does the same."""
     from pyspark.sql.types import StructType
 
-    if isinstance(given, StagedRelation) and staged.append(commit, path, given, how):
+    if isinstance(given, StagedRelation) and linked_files.append(commit, path, given, how):
         return
     table = commit.session.read.format("delta").load(path)
     held = _with_columns(StructType(list(table.schema.fields)), how.add_columns)

@@ -62,6 +62,16 @@ class Transaction:
         now = self._machine.scala.Option.apply(int(time.time() * 1000))
         self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
 
+    def carry(self, given: tuple[str, int] | None) -> bool:
+        """Let the commit carry a transaction of a caller; return False where it is a repeat."""
+        if given is None:
+            return True
+        app, number = given
+        if self.number(app) >= number:
+            return False
+        self.move(app, number)
+        return True
+
     def add(self, rows: Any) -> None:
         """Write the rows of a frame as files of the table."""
         written = self._transaction.writeFiles(rows._jdf)

@@ -1,0 +1,65 @@
+"""Keys that occur more than once among rows which the driver has, found without a Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.model.types import is_nested
+
+_COUNT = "n"
+
+
+def can_compare(schema: pa.Schema, key: Sequence[str]) -> bool:
+    """Tell whether Arrow compares the values of columns as Spark does."""
+    kinds = [schema.field(name).type for name in key]
+    return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
+
+
+def can_sort(schema: pa.Schema, key: Sequence[str]) -> bool:
+    """Tell whether a sort finds what occurs again, in a tenth of the memory of groups."""
+    return len(key) == 1 and bool(pat.is_integer(schema.field(key[0]).type))
+
+
+def duplicates(
+    keys: pa.Table, key: Sequence[str], *, limit: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many keys occur more than once, and the first few of them with their count.
+
+    ``keys`` holds the columns of ``key`` alone, which ``can_compare`` allows; those with nulls are
+    no keys.
+    """
+    # By number: a key column may be called as the counts are.
+    numbers = list(map(str, range(len(key))))
+    present = keys.select(list(key)).rename_columns(numbers).drop_null()
+    counts = _suspects(present).group_by(numbers).aggregate([([], "count_all")])
+    many = counts.filter(pc.greater(counts["count_all"], 1))
+    order = [("count_all", "descending")]
+    for number in numbers:
+        order.append((number, "ascending"))
+    first = many.sort_by(order).slice(0, limit)
+    examples = first.select([*numbers, "count_all"]).rename_columns([*key, _COUNT])
+    return len(many), examples.to_pylist()
+
+
+def _suspects(keys: pa.Table) -> pa.Table:
+    """Return rows among which are all whose key occurs more than once."""
+    if not can_sort(keys.schema, keys.schema.names):
+        return keys
+    column = keys.column(0)
+    numbers = np.empty(len(column), column.type.to_pandas_dtype())
+    start = 0
+    for chunk in column.chunks:
+        values = chunk.to_numpy(zero_copy_only=False)
+        numbers[start : start + len(values)] = values
+        start += len(values)
+    numbers.sort()
+    again = numbers[1:][numbers[1:] == numbers[:-1]]
+    if not len(again):
+        return keys.slice(0, 0)
+    return keys.filter(pc.is_in(column, pa.array(np.unique(again), column.type)))

@@ -152,10 +152,14 @@ def test_staged_rows_are_what_spark_says_of_them(spark: SparkSession, tmp_path: 
     shown = str(engine.aggregate(staged, Collected()))
     assert shown == str(engine.aggregate(by_spark, Collected()))
     renamed = {name: f"{name} of the files" for name in EDGES}
-    renamed = {new: old for old, new in renamed.items()}
+    renamed = {new: old for old, new in renamed.items()} | {"again": "text"}
     shown = str(engine.aggregate(engine.select(staged, renamed), Collected()))
     assert shown == str(engine.aggregate(engine.select(by_spark, renamed), Collected()))
     assert engine.count(staged) == engine.count(by_spark) == 8
+    none = engine.filter(given, "number < -9")
+    empty = engine.stage(on_executors(none), str(tmp_path / "none"))
+    assert (engine.count(empty), engine.aggregate(empty, Collected())) == (0, [])
+    assert engine.duplicates(empty, ["number"]) == (0, [])
     keys = [[name] for name in EDGES] + [["number", "text"], ["day", "raw", "at"]]
     for key in keys:
         here = engine.duplicates(staged, key, limit=2)

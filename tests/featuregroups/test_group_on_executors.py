@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import featurestore
-from featurestore_connectors.spark_delta import streams
+from featurestore_connectors.spark_delta import staged, streams
 from tests.on_spark import counted_fetches
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 ROWS = 5_000
 
 
-def test_no_rows_of_a_spark_dataframe_come_into_this_process(
+def test_rows_of_a_large_spark_dataframe_do_not_come_into_this_process(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for bound in ("_MOST_SORTED_BYTES", "_MOST_GROUPED_BYTES"):
+        monkeypatch.setattr(staged, bound, 0)
     store = featurestore.connect(tmp_path / "store", engine="spark")
     monkeypatch.setattr(streams, "is_local", lambda session: False)  # else it reads small files
     frame = spark.range(ROWS).selectExpr(

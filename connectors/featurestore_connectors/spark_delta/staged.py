@@ -39,18 +39,21 @@ class StagedFiles:
 
     @cached_property
     def footers(self) -> Mapping[str, parquet.FileMetaData] | None:
-        """The footers of the files that have rows; None where times are of Spark's older kinds."""
+        """The footers of the files that have rows.
+
+        None where times are of Spark's older kinds, or this machine sees none of the files.
+        """
         found = {}
         for name in files.list_directory(self.folder):
             if name.startswith(("_", ".")) or not name.endswith(".parquet"):
                 continue
             file = os.path.join(self.folder, name)
-            footer = parquet.read_metadata(files.opened_by_ranges(file))
-            if _has_old_times(footer):
+            found[file] = parquet.read_metadata(files.opened_by_ranges(file))
+            if _has_old_times(found[file]):
                 return None
-            if footer.num_rows:
-                found[file] = footer
-        return found
+        if not found:  # Spark writes one where there are no rows, too
+            return None
+        return {file: footer for file, footer in found.items() if footer.num_rows}
 
     def weight(self, columns: Sequence[str]) -> int | None:
         """Return about how many bytes columns take when they are read; None where Spark reads them."""
@@ -93,9 +96,10 @@ class StagedRelation(Relation):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as batches of feature types, read from the files here."""
         wanted = list(self.columns.values())
+        once = list(dict.fromkeys(wanted))
         for file in self.files.footers or ():
             with parquet.ParquetFile(files.opened_by_ranges(file)) as opened:
-                for batch in opened.iter_batches(_BATCH_ROWS, columns=wanted):
+                for batch in opened.iter_batches(_BATCH_ROWS, columns=once):
                     yield to_features(named(batch.select(wanted), self.schema), self.schema)
 
 

@@ -18,7 +18,7 @@ from featurestore.delta.history import read_history
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.plugins.engine import Accumulator, TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
-from featurestore_connectors.spark_delta import SparkEngine
+from featurestore_connectors.spark_delta import SparkEngine, streams
 from featurestore_connectors.spark_delta import staged as staged_rows
 from featurestore_connectors.spark_delta.staged import StagedRelation
 from tests.on_spark import on_executors
@@ -178,8 +178,8 @@ def test_rows_that_are_too_many_for_the_driver_are_left_to_spark(
     before = scheduler.numTotalJobs()
     here = [engine.duplicates(words, ["named"]), engine.aggregate(words, Collected())]
     assert scheduler.numTotalJobs() == before
-    for bound in ("_MOST_BYTES", "_MOST_GROUPED_BYTES"):
-        monkeypatch.setattr(staged_rows, bound, 399)
+    monkeypatch.setattr(streams, "_TASK_BYTES", 399)
+    monkeypatch.setattr(staged_rows, "_MOST_GROUPED_BYTES", 399)
     there = [engine.duplicates(words, ["named"]), engine.aggregate(words, Collected())]
     assert scheduler.numTotalJobs() >= before + 2
     assert here == there

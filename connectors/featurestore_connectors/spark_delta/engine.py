@@ -157,9 +157,8 @@ class SparkEngine:
     def count(self, relation: Relation) -> int:
         if isinstance(relation, HeldRelation):
             return held.count(relation)
-        counted = staged.count(relation) if isinstance(relation, StagedRelation) else None
-        if counted is not None:
-            return counted
+        if isinstance(relation, StagedRelation):
+            return staged.count(relation)
         with translated():
             return int(relation.native.count())
 
@@ -173,8 +172,6 @@ class SparkEngine:
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
         if isinstance(relation, HeldRelation):
             return held.aggregate(relation, accumulator)
-        if isinstance(relation, StagedRelation):
-            return staged.aggregate(relation, accumulator)
         return streams.aggregate(relation, accumulator)
 
     def duplicates(
@@ -182,9 +179,10 @@ class SparkEngine:
     ) -> tuple[int, list[dict[str, Any]]]:
         if isinstance(relation, HeldRelation):
             return held.duplicates(relation, key, limit=limit)
+        found = None
         if isinstance(relation, StagedRelation):
-            return staged.duplicates(relation, key, limit=limit)
-        return streams.duplicates(relation, key, limit=limit)
+            found = staged.duplicates(relation, key, limit=limit)
+        return found or streams.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         return relations.last_per_key(relation, key)

@@ -6,7 +6,6 @@ of the processors than to decode the files and to count their rows.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +14,6 @@ import pyarrow.types as pat
 
 from featurestore.delta.snapshot import Snapshot
 from featurestore.plugins.engine import Relation
-from featurestore.storage import files
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
@@ -42,25 +40,16 @@ def rows_of(given: Relation) -> ParquetRows | None:
     """Return the rows of a relation as its files have them; None where Spark computes them."""
     if isinstance(given, ParquetRelation):
         return replace(given.rows, schema=given.schema)
-    if not isinstance(given, StagedRelation):
-        return None
-    sizes = files.sizes_below(given.folder)
-    found = []
-    for name in files.list_directory(given.folder):
-        if name.endswith(".parquet") and not name.startswith(("_", ".")):
-            path = os.path.join(given.folder, name)
-            found.append((path, sizes.get(path) or files.size(path)))
-    return ParquetRows(tuple(found), tuple(given.schema.names), given.schema)
+    return given.rows if isinstance(given, StagedRelation) else None
 
 
 def selected(chosen: Relation, given: Relation, columns: Mapping[str, str]) -> Relation:
     """Return columns of a relation, as Spark selected them, with the files that it had."""
-    rows = rows_of(given)
-    if rows is None:
+    if not isinstance(given, ParquetRelation):
         return chosen
-    names = dict(zip(given.schema.names, rows.columns, strict=True))
+    names = dict(zip(given.schema.names, given.rows.columns, strict=True))
     kept = tuple(names[old] for old in columns.values())
-    return _with_rows(chosen, replace(rows, columns=kept, schema=chosen.schema))
+    return _with_rows(chosen, replace(given.rows, columns=kept, schema=chosen.schema))
 
 
 def _with_rows(given: Relation, rows: ParquetRows) -> Relation:

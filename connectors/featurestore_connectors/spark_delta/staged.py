@@ -6,7 +6,7 @@ What is asked of few of their bytes the driver reads from the files itself, with
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,17 +14,15 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from featurestore.plugins.engine import Accumulator, Relation, Result, State
+from featurestore.plugins.engine import Relation
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import relations, repeated_keys, streams
-from featurestore_connectors.spark_delta.types import named, to_features
+from featurestore_connectors.spark_delta import relations, repeated_keys
+from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 
-# What an accumulator reads on the driver, a batch at a time: a job takes as long to begin.
-_MOST_BYTES = 128 << 20
 # Numbers of one column are sorted, in twice their bytes; a group of Arrow takes 100 bytes.
 _MOST_SORTED_BYTES, _MOST_GROUPED_BYTES = 64 << 20, 32 << 20
 _BYTES_A_VALUE = 8
-_BATCH_ROWS = 65_536
 _OLD_TIMES = "INT96"
 # Spark's notes that dates and times are in the calendar of before 1582.
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
@@ -38,22 +36,24 @@ class StagedFiles:
     names: tuple[str, ...]
 
     @cached_property
-    def footers(self) -> Mapping[str, parquet.FileMetaData] | None:
-        """The footers of the files that have rows.
-
-        None where times are of Spark's older kinds, or this machine sees none of the files.
-        """
-        found = {}
+    def paths(self) -> tuple[str, ...]:
+        """The files; none where this machine does not see them, or times are of Spark's older kinds."""
+        found = []
         for name in files.list_directory(self.folder):
-            if name.startswith(("_", ".")) or not name.endswith(".parquet"):
-                continue
-            file = os.path.join(self.folder, name)
-            found[file] = parquet.read_metadata(files.opened_by_ranges(file))
-            if _has_old_times(found[file]):
-                return None
-        if not found:  # Spark writes one where there are no rows, too
+            if name.endswith(".parquet") and not name.startswith(("_", ".")):
+                found.append(os.path.join(self.folder, name))
+        # All were written with the same settings.
+        if found and _has_old_times(_footer(found[0])):
+            return ()
+        return tuple(found)
+
+    @cached_property
+    def footers(self) -> Mapping[str, parquet.FileMetaData] | None:
+        """The footers of the files that have rows; None where Spark alone reads them."""
+        if not self.paths:  # Spark writes one where there are no rows, too
             return None
-        return {file: footer for file, footer in found.items() if footer.num_rows}
+        footers = {path: _footer(path) for path in self.paths}
+        return {path: footer for path, footer in footers.items() if footer.num_rows}
 
     def weight(self, columns: Sequence[str]) -> int | None:
         """Return about how many bytes columns take when they are read; None where Spark reads them."""
@@ -93,14 +93,14 @@ class StagedRelation(Relation):
         weight = self.files.weight(list(self.columns.values()))
         return weight is not None and weight <= size
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as batches of feature types, read from the files here."""
-        wanted = list(self.columns.values())
-        once = list(dict.fromkeys(wanted))
-        for file in self.files.footers or ():
-            with parquet.ParquetFile(files.opened_by_ranges(file)) as opened:
-                for batch in opened.iter_batches(_BATCH_ROWS, columns=once):
-                    yield to_features(named(batch.select(wanted), self.schema), self.schema)
+    @property
+    def rows(self) -> ParquetRows | None:
+        """The rows as their files have them; None where Spark alone reads them."""
+        if not self.files.paths:
+            return None
+        sizes = files.sizes_below(self.files.folder)
+        found = tuple((path, sizes.get(path) or files.size(path)) for path in self.files.paths)
+        return ParquetRows(found, tuple(self.columns.values()), self.schema)
 
 
 def staged(given: Relation, folder: str) -> StagedRelation:
@@ -126,50 +126,48 @@ def selected(given: StagedRelation, columns: Mapping[str, str]) -> StagedRelatio
     )
 
 
-def count(given: StagedRelation) -> int | None:
-    """Return how many rows there are; None where Spark has to count."""
+def count(given: StagedRelation) -> int:
+    """Return how many rows there are, by a job of Spark where it alone reads the files."""
     if given.files.footers is None:
-        return None
+        with translated():
+            return int(given.native.count())
     return sum(footer.num_rows for footer in given.files.footers.values())
-
-
-def aggregate(given: StagedRelation, accumulator: Accumulator[State, Result]) -> Result:
-    """Return what an accumulator makes of all rows."""
-    if not given.is_within(_MOST_BYTES):
-        return streams.aggregate(given, accumulator)
-    state = accumulator.start()
-    for batch in given.batches():
-        state = accumulator.update(state, batch)
-    return accumulator.finish(state)
 
 
 def duplicates(
     given: StagedRelation, key: Sequence[str], *, limit: int
-) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many keys occur more than once, and the first few of them with their count."""
-    keys = None
-    if repeated_keys.can_compare(given.schema, key):
-        is_sorted = repeated_keys.can_sort(given.schema, key)
-        keys = _read(
-            selected(given, {name: name for name in key}),
-            most=_MOST_SORTED_BYTES if is_sorted else _MOST_GROUPED_BYTES,
-        )
+) -> tuple[int, list[dict[str, Any]]] | None:
+    """Return how many keys occur more than once, and the first few of them with their count.
+
+    None where Spark has to look for them.
+    """
+    if not repeated_keys.can_compare(given.schema, key):
+        return None
+    most = _MOST_GROUPED_BYTES
+    if repeated_keys.can_sort(given.schema, key):
+        most = _MOST_SORTED_BYTES
+    keys = _read(selected(given, {name: name for name in key}), most=most)
     if keys is None:
-        return streams.duplicates(given, key, limit=limit)
+        return None
     return repeated_keys.duplicates(keys, key, limit=limit)
 
 
 def _read(given: StagedRelation, *, most: int) -> pa.Table | None:
     """Return the rows, None where they take more bytes."""
-    if not given.is_within(most):
+    rows = given.rows
+    if rows is None or not given.is_within(most):
         return None
     found, size = [], 0
-    for batch in given.batches():
+    for batch in rows.part(0, 1):
         found.append(batch)
         size += batch.nbytes
         if size > most:  # few values in the files, and long ones
             return None
     return pa.Table.from_batches(found, given.schema)
+
+
+def _footer(path: str) -> parquet.FileMetaData:
+    return parquet.read_metadata(files.opened_by_ranges(path))
 
 
 def _has_old_times(footer: parquet.FileMetaData) -> bool:

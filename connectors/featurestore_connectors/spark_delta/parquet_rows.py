@@ -76,6 +76,16 @@ class ParquetRows:
         return cast_batch(renamed, self.schema)
 
 
+def footer_of(path: str) -> parquet.FileMetaData:
+    """Return what the end of a file says of its rows.
+
+    Raises:
+        StorageError: The file cannot be read.
+    """
+    with _damage_told(path):
+        return parquet.read_metadata(files.opened_by_ranges(path))
+
+
 def _rows_of_a_batch(metadata: Any) -> int:
     size = 0
     for number in range(metadata.num_row_groups):

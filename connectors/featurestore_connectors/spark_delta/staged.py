@@ -18,7 +18,7 @@ from featurestore.plugins.engine import Relation
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import relations, repeated_keys
 from featurestore_connectors.spark_delta.failures import translated
-from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
+from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
 # Numbers of one column are sorted, in twice their bytes; a group of Arrow takes 100 bytes.
 _MOST_SORTED_BYTES, _MOST_GROUPED_BYTES = 64 << 20, 32 << 20
@@ -43,7 +43,7 @@ class StagedFiles:
             if name.endswith(".parquet") and not name.startswith(("_", ".")):
                 found.append(os.path.join(self.folder, name))
         # All were written with the same settings.
-        if found and _has_old_times(_footer(found[0])):
+        if found and _has_old_times(footer_of(found[0])):
             return ()
         return tuple(found)
 
@@ -52,7 +52,7 @@ class StagedFiles:
         """The footers of the files that have rows; None where Spark alone reads them."""
         if not self.paths:  # Spark writes one where there are no rows, too
             return None
-        footers = {path: _footer(path) for path in self.paths}
+        footers = {path: footer_of(path) for path in self.paths}
         return {path: footer for path, footer in footers.items() if footer.num_rows}
 
     def weight(self, columns: Sequence[str]) -> int | None:
@@ -164,10 +164,6 @@ def _read(given: StagedRelation, *, most: int) -> pa.Table | None:
         if size > most:  # few values in the files, and long ones
             return None
     return pa.Table.from_batches(found, given.schema)
-
-
-def _footer(path: str) -> parquet.FileMetaData:
-    return parquet.read_metadata(files.opened_by_ranges(path))
 
 
 def _has_old_times(footer: parquet.FileMetaData) -> bool:

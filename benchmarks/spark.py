@@ -335,7 +335,7 @@ def start_cluster(stack: ExitStack) -> None:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-cluster-")))
     master = stack.enter_context(standalone_cluster(folder, memory="6g", java=""))
     os.environ.update(environment(java=""), SPARK_EXECUTOR_MEMORY="4g")
-    os.environ["FEATURESTORE_SPARK_MASTER"] = master
+    os.environ |= {"FEATURESTORE_SPARK_MASTER": master, "FEATURESTORE_SPARK_STAGING": str(folder)}
 
 
 def _ratio(cost: Cost, other: Cost) -> str:

@@ -79,8 +79,10 @@ class CommitSession:
         use_table(self.parent, self._path)
         check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self.parent.newSession()
-        # All at once: to ask for each of some hundred settings takes longer than a small commit.
-        _settings(self.session).putAll(_settings(self.parent))
+        # All at once: to ask for each of some hundred settings takes longer than a small commit. From
+        # a copy, which Spark makes under its lock: other threads may set some of them meanwhile.
+        given = self.parent.conf._jconf.getAllAsJava()
+        self.session._jsparkSession.sessionState().conf().settings().putAll(given)
         for key, value in _SETTINGS.items():
             self.set(key, value)
         self.session.conf.unset(_LAST_VERSION)
@@ -164,11 +166,6 @@ class CommitSession:
             text = f"Rows lie outside the range that is replaced in {self._path}."
             return RowsOutsideWindow(text)
         return as_store_error(error)
-
-
-def _settings(session: Any) -> Any:
-    """Return the map of Java that holds the settings of a session."""
-    return session._jsparkSession.sessionState().conf().settings()
 
 
 def is_conflict(error: BaseException) -> bool:

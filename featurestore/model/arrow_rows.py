@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.model.arrow_bytes import has_many_bytes, joined_bytes
+
+# Batches of so many bytes are not worth putting together: that copies them.
+_MANY_BYTES = 1 << 20
 
 
 def values_at(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None) -> Any:
@@ -53,6 +56,25 @@ def rows_at(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
+def joined_batches(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows, small batches joined until they have ``rows`` or many bytes.
+
+    >>> few = pa.RecordBatch.from_pydict({"a": [1]})
+    >>> [batch.num_rows for batch in joined_batches([few, few, few], rows=2)]
+    [2, 1]
+    """
+    held: list[pa.RecordBatch] = []
+    held_rows = held_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        held_rows += batch.num_rows
+        held_bytes += batch.nbytes
+        if held_rows >= rows or held_bytes >= _MANY_BYTES:
+            yield from _in_one_piece(held)
+            held, held_rows, held_bytes = [], 0, 0
+    yield from _in_one_piece(held)
+
+
 def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch in which no struct that holds structs is a slice, as DuckDB requires.
 
@@ -67,6 +89,13 @@ def without_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
         if _holds_struct_in_struct(column.type):
             columns[index] = _copied(column)
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _in_one_piece(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    # Columns of more than 2 GiB stay in several pieces.
+    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
 
 
 def _indices(positions: Any) -> pa.Array:

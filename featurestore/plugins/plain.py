@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 _VERIFIED_ROWS = 8192
-# Batches of so many bytes are not worth joining: that copies them.
-_MANY_BYTES = 1 << 20
 
 
 def selected(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -109,20 +107,6 @@ def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.Reco
             if missing == 0:
                 yield from _joined(held)
                 held, missing = [], rows
-    yield from _joined(held)
-
-
-def worthwhile(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows, small batches joined until they have ``rows`` or many bytes."""
-    held: list[pa.RecordBatch] = []
-    held_rows = held_bytes = 0
-    for batch in batches:
-        held.append(batch)
-        held_rows += batch.num_rows
-        held_bytes += batch.nbytes
-        if held_rows >= rows or held_bytes >= _MANY_BYTES:
-            yield from _joined(held)
-            held, held_rows, held_bytes = [], 0, 0
     yield from _joined(held)
 
 

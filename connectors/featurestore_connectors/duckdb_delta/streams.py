@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_cast import cast_batch
-from featurestore.model.arrow_rows import without_offsets
+from featurestore.model.arrow_rows import joined_batches, without_offsets
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated
@@ -34,8 +34,6 @@ _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
 # What may be held of a relation to be read again. An export needs as much once more while it sorts.
 MOST_HELD_BYTES = 256 << 20
-# Batches of so many bytes are not worth putting together: that copies them.
-_WORTH_A_BATCH = 1 << 20
 
 
 def stream(
@@ -229,8 +227,9 @@ def _batches(
         if limit is not None:
             native = native.limit(limit)
         if _unbounded(relation.schema) and rows > _VECTOR_ROWS:
-            # Put together from small ones, until a batch is large enough.
-            batches = _joined(_read(cursor, native, _VECTOR_ROWS), rows)
+            # Put together from small ones, while the next one fits.
+            most = rows - _VECTOR_ROWS + 1
+            batches = joined_batches(_read(cursor, native, _VECTOR_ROWS), rows=most)
         else:
             batches = _read(cursor, native, rows)
         for batch in batches:
@@ -256,27 +255,6 @@ def _read(
             raise error_of_stream(str(error)) from error
         if batch.num_rows:
             yield batch
-
-
-def _joined(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    held: list[pa.RecordBatch] = []
-    held_rows = held_bytes = 0
-    for batch in batches:
-        held.append(batch)
-        held_rows += batch.num_rows
-        held_bytes += batch.nbytes
-        if held_rows + _VECTOR_ROWS > rows or held_bytes >= _WORTH_A_BATCH:
-            yield _concatenated(held)
-            held, held_rows, held_bytes = [], 0, 0
-    if held:
-        yield _concatenated(held)
-
-
-def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches(batches).combine_chunks()
-    return table.to_batches()[0]
 
 
 def _unbounded(schema: pa.Schema) -> bool:

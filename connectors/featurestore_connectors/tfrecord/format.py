@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.arrow_rows import joined_batches
 from featurestore.plugins.format import (
     ColumnEncoding,
     ColumnProfile,
@@ -20,7 +21,6 @@ from featurestore.plugins.format import (
     WrittenFile,
     WrittenShard,
 )
-from featurestore.plugins.plain import worthwhile
 from featurestore.plugins.records import DescribesRecords, RecordPlan
 from featurestore.storage.shardfile import ShardFile
 from featurestore_connectors.tfrecord import spec
@@ -149,7 +149,7 @@ def _write_records(
         # wbits=31 makes the gzip header without a time, so that equal rows give equal bytes.
         pack = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
-    for batch in worthwhile(batches, rows=encoder.block_rows):
+    for batch in joined_batches(batches, rows=encoder.block_rows):
         rows += batch.num_rows
         for data, sizes in encoder.framed(batch):
             if pack is None:

@@ -7,6 +7,7 @@ the bytes of the values (and of the keys that nulls mask) and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,14 @@ class Encoder:
                 _fill(records, piece.column(place), slot)
             yield piece, records
 
+    @cached_property
+    def _checksums(self) -> Checksums:
+        return Checksums(self._template)
+
     def framed(self, batch: pa.RecordBatch) -> Iterator[tuple[Records, npt.NDArray[np.int64]]]:
         """Yield the records of a batch with their checksums; no lengths, since all have one."""
-        checksums = Checksums(self._template)
         for _, records in self.blocks(batch):
-            crcs = checksums.of(records)
+            crcs = self._checksums.of(records)
             records[:, -framing.FOOTER :].view("<u4")[:, 0] = crcs
             yield records, _NO_LENGTHS
 

@@ -179,10 +179,11 @@ class SparkEngine:
     ) -> tuple[int, list[dict[str, Any]]]:
         if isinstance(relation, HeldRelation):
             return held.duplicates(relation, key, limit=limit)
-        found = None
         if isinstance(relation, StagedRelation):
             found = staged.duplicates(relation, key, limit=limit)
-        return found or streams.duplicates(relation, key, limit=limit)
+            if found is not None:
+                return found
+        return streams.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         return relations.last_per_key(relation, key)

@@ -253,15 +253,21 @@ print(landed)
 """
 
 
+def compiled(source: str, folder: Path) -> Path:
+    """Return a library that a process loads before others, to see or to slow what it calls."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: nothing looks at the calls of a process")
+    library = folder / "before.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
 @pytest.mark.spark
 @pytest.mark.soak
 def test_appends_of_both_engines_at_once_all_land_where_commits_are_slow(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler: nothing delays renames")
-    library = tmp_path / "delayed.so"
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
-    subprocess.run(command, input=DELAYED, text=True, check=True)
+    library = compiled(DELAYED, tmp_path)
     path, stop = str(tmp_path / "table"), tmp_path / "stop"
     tables.create_table(path, schema=APPENDED, partition_by=(), properties={}, note={})
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
@@ -387,12 +393,7 @@ engine.close()
 @pytest.mark.spark
 @pytest.mark.soak
 def test_no_write_of_spark_names_a_file_before_it_is_on_disk(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler: nothing notes syncs")
-    library, noted = tmp_path / "noted.so", tmp_path / "noted"
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
-    subprocess.run(command, input=NOTED, text=True, check=True)
+    library, noted = compiled(NOTED, tmp_path), tmp_path / "noted"
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "FEATURESTORE_SPARK_MASTER": "local[1]"}
     env |= {"LD_PRELOAD": str(library), "SYNC_LOG": str(noted)}
     subprocess.run([sys.executable, "-c", EVERY_WRITE, str(tmp_path)], env=env, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,11 +13,12 @@ import pytest
 from pyarrow import parquet
 
 from featurestore.errors import TableDamaged
-from featurestore.plugins.engine import Accumulator, Engine, TableWrite
+from featurestore.plugins.engine import Engine, TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import streams
 from featurestore_connectors.spark_delta.parquet_relations import rows_of
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
+from tests.engines.rows import AllRows
 
 ROWS = 90
 OLD = pa.schema([("k", pa.int64())])
@@ -33,29 +33,6 @@ SCHEMA = pa.schema(
         ("price", pa.decimal128(9, 2)),
     ]
 )
-
-
-@dataclass(frozen=True)
-class AllRows(Accumulator[list[dict[str, Any]], list[dict[str, Any]]]):
-    """Gives all rows; the schema of each batch is compared on the way."""
-
-    schema: pa.Schema
-    threads: int = 3
-
-    def start(self) -> list[dict[str, Any]]:
-        return []
-
-    def update(self, state: list[dict[str, Any]], batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        assert batch.schema.equals(self.schema)
-        return state + batch.to_pylist()
-
-    def merge(
-        self, left: list[dict[str, Any]], right: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        return left + right
-
-    def finish(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return sorted(state, key=str)
 
 
 def rows(first: int, last: int) -> pa.Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,12 @@ from pyarrow import parquet
 
 from featurestore.delta.history import read_history
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.plugins.engine import Accumulator, TableWrite
+from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine, streams
 from featurestore_connectors.spark_delta import staged as staged_rows
 from featurestore_connectors.spark_delta.staged import StagedRelation
+from tests.engines.rows import AllRows
 from tests.on_spark import on_executors
 
 if TYPE_CHECKING:
@@ -108,25 +108,6 @@ def _assert_bounds(path: str) -> None:
         assert all(len(text) <= 32 for text in [each["maxValues"].get("word", "")])
 
 
-@dataclass(frozen=True)
-class Collected(Accumulator[list[dict[str, Any]], list[dict[str, Any]]]):
-    """All rows as Python has them."""
-
-    def start(self) -> list[dict[str, Any]]:
-        return []
-
-    def update(self, state: list[dict[str, Any]], batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        return state + batch.to_pylist()
-
-    def merge(
-        self, left: list[dict[str, Any]], right: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        return left + right
-
-    def finish(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return sorted(state, key=str)
-
-
 EDGES = {
     "number": pa.array([5, 5, -1, None, None, 2**62, -1, -1], pa.int64()),
     "large": pa.array([2**64 - 1, 2**64 - 1, 1, 1, 2, 3, 1, None], pa.uint64()),
@@ -149,16 +130,16 @@ def test_staged_rows_are_what_spark_says_of_them(spark: SparkSession, tmp_path: 
     given = engine.from_arrow(pa.table(EDGES).to_reader())
     staged = engine.stage(on_executors(given), str(tmp_path / "rows"))
     by_spark = on_executors(staged)
-    shown = str(engine.aggregate(staged, Collected()))
-    assert shown == str(engine.aggregate(by_spark, Collected()))
+    shown = str(engine.aggregate(staged, AllRows()))
+    assert shown == str(engine.aggregate(by_spark, AllRows()))
     renamed = {name: f"{name} of the files" for name in EDGES}
     renamed = {new: old for old, new in renamed.items()} | {"again": "text"}
-    shown = str(engine.aggregate(engine.select(staged, renamed), Collected()))
-    assert shown == str(engine.aggregate(engine.select(by_spark, renamed), Collected()))
+    shown = str(engine.aggregate(engine.select(staged, renamed), AllRows()))
+    assert shown == str(engine.aggregate(engine.select(by_spark, renamed), AllRows()))
     assert engine.count(staged) == engine.count(by_spark) == 8
     none = engine.filter(given, "number < -9")
     empty = engine.stage(on_executors(none), str(tmp_path / "none"))
-    assert (engine.count(empty), engine.aggregate(empty, Collected())) == (0, [])
+    assert (engine.count(empty), engine.aggregate(empty, AllRows())) == (0, [])
     assert engine.duplicates(empty, ["number"]) == (0, [])
     keys = [[name] for name in EDGES] + [["number", "text"], ["day", "raw", "at"]]
     for key in keys:
@@ -176,11 +157,11 @@ def test_rows_that_are_too_many_for_the_driver_are_left_to_spark(
     staged = engine.stage(given, str(tmp_path / "rows"))
     words = engine.select(staged, {"named": "word"})
     before = scheduler.numTotalJobs()
-    here = [engine.duplicates(words, ["named"]), engine.aggregate(words, Collected())]
+    here = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
     assert scheduler.numTotalJobs() == before
     monkeypatch.setattr(streams, "_TASK_BYTES", 399)
     monkeypatch.setattr(staged_rows, "_MOST_GROUPED_BYTES", 399)
-    there = [engine.duplicates(words, ["named"]), engine.aggregate(words, Collected())]
+    there = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
     assert scheduler.numTotalJobs() >= before + 2
     assert here == there
 
@@ -200,7 +181,7 @@ def test_rows_with_times_of_sparks_older_kind_are_left_to_spark(
     assert staged.files.footers is None
     assert engine.count(staged) == 50
     assert engine.duplicates(staged, ["id"]) == (0, [])
-    found = engine.aggregate(engine.select(staged, {"at": "at"}), Collected())
+    found = engine.aggregate(engine.select(staged, {"at": "at"}), AllRows())
     assert {"at": NOON + dt.timedelta(seconds=1)} in found
 
 

@@ -1,0 +1,33 @@
+"""An accumulator that gives the rows themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.plugins.engine import Accumulator
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class AllRows(Accumulator[Rows, Rows]):
+    """Gives all rows as Python has them; the schema of each batch is compared where one is given."""
+
+    schema: pa.Schema | None = None
+    threads: int = 3
+
+    def start(self) -> Rows:
+        return []
+
+    def update(self, state: Rows, batch: pa.RecordBatch) -> Rows:
+        assert self.schema is None or batch.schema.equals(self.schema)
+        return state + batch.to_pylist()
+
+    def merge(self, left: Rows, right: Rows) -> Rows:
+        return left + right
+
+    def finish(self, state: Rows) -> Rows:
+        return sorted(state, key=str)

@@ -45,6 +45,15 @@ def rows(first: int, last: int) -> pa.Table:
     return pa.table(list(map(list, zip(*columns, strict=True))), schema=SCHEMA)
 
 
+def test_columns_of_a_file_are_found_whatever_their_case(tmp_path: Path) -> None:
+    path = str(tmp_path / "foreign.parquet")
+    parquet.write_table(pa.table({"ID": [1, 2], "y": [0.5, 1.5]}), path)
+    schema = pa.schema([("id", pa.int64()), ("y", pa.float64()), ("z", pa.string())])
+    rows = ParquetRows(((path, 1),), ("id", "y", "z"), schema)
+    found = pa.Table.from_batches(rows.part(0, 1))
+    assert found.to_pydict() == {"id": [1, 2], "y": [0.5, 1.5], "z": [None, None]}
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> str:
     """A table whose first file lacks most columns, and whose second has row groups."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,26 +54,38 @@ class ParquetRows:
             # Spark may keep times in 96 bits, which Arrow would take for nanoseconds.
             with parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us") as file:
                 there = file.schema_arrow.names
-                present = [name for name in dict.fromkeys(self.columns) if name in there]
+                held = _in_file(self.columns, there)
                 batches = file.iter_batches(
                     _rows_of_a_batch(file.metadata),
                     row_groups=list(range(share, file.num_row_groups, shares)),
-                    columns=present or there[:1],  # one column tells how many rows there are
+                    columns=list(held.values())
+                    or there[:1],  # one column tells how many rows there are
                     use_threads=False,
                 )
                 for batch in batches:
-                    yield self._features(batch)
+                    yield self._features(batch, held)
 
-    def _features(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _features(self, batch: pa.RecordBatch, held: Mapping[str, str]) -> pa.RecordBatch:
         columns = []
         for name, wanted in zip(self.columns, self.schema, strict=True):
-            index = batch.schema.get_field_index(name)
-            if index < 0:
-                columns.append(pa.nulls(batch.num_rows, wanted.type))
+            if name in held:
+                columns.append(batch.column(held[name]))
             else:
-                columns.append(batch.column(index))
+                columns.append(pa.nulls(batch.num_rows, wanted.type))
         renamed = pa.RecordBatch.from_arrays(columns, names=self.schema.names)
         return cast_batch(renamed, self.schema)
+
+
+def _in_file(columns: Sequence[str], there: Sequence[str]) -> dict[str, str]:
+    """Return the names in a file of the columns that it has: as for Spark, in any case."""
+    by_lower = {name.lower(): name for name in there}
+    held = {}
+    for name in columns:
+        if name in there:
+            held[name] = name
+        elif name.lower() in by_lower:
+            held[name] = by_lower[name.lower()]
+    return held
 
 
 def footer_of(path: str) -> parquet.FileMetaData:

@@ -370,13 +370,21 @@ class Engine(Protocol):
         ...
 
     def write_shards(
-        self, relation: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
+        self,
+        relation: Relation,
+        *,
+        shard: str,
+        shard_count: int,
+        order: Sequence[str],
+        shard_ascends: bool = False,
+        write: ShardFunction[Result],
     ) -> list[Result]:
         """Call ``write(shard number, batches)`` once for every shard where its rows are.
 
-        ``shard`` names an int32 column with the number of the shard of each row; the batches of a
-        shard come sorted by the columns ``order`` (ascending) and still hold these columns. Results
-        come back by shard number.
+        ``shard`` names an int32 column with the number of the shard of each row, which is below
+        ``shard_count``; a shard without rows gives no call. The batches of a shard come sorted by
+        the columns ``order`` (ascending) and still hold these columns. ``shard_ascends`` says that
+        sorting all rows by ``order`` sorts them by shard, too. Results come back by shard number.
         """
         ...
 

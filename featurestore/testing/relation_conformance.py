@@ -282,6 +282,7 @@ class RelationConformance:
         results = engine.write_shards(
             self.given(engine, table),
             shard="shard",
+            shard_count=6,
             order=["order"],
             write=functools.partial(write_ids, str(tmp_path)),
         )
@@ -292,13 +293,34 @@ class RelationConformance:
             expected = expected[np.argsort(orders[expected])]
             assert (tmp_path / str(number)).read_text().split() == list(map(str, expected))
 
+    def test_shards_that_ascend_with_the_order_are_written_in_order(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
+        count = 10_000
+        order = np.random.default_rng(0).permutation(count)
+        shard = pa.array(order // 100, pa.int32())
+        table = pa.table({"id": pa.array(range(count), pa.int64()), "order": order, "shard": shard})
+        results = engine.write_shards(
+            self.given(engine, table),
+            shard="shard",
+            shard_count=100,
+            order=["order"],
+            shard_ascends=True,
+            write=functools.partial(write_ids, str(tmp_path)),
+        )
+        assert results == [(number, 100) for number in range(100)]
+        places = np.argsort(order)
+        for number in range(100):
+            expected = places[number * 100 : (number + 1) * 100]
+            assert (tmp_path / str(number)).read_text().split() == list(map(str, expected))
+
     def test_shards_of_no_rows_are_none(self, engine: Engine, tmp_path: Path) -> None:
         table = pa.table({"id": pa.array([], pa.int64()), "shard": pa.array([], pa.int32())})
         write = functools.partial(write_ids, str(tmp_path))
-        assert (
-            engine.write_shards(self.given(engine, table), shard="shard", order=["id"], write=write)
-            == []
+        written = engine.write_shards(
+            self.given(engine, table), shard="shard", shard_count=3, order=["id"], write=write
         )
+        assert written == []
 
     def test_explain_is_a_text(self, engine: Engine) -> None:
         assert len(engine.explain(engine.filter(self.given(engine, numbered(3)), "id > 1"))) > 10

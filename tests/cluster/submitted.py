@@ -100,7 +100,9 @@ def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
     total_of_files, read_by = engine.aggregate(relation, Sum())
     shards = os.path.join(folder, "shards")
     os.mkdir(shards)
-    written = engine.write_shards(relation, shard="shard", order=["key"], write=Write(shards))
+    written = engine.write_shards(
+        relation, shard="shard", shard_count=8, order=["key"], write=Write(shards)
+    )
     return {
         "master": engine.session.sparkContext.master,
         "version": version,

@@ -364,6 +364,7 @@ def test_a_failing_source_leaves_no_whole_shard(engine: DuckDBEngine) -> None:
         engine.write_shards(
             relation,
             shard="shard",
+            shard_count=2,
             order=["id"],
             write=lambda number, batches: sum(1 for _ in batches),
         )

@@ -52,7 +52,10 @@ def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
         given = engine.from_arrow(rows.to_reader(max_chunksize=3000))
         if mapped:
             given = engine.map_batches(given, lambda batch: batch, schema=rows.schema)
-        found.append(engine.write_shards(given, shard="shard", order=order, write=collect))
+        written = engine.write_shards(
+            given, shard="shard", shard_count=70_001, order=order, write=collect
+        )
+        found.append(written)
         engine.close()
     assert [number for number, _ in found[0]] == [0, 3, 70_000]
     assert sum(part.num_rows for _, part in found[0]) == ROWS
@@ -73,7 +76,10 @@ def test_rows_in_memory_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch
     given = engine.map_batches(
         engine.from_arrow(table().to_reader()), lambda batch: batch, schema=table().schema
     )
-    assert len(engine.write_shards(given, shard="shard", order=["second"], write=collect)) == 3
+    written = engine.write_shards(
+        given, shard="shard", shard_count=70_001, order=["second"], write=collect
+    )
+    assert len(written) == 3
     engine.close()
 
 
@@ -109,7 +115,7 @@ def test_rows_of_many_bytes_are_sorted_in_little_memory(
         assert seen == list(range(number, count, 3))
         return len(seen)
 
-    results = engine.write_shards(given, shard="shard", order=["order"], write=check)
+    results = engine.write_shards(given, shard="shard", shard_count=3, order=["order"], write=check)
     assert sum(results) == count
     engine.close()
     assert list(tmp_path.rglob("*.arrow")) == []

@@ -57,14 +57,12 @@ def test_more_rows_than_fit_are_sorted_with_little_memory(
         return number, limit(engine.database)
 
     before = limit(engine.database)
-    assert engine.write_shards(given, shard="shard", order=["n"], write=write) == [
-        (0, "1.0 GiB"),
-        (1, "1.0 GiB"),
-    ]
+    written = engine.write_shards(given, shard="shard", shard_count=2, order=["n"], write=write)
+    assert written == [(0, "1.0 GiB"), (1, "1.0 GiB")]
     assert limit(engine.database) == before
     again = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     with pytest.raises(EngineError):
-        engine.write_shards(again, shard="shard", order=["n"], write=_fail)
+        engine.write_shards(again, shard="shard", shard_count=2, order=["n"], write=_fail)
     assert limit(engine.database) == before
     engine.close()
 

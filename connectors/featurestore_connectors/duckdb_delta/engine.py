@@ -243,7 +243,14 @@ class DuckDBEngine:
         return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(
-        self, relation: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
+        self,
+        relation: Relation,
+        *,
+        shard: str,
+        shard_count: int,
+        order: Sequence[str],
+        shard_ascends: bool = False,
+        write: ShardFunction[Result],
     ) -> list[Result]:
         threads = int(self.database.rows("SELECT current_setting('threads')")[0][0])
         return shards.write_shards(

@@ -248,9 +248,23 @@ class SparkEngine:
         return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(
-        self, relation: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
+        self,
+        relation: Relation,
+        *,
+        shard: str,
+        shard_count: int,
+        order: Sequence[str],
+        shard_ascends: bool = False,
+        write: ShardFunction[Result],
     ) -> list[Result]:
-        return shards.write_shards(relation, shard=shard, order=order, write=write)
+        return shards.write_shards(
+            relation,
+            shard=shard,
+            shard_count=shard_count,
+            order=order,
+            shard_ascends=shard_ascends,
+            write=write,
+        )
 
     def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
         return records.can_write(self.session, schema, directory)

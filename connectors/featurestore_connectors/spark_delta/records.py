@@ -33,7 +33,7 @@ def can_write(session: Any, schema: pa.Schema, directory: str) -> bool:
 def write(given: Relation, task: RecordTask) -> list[RecordShard]:
     """Write the shards of rows, sorted where they are, each by one task."""
     # By one number: Spark sorts it without comparing rows. The shards ascend with it.
-    rows = spread(given, task.shard).sortWithinPartitions(column(task.hash))
+    rows = spread(given, task.shard, len(task.shards)).sortWithinPartitions(column(task.hash))
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
     writer = given.native.sparkSession._jvm.featurestore.tfrecord.RecordShards

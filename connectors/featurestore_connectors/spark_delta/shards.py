@@ -21,7 +21,13 @@ _TASKS_ON_CLUSTERS = 32
 
 
 def write_shards(
-    given: Relation, *, shard: str, order: Sequence[str], write: ShardFunction[Result]
+    given: Relation,
+    *,
+    shard: str,
+    shard_count: int,
+    order: Sequence[str],
+    shard_ascends: bool,
+    write: ShardFunction[Result],
 ) -> list[Result]:
     """Call ``write`` once for every shard on the executor that sorted its rows.
 
@@ -31,7 +37,11 @@ def write_shards(
     its own and none shares a task by chance. A task that is repeated writes its shards again:
     ``write`` replaces files atomically with equal bytes, so that leaves one file.
     """
-    rows = spread(given, shard).sortWithinPartitions(*map(column, [shard, *order]))
+    keys = [shard, *order]
+    if shard_ascends:
+        # By one number Spark sorts without comparing rows.
+        keys = list(order)
+    rows = spread(given, shard, shard_count).sortWithinPartitions(*map(column, keys))
     task = ShardsTask(write, shard, given.schema, options_of_open())
     with translated():
         answers = map_in_arrow(rows, given.schema.names, task, RESULT_FIELDS).collect()
@@ -39,13 +49,14 @@ def write_shards(
     return [pickle.loads(row["result"]) for row in in_order]
 
 
-def spread(given: Relation, shard: str) -> Any:
+def spread(given: Relation, shard: str, shard_count: int) -> Any:
     """Return a frame of the rows in which shard s is in partition ``s mod P``."""
-    partitions = _partitions(given.native)
+    # A partition beyond the shards would start a task for nothing.
+    partitions = max(1, min(shard_count, _most_partitions(given.native)))
     return given.native.repartition(partitions, _partition_key(shard, partitions))
 
 
-def _partitions(frame: Any) -> int:
+def _most_partitions(frame: Any) -> int:
     session = frame.sparkSession
     tasks = 4 * int(session.sparkContext.defaultParallelism)
     if is_local(session):
@@ -73,13 +84,13 @@ def keys_of_partitions(partitions: int) -> list[int]:
 
 
 def hash_of_integer(value: int) -> int:
-    """Return Spark's hash of an integer column as an unsigned number.
+    """Return Spark's hash of an integer column, a signed number of 32 bits.
 
-    It is Murmur3 for x86 with 32 bits and the seed 42.
+    It is Murmur3 for x86 with the seed 42.
 
     Should a later Spark hash otherwise, shards would share tasks unevenly, and nothing else.
 
-    >>> hash_of_integer(1) - 2**32
+    >>> hash_of_integer(1)
     -559580957
     """
     mask = 0xFFFFFFFF
@@ -88,7 +99,8 @@ def hash_of_integer(value: int) -> int:
     state ^= 4  # the length in bytes
     state = (state ^ state >> 16) * 0x85EBCA6B & mask
     state = (state ^ state >> 13) * 0xC2B2AE35 & mask
-    return state ^ state >> 16
+    state ^= state >> 16
+    return state - ((state & 0x80000000) << 1)
 
 
 def _rotated(value: int, bits: int) -> int:

@@ -89,10 +89,10 @@ def range_counts_of(engine: HashesRows, hashed: Relation, bits: int) -> dict[int
 def assigned_by_engine(
     engine: Engine, hashed: Relation, rule: SplitRule, assignment: Assignment
 ) -> Relation | None:
-    """Return the rows with their shard instead of the group; None where more than the hash decides.
+    """Return the rows with their shard, which ascends with the hash, instead of the group.
 
-    That is where columns of their own or classes decide the split, or a shard begins between rows
-    of one hash.
+    None where more than the hash decides: columns of their own or classes the split, or a shard
+    begins between rows of one hash.
     """
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None

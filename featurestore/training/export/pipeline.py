@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -207,7 +208,16 @@ def write_shards(
         written = write_records(engine, records, request, plan, shards, directory=directory)
     else:
         assigned = _assigned(engine, rows, request, plan)
-        written = dict(engine.write_shards(assigned, shard=SHARD, order=(HASH,), write=writer))
+        written = dict(
+            engine.write_shards(
+                assigned.rows,
+                shard=SHARD,
+                shard_count=len(shards),
+                order=(HASH,),
+                shard_ascends=assigned.shard_ascends,
+                write=writer,
+            )
+        )
     summaries = []
     for number in range(len(shards)):
         if number not in written:
@@ -222,16 +232,24 @@ def write_shards(
     return summaries
 
 
+class _AssignedRows(NamedTuple):
+    """Rows with their shards; whether these ascend with the hash over all splits."""
+
+    rows: Relation
+    shard_ascends: bool
+
+
 def _assigned(
     engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan
-) -> Relation:
+) -> _AssignedRows:
     """Return all columns with the hash and the shard of each row."""
     if rows.by_engine:
         assigned = assigned_by_engine(engine, rows.source, request.rule, plan.assignment)
         if assigned is not None:
-            return assigned
+            return _AssignedRows(assigned, shard_ascends=True)
     schema = pa.schema([*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())])
-    return rows.mapped(engine, plan.assignment, schema=schema)
+    assigned = rows.mapped(engine, plan.assignment, schema=schema)
+    return _AssignedRows(assigned, shard_ascends=False)
 
 
 def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:

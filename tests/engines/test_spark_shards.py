@@ -1,0 +1,28 @@
+"""No task of an export waits for a shard that does not exist, and no two shards share one by chance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.functions as sf
+import pytest
+
+from featurestore_connectors.spark_delta import SparkEngine
+from featurestore_connectors.spark_delta.shards import spread
+
+
+@pytest.mark.parametrize("shard_count", [1, 3, 8, 100])
+def test_shards_are_dealt_out_to_no_more_partitions_than_there_are_shards(
+    spark: Any, shard_count: int
+) -> None:
+    engine = SparkEngine(spark)
+    most = 4 * spark.sparkContext.defaultParallelism  # on a local master
+    given = engine.from_arrow(
+        pa.table({"shard": pa.array(range(shard_count), pa.int32())}).to_reader()
+    )
+    frame = spread(given, "shard", shard_count)
+    partitions = min(shard_count, most)
+    assert frame.rdd.getNumPartitions() == partitions
+    found = frame.select("shard", sf.spark_partition_id()).collect()
+    assert sorted(map(tuple, found)) == [(each, each % partitions) for each in range(shard_count)]

@@ -33,6 +33,7 @@ from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join
+from featurestore.model.widths import width_of_columns
 from featurestore.plugins.engine import Relation
 
 # The column that holds the tie hash while rows are compared, as an integer of the same order.
@@ -126,6 +127,14 @@ class FeatureSide:
             needed.append(output.column)
         return tuple(dict.fromkeys(needed))
 
+    @property
+    def bytes(self) -> int | None:
+        """About how many bytes these columns have in memory; None where nobody knows."""
+        rows = self.join.source.rows
+        if rows is None:
+            return None
+        return rows * width_of_columns(self.spec.schema, self.columns)
+
 
 def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
     """Return the groups that a plan joins, in its order."""
@@ -144,6 +153,26 @@ def label_columns(plan: FeaturePlan) -> list[str]:
     if plan.left_time is not None:
         needed.append(plan.left_time)
     return list(dict.fromkeys(needed)) or [plan.left_schema.names[0]]
+
+
+def label_rows(plan: FeaturePlan) -> int | None:
+    """Return how many rows the left side has; None where nobody knows."""
+    if plan.left_source is not None:
+        return plan.left_source.rows
+    return plan.left_rows
+
+
+def joined_bytes(plan: FeaturePlan) -> int | None:
+    """Return about how many bytes a join takes in of both sides; None where nobody knows."""
+    rows = label_rows(plan)
+    if rows is None:
+        return None
+    total = rows * width_of_columns(plan.left_schema, label_columns(plan))
+    for side in feature_sides(plan):
+        if side.bytes is None:
+            return None
+        total += side.bytes
+    return total
 
 
 def given_labels(labels: Relation | None) -> Relation:

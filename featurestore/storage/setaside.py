@@ -1,9 +1,10 @@
-"""Record batches set aside on disk while a process runs: written once, read by a memory map."""
+"""Record batches set aside on disk while a process runs: written once, then read."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pyarrow as pa
@@ -36,16 +37,24 @@ class BatchFile:
 
     def read(self) -> list[pa.RecordBatch]:
         """End writing and return the batches, whose values stay on disk until they are looked at."""
-        with writing(self._path):
-            self._writer.close()
-            self._sink.flush()
-            reader = pa.ipc.open_file(pa.memory_map(self._path))
-        self._unlink()
+        reader = self._ended(pa.memory_map)
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+    def reader(self) -> pa.RecordBatchFileReader:
+        """End writing and return a reader that takes a batch into memory when it is asked for it."""
+        return self._ended(pa.OSFile)
 
     def close(self) -> None:
         """Let go of the file; batches that were read stay as long as they are held."""
         self._opened.close()
+
+    def _ended(self, opened: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:
+        with writing(self._path):
+            self._writer.close()
+            self._sink.flush()
+            reader = pa.ipc.open_file(opened(self._path))
+        self._unlink()
+        return reader
 
     def _unlink(self) -> None:
         with suppress(FileNotFoundError):

@@ -236,10 +236,12 @@ class DuckDBEngine:
     # -- queries ------------------------------------------------------------------------
 
     def retrieve(self, plan: FeaturePlan, *, labels: Relation | None = None) -> Relation:
-        from featurestore_connectors.duckdb_delta import point_in_time, windows
+        from featurestore_connectors.duckdb_delta import joins_by_place, point_in_time, windows
 
         if plan.windows:
             return windows.retrieve(self, plan, labels)
+        if joins_by_place.pays(self.database, plan):
+            return joins_by_place.retrieve(self, plan, labels)
         return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(

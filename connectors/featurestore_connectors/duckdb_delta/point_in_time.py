@@ -31,7 +31,7 @@ from featurestore.retrieval.point_in_time import (
 )
 from featurestore_connectors.duckdb_delta.sqltext import names, quote
 
-_LABELS = "fs_labels"
+LABELS = "fs_labels"
 # The labels once more, numbered and held for the query where it reads them twice: they may be a
 # stream.
 _HELD_LABELS = "fs_held_labels"
@@ -47,20 +47,37 @@ _HALF = 1 << 63
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
     left = left_side(engine, plan, labels)
+    tables = {LABELS: left}
+    for side in map(_Compiled, feature_sides(plan)):
+        tables |= side.tables(engine)
+    found = engine.sql(query_of_plan(plan), tables=tables, parameters={})
+    return replace(found, schema=plan.schema, single_use=left.single_use)
+
+
+def query_of_plan(plan: FeaturePlan) -> str:
+    """Return the query of a plan over ``LABELS`` and the tables of its sides."""
     sides = list(map(_Compiled, feature_sides(plan)))
-    tables = {_LABELS: left}
     parts = []
     if _holds_labels(sides):
-        numbered = f"SELECT *, row_number() OVER () AS {_NUMBER} FROM {_LABELS}"
+        numbered = f"SELECT *, row_number() OVER () AS {_NUMBER} FROM {LABELS}"
         parts.append(f"{_HELD_LABELS} AS MATERIALIZED ({numbered})")
     for side in sides:
-        tables |= side.tables(engine)
         parts.append(f"{side.name} AS ({side.query()})")
     query = _select(plan, sides)
     if parts:
         query = f"WITH {', '.join(parts)} {query}"
-    found = engine.sql(query, tables=tables, parameters={})
-    return replace(found, schema=plan.schema, single_use=left.single_use)
+    return query
+
+
+def table_of_side(side: FeatureSide) -> str:
+    """Return the name that the query of a plan has for the rows of a group."""
+    return f"fs_source_{side.number}"
+
+
+def looks_up_keys(side: FeatureSide) -> bool:
+    """Tell whether looking up the labels' keys costs less than sorting all rows of the group."""
+    labels, rows = side.plan.left_rows, side.join.source.rows
+    return labels is not None and rows is not None and labels * _FEW_SHARE <= rows
 
 
 def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
@@ -111,7 +128,7 @@ def _select(plan: FeaturePlan, sides: list[_Compiled]) -> str:
         if plan.how == "inner" and fresh is not None:
             kept.append(fresh)
     columns = ", ".join([f"{values[name]} AS {quote(name)}" for name in plan.columns])
-    labels = _LABELS
+    labels = LABELS
     if _holds_labels(sides):
         labels = _HELD_LABELS
     joins = " ".join([side.joined() for side in sides])
@@ -125,7 +142,7 @@ def _select(plan: FeaturePlan, sides: list[_Compiled]) -> str:
 
 def _holds_labels(sides: list[_Compiled]) -> bool:
     """Tell whether the query needs the labels before the join that answers it."""
-    return any(side.looks_up_keys or side.rule.waits for side in sides)
+    return any(looks_up_keys(side.rule) or side.rule.waits for side in sides)
 
 
 @dataclass(frozen=True)
@@ -147,18 +164,12 @@ class _Compiled:
 
     @property
     def source(self) -> str:
-        return f"fs_source_{self.rule.number}"
+        return table_of_side(self.rule)
 
     @property
     def tied(self) -> str:
         """The rows that share keys and times with others, with their hashes."""
         return f"fs_tied_{self.rule.number}"
-
-    @property
-    def looks_up_keys(self) -> bool:
-        """Whether looking up the labels' keys costs less than sorting all rows of the group."""
-        labels, rows = self.plan.left_rows, self.rule.join.source.rows
-        return labels is not None and rows is not None and labels * _FEW_SHARE <= rows
 
     @property
     def tie_columns(self) -> list[str]:
@@ -246,7 +257,7 @@ class _Compiled:
 
     def _met(self, table: str) -> str:
         """Return the rows of a table whose keys some label has, where looking for them pays."""
-        if table != self.source or not self.looks_up_keys:
+        if table != self.source or not looks_up_keys(self.rule):
             return table
         matches = []
         for left, key in self.rule.join.on:

@@ -22,10 +22,15 @@ from featurestore_connectors.duckdb_delta.session import Database
 
 # Where a row came from; feature names cannot begin like this.
 FILE = "__fs_file"
+# A row's place among all rows of a version: it ascends as they are read.
+POSITION = "__fs_position"
 # DuckDB's name for the number of a file in its list, and what a column of that name is called
 # while it is read.
 _FILE_INDEX = "file_index"
 _OWN_FILE_INDEX = "__fs_own_file_index"
+_POSITION = f"({_FILE_INDEX}::BIGINT << 40) | file_row_number"
+# Columns of these names hide DuckDB's.
+NAMES_OF_PLACES = (_FILE_INDEX, "file_row_number")
 
 
 def read_table(
@@ -41,6 +46,25 @@ def read_table(
     check_files(snapshot)
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     return relation(database.bind(_select(snapshot, wanted)), wanted)
+
+
+def read_positions(
+    database: Database, path: str, *, version: int, schema: pa.Schema, columns: Sequence[str]
+) -> Relation:
+    """Return columns of a version, behind ``POSITION``, by which their rows are in order.
+
+    None of the table's columns may have one of ``NAMES_OF_PLACES``.
+    """
+    snapshot = read_snapshot(path, version)
+    check_files(snapshot)
+    wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
+    placed = pa.schema([pa.field(POSITION, pa.int64()), *wanted])
+    if not snapshot.files:
+        return relation(database.bind(sqltext.empty(placed)), placed)
+    stored = _only(snapshot.schema, set(wanted.names))
+    source = _from_files(snapshot, snapshot.files, stored, more=[f"{_POSITION} AS {POSITION}"])
+    casts = sqltext.casts(placed, {POSITION: "BIGINT"} | sqltext.types_of(stored))
+    return relation(database.bind(f"SELECT {casts} FROM {source}"), placed)
 
 
 def _select(snapshot: Snapshot, target: pa.Schema) -> str:
@@ -62,11 +86,16 @@ def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
     return _read_parquet(dict(zip(schema.names, schema.names, strict=True)), schema, paths)
 
 
-def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema) -> str:
-    """Return a FROM item with columns of some files: partition values by the number of the file."""
+def _from_files(
+    snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema, *, more: Sequence[str] = ()
+) -> str:
+    """Return a FROM item with columns of some files: partition values by the number of the file.
+
+    ``more`` are expressions over what DuckDB says of places.
+    """
     paths = [file.path for file in files]
     in_files = _only(stored, set(stored.names).difference(snapshot.partition_by))
-    if len(in_files) == len(stored):
+    if len(in_files) == len(stored) and not more:
         return parquet(stored, paths)
     aliases: dict[str, str] = {}
     selected = []
@@ -86,7 +115,7 @@ def _from_files(snapshot: Snapshot, files: Sequence[DataFile], stored: pa.Schema
         first = next(each for each in snapshot.schema if each.name not in snapshot.partition_by)
         aliases, in_files = {first.name: _OWN_FILE_INDEX}, pa.schema([first])
     source = _read_parquet(aliases, in_files, paths)
-    return f"(SELECT {', '.join(selected)}, {FILE} FROM {source})"
+    return f"(SELECT {', '.join([*selected, *more])}, {FILE} FROM {source})"
 
 
 def _only(schema: pa.Schema, names: Collection[str]) -> pa.Schema:

@@ -28,6 +28,7 @@ _SETTINGS = {
     "threads": "FEATURESTORE_DUCKDB_THREADS",
     "temp_directory": "FEATURESTORE_DUCKDB_TEMP_DIRECTORY",
 }
+_BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Database:
@@ -81,6 +82,13 @@ class Database:
                     raise duckdb.ConnectionException("Connection already closed!")
                 self._opened = _connect(self.config)
             return self._opened
+
+    @property
+    def memory_limit(self) -> int:
+        """The bytes that DuckDB may take now."""
+        ((text,),) = self.rows("SELECT current_setting('memory_limit')")
+        number, unit = text.split()
+        return int(float(number) * _BYTES[unit])
 
     def close(self) -> None:
         """Close the database; relations over it end."""

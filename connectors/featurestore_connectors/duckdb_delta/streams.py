@@ -16,6 +16,7 @@ import pyarrow.types as pat
 
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.arrow_rows import joined_batches, without_offsets
+from featurestore.model.widths import width_of
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.failures import error_of_stream, translated
@@ -267,16 +268,5 @@ def _is_unbounded(kind: pa.DataType) -> bool:
 
 
 def _rows_that_fit(schema: pa.Schema) -> int:
-    width = sum(map(_width, schema.types))
+    width = sum(map(width_of, schema.types))
     return max(_BATCH_BYTES // max(width, 1), 1)
-
-
-def _width(kind: pa.DataType) -> int:
-    if pat.is_fixed_size_list(kind):
-        return int(kind.list_size) * _width(kind.value_type)
-    if pat.is_struct(kind):
-        return sum(_width(kind.field(index).type) for index in range(kind.num_fields))
-    try:
-        return max(int(kind.bit_width) // 8, 1)
-    except ValueError:
-        return 16

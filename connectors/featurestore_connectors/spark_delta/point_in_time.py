@@ -23,10 +23,11 @@ from featurestore.retrieval.point_in_time import (
     FeatureSide,
     feature_sides,
     given_labels,
+    joined_bytes,
     label_columns,
     label_time_column,
 )
-from featurestore_connectors.spark_delta import row_hashes
+from featurestore_connectors.spark_delta import partitions, row_hashes
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.sqltext import column, timestamp
 
@@ -277,12 +278,12 @@ def _join_as_of(frame: Any, sides: list[_Compiled], left: _LabelSide, rows: list
         .rowsBetween(Window.unboundedPreceding, 0)
     )
     best = [side.greatest(until) for side in sides]
-    ordered = _almost_sorted(merged, first.keys)
+    ordered = _almost_sorted(merged, first.keys, size=joined_bytes(left.plan))
     answered = ordered.select("is_label", "label", *best).where("is_label")
     return answered.select("label.*", *types)
 
 
-def _almost_sorted(merged: Any, keys: list[str]) -> Any:
+def _almost_sorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
     """Return the stream shuffled by the hash of its keys and sorted by one integer.
 
     The integer holds that hash and the second.
@@ -294,7 +295,7 @@ def _almost_sorted(merged: Any, keys: list[str]) -> Any:
     from pyspark.sql import functions as F
 
     second = F.unix_seconds("at").bitwiseAND(F.lit(0xFFFFFFFF))
-    hashed = merged.withColumn(_PART, F.hash(*keys)).repartition(_PART)
+    hashed = partitions.by_key(merged.withColumn(_PART, F.hash(*keys)), _PART, size=size)
     return hashed.sortWithinPartitions(
         F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second)
     )

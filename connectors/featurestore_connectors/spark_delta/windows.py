@@ -12,8 +12,10 @@ import pyarrow as pa
 from featurestore.aggregates.parts import GROUP, KNOWN, MOMENT, TIE
 from featurestore.aggregates.sides import WindowSide
 from featurestore.model.plan import ROW, FeaturePlan
+from featurestore.model.widths import width_of_columns
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.point_in_time import label_columns
+from featurestore.retrieval.point_in_time import label_columns, label_rows
+from featurestore_connectors.spark_delta import partitions
 from featurestore_connectors.spark_delta.point_in_time import (
     label_time,
     left_side,
@@ -50,12 +52,21 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
     schema = _stream_schema(side, left.schema)
     labels = _selected(left.native, schema, _of_labels(side, left))
     rows = _selected(_read(engine, side), schema, _of_rows(side))
-    merged = labels.union(rows).repartition(column(GROUP))
+    size = _bytes_of_stream(side, schema)
+    merged = partitions.by_key(labels.union(rows), GROUP, size=size)
     ordered = merged.sortWithinPartitions(column(GROUP), column(MOMENT))
     features = side.features(left.schema)
     task = MapSortedTask(features, schema, features.schema)
     native = map_in_arrow(ordered, schema.names, task, spark_schema(features.schema))
     return relation(native, features.schema)
+
+
+def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
+    """Return about how many bytes labels and rows take; None where nobody knows."""
+    labels, rows = label_rows(side.plan), side.join.source.rows
+    if labels is None or rows is None:
+        return None
+    return (labels + rows) * width_of_columns(schema, schema.names)
 
 
 def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:

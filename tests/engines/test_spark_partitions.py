@@ -1,0 +1,38 @@
+"""A shuffle by a key has as many tasks as its rows need."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from featurestore.testing.retrieval_conformance import RetrievalCheck, at
+from featurestore_connectors.duckdb_delta import DuckDBEngine
+from featurestore_connectors.spark_delta import SparkEngine, partitions
+
+
+@pytest.mark.parametrize(
+    ("task_bytes", "shuffle"),
+    [
+        (1 << 30, "REPARTITION_BY_COL"),
+        (1_000, r"hashpartitioning\(part#\d+, 20\), REPARTITION_BY_NUM"),
+    ],
+)
+def test_joins_of_more_rows_have_more_tasks_and_the_same_answers(
+    task_bytes: int, shuffle: str, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "_TASK_BYTES", task_bytes)
+    writer = DuckDBEngine()
+    retrieval = RetrievalCheck(SparkEngine(spark), tmp_path, writer)
+    hours = np.random.default_rng(0).permutation(600)
+    rows = {"k": (hours % 11).tolist(), "t": list(map(at, hours.tolist())), "x": hours.tolist()}
+    retrieval.group("w", rows, unique=True, primary_key=("k",), event_time="t")
+    asked = {"k": [1, 2, 3, 99, 10] * 70, "asked_at": list(map(at, range(350)))}
+    retrieval.group("asked", asked, primary_key=("k",), event_time="asked_at")
+    retrieval.check(["w.x"], "asked")
+    plan = retrieval.plan(["w.x"], "asked")
+    assert re.search(shuffle, retrieval.engine.explain(retrieval.engine.retrieve(plan)))
+    writer.close()

@@ -1,0 +1,201 @@
+"""Joins beyond memory: places are joined, features fetched by them, and the rows are the same."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import featurestore
+from featurestore.errors import EngineError
+from featurestore.plugins.engine import Relation
+from featurestore.testing.retrieval_cases import JoinShape
+from featurestore.testing.retrieval_conformance import RetrievalCheck, at, check_cases, labels_of
+from featurestore_connectors.duckdb_delta import DuckDBEngine, features_aside, joins_by_place, scan
+from featurestore_connectors.duckdb_delta.streams import MappedRelation
+
+EVERYWHERE = {"_LEAST_BYTES": 0, "_LIGHTER": 0, "_SHARE_OF_MEMORY": -1}
+SHAPES = st.builds(
+    JoinShape,
+    key=st.sampled_from(["int", "text", "pair", "bytes", "decimal", "unsigned"]),
+    time=st.sampled_from(["timestamp", "date"]),
+    ttl=st.sampled_from([None, 0, 1, 2, 4]),
+    unique=st.just(True),  # by place no ties are decided
+    how=st.sampled_from(["left", "inner"]),
+    label_time=st.sampled_from(["timestamp", "date"]),
+)
+
+GIVEN = {name: getattr(joins_by_place, name) for name in EVERYWHERE}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def wherever_it_can_be() -> Iterator[None]:
+    """Join by place whatever the size, pieces of a few labels at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in EVERYWHERE.items():
+            patch.setattr(joins_by_place, name, value)
+        patch.setattr(features_aside, "_PIECE_BYTES", 500)
+        yield
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch")
+
+
+@pytest.fixture(scope="module")
+def engine(scratch: Path) -> Iterator[DuckDBEngine]:
+    engine = DuckDBEngine(threads=2, temp_directory=str(scratch))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def retrieval(engine: DuckDBEngine, tmp_path: Path) -> RetrievalCheck:
+    return RetrievalCheck(engine, tmp_path, engine)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=SHAPES, count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
+def test_every_combination_of_rules_agrees_with_the_oracle(
+    engine: DuckDBEngine, shape: JoinShape, count: int, seed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        check_cases(RetrievalCheck(engine, Path(directory), engine), shape, count=count, seed=seed)
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_groups_of_several_files_answer_labels_of_several_files(
+    retrieval: RetrievalCheck, engine: DuckDBEngine, how: str
+) -> None:
+    random = np.random.default_rng(5)
+    hours = random.permutation(400)
+    readings = {
+        "key": (hours % 7).tolist(),
+        "t": [at(hour) for hour in hours.tolist()],
+        "place": [f"p{hour % 3}" for hour in hours.tolist()],
+        "text": [None if hour % 5 == 0 else "x" * (hour % 9) for hour in hours.tolist()],
+        "list": [[hour] * (hour % 3) for hour in hours.tolist()],
+    }
+    roles = {"primary_key": ("key",), "event_time": "t", "ttl": timedelta(hours=100)}
+    retrieval.group("readings", readings, unique=True, parts=3, partition_by=("place",), **roles)
+    prices = {
+        "shop": random.permutation(20).tolist(),
+        "t": [at(hour) for hour in random.integers(0, 300, 20).tolist()],
+        "price": random.random(20).tolist(),
+    }
+    retrieval.group("prices", prices, unique=True, primary_key=("shop",), event_time="t")
+    asked = {
+        "n": list(range(300)),
+        "key": random.integers(0, 9, 300).tolist(),
+        "shop": random.integers(0, 25, 300).tolist(),
+        "asked_at": [at(hour) for hour in random.integers(0, 450, 300).tolist()],
+    }
+    retrieval.group("asked", asked, parts=4, primary_key=("n",), event_time="asked_at")
+    wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
+    every = [*wanted, "readings.text as again"]
+    assert joins_by_place.pays(engine.database, retrieval.plan(every, "asked", how=how))
+    found = retrieval.check(every, "asked", how=how)
+    assert len(found) == 300 if how == "left" else 0 < len(found) < 300
+    in_memory = pa.table({name: asked[name] for name in ("n", "key", "shop")})
+    times = labels_of(asked_at=asked["asked_at"]).column("asked_at")
+    labels = in_memory.append_column("asked_at", times)
+    retrieval.check(wanted, labels, label_time="asked_at", how=how)
+
+
+def test_what_is_left_after_a_reading_that_was_given_up(
+    retrieval: RetrievalCheck, engine: DuckDBEngine, scratch: Path
+) -> None:
+    rows = {"key": list(range(100)), "t": [at(0)] * 100, "x": list(range(100))}
+    retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
+    asked = {"key": list(range(100)), "asked_at": [at(1)] * 100}
+    retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
+    relation = engine.retrieve(retrieval.plan(["rows.x"], "asked"))
+    assert isinstance(relation, MappedRelation)
+    assert isinstance(relation.source, joins_by_place.JoinByPlace)
+    batches = relation.source.batches()
+    first = next(batches)
+    assert first.column("x").to_pylist() == first.column("key").to_pylist()
+    assert first.num_rows < 100
+    batches.close()  # type: ignore[attr-defined]  # a generator
+    assert list(scratch.rglob("*.arrow")) == []
+    assert engine.count(relation) == 100
+
+
+def test_an_export_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(1)
+    count = 5_000
+    times = labels_of(t=[at(hour) for hour in range(count)])["t"]
+    rows = {"key": random.integers(0, 50, count), "t": times, "x": random.random(count)}
+    asked = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
+    found = []
+    for share in (-1, 1):
+        monkeypatch.setattr(joins_by_place, "_SHARE_OF_MEMORY", share)
+        with featurestore.connect(tmp_path / str(share), engine="duckdb") as store:
+            store.create_featuregroup(pa.table(rows), "rows", primary_key="key", event_time="t")
+            store.create_featuregroup(pa.table(asked), "asked", primary_key=("n",), event_time="t")
+            frame = store.get_features(["rows.x"], labels="asked")
+            made = store.create_training_dataset(frame, "made", label="x", shards=3)
+            for split in made.manifest.splits:
+                found.append([shard.sha256 for shard in split.shards])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "limit", "is_by_place"),
+    [
+        (2_000_000, 10, "200MB", True),
+        (2_000_000, 10, "4GB", False),  # they fit
+        (2_000_000, 1, "20MB", False),  # a place weighs as much as the feature
+        (200_000, 10, "10MB", False),  # so few are sorted at once whatever the limit is
+        (None, 10, "200MB", False),  # nobody knows
+    ],
+)
+def test_places_are_joined_where_the_rows_do_not_fit(
+    rows: int | None,
+    columns: int,
+    limit: str,
+    is_by_place: bool,
+    retrieval: RetrievalCheck,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in GIVEN.items():
+        monkeypatch.setattr(joins_by_place, name, value)
+    names = [f"x{number}" for number in range(columns)]
+    given = {"key": [1], "t": [at(0)], **{name: [0.5] for name in names}}
+    source = retrieval.group("rows", given, unique=True, primary_key=("key",), event_time="t")
+    retrieval.sources["rows", 1] = replace(source, rows=rows)
+    asked = {"key": [1], "asked_at": [at(1)]}
+    labels = retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
+    retrieval.sources["asked", 1] = replace(labels, rows=500_000)
+    plan = retrieval.plan([f"rows.{name}" for name in names], "asked")
+    database = DuckDBEngine(memory_limit=limit).database
+    assert joins_by_place.pays(database, plan) == is_by_place
+    database.close()
+
+
+def test_rows_in_another_order_than_their_files_are_an_error(
+    retrieval: RetrievalCheck, engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {"key": list(range(9)), "t": [at(0)] * 9, "x": list(range(9))}
+    retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
+    asked = {"key": list(range(9)), "asked_at": [at(1)] * 9}
+    retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
+    ascending = scan.read_positions
+
+    def descending(*given: Any, **named: Any) -> Relation:
+        found = ascending(*given, **named)
+        return replace(found, native=found.native.order(f"{scan.POSITION} DESC"))
+
+    monkeypatch.setattr(scan, "read_positions", descending)
+    with pytest.raises(EngineError, match="another order than its files"):
+        retrieval.run(retrieval.plan(["rows.x"], "asked"))

@@ -26,6 +26,19 @@ def width_of(kind: pa.DataType) -> int:
         return _UNBOUNDED_BYTES
 
 
+def is_unbounded(kind: pa.DataType) -> bool:
+    """Tell whether values of a type may have any length.
+
+    >>> is_unbounded(pa.string()), is_unbounded(pa.list_(pa.float32(), 3))
+    (True, False)
+    """
+    if pat.is_fixed_size_list(kind):
+        return is_unbounded(kind.value_type)
+    if pat.is_struct(kind):
+        return any(is_unbounded(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind))
+
+
 def width_of_columns(schema: pa.Schema, names: Iterable[str]) -> int:
     """Return the bytes of a row of some columns.
 

@@ -15,19 +15,19 @@ from featurestore.storage.setaside import BatchFile
 
 Int64s = npt.NDArray[np.int64]
 
-# The joined rows of a piece of labels have about so many bytes; its features are held at once.
+# The features of a piece of labels have about so many bytes; they are held at once.
 _PIECE_BYTES = 64 << 20
 _PLACE = "__fs_place"
 
 
-def starts_of_pieces(places: Iterable[Int64s], *, bytes_per_row: int) -> Int64s:
+def starts_of_pieces(places: Iterable[Int64s], *, bytes_per_label: int) -> Int64s:
     """Return the places at which the second and later pieces of some labels begin.
 
     Args:
         places: Those of all labels, ascending.
-        bytes_per_row: Of the joined rows.
+        bytes_per_label: Of the features of all groups.
     """
-    rows = max(_PIECE_BYTES // max(bytes_per_row, 1), 1)
+    rows = max(_PIECE_BYTES // bytes_per_label, 1)
     starts, seen = [np.empty(0, dtype=np.int64)], 0
     for some in places:
         starts.append(some[-seen % rows :: rows])

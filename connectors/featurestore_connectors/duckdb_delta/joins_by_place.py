@@ -22,7 +22,7 @@ import pyarrow as pa
 from featurestore.errors import EngineError
 from featurestore.model.arrow_cast import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
-from featurestore.model.widths import width_of, width_of_columns
+from featurestore.model.widths import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (
     feature_sides,
@@ -55,6 +55,8 @@ _PLACE_BYTES = 8
 _LEAST_BYTES = 64 << 20
 # What a sort takes of its input, in memory: beyond it, it spills.
 _SHARE_OF_MEMORY = 0.5
+# Values of any length take so many times their bytes in files.
+_COMPRESSION = 3
 # Keys, times and places weigh so much less than the rows, or nothing is won.
 _LIGHTER = 2
 # Columns of the labels with the place of each row, which ascends.
@@ -131,7 +133,7 @@ class JoinByPlace(MappedStream):
         """Yield the joined rows in the order of the labels."""
         plan, labels = self._plan, self._placed_labels()
         places = (_places(batch) for batch in self._in_order(labels(())))
-        starts = starts_of_pieces(places, bytes_per_row=sum(map(width_of, plan.schema.types)))
+        starts = starts_of_pieces(places, bytes_per_label=sum(map(_bytes_per_answer, plan.joins)))
         with ExitStack() as stack:
             aside = []
             for join in plan.joins:
@@ -270,6 +272,16 @@ def _columns_in_memory(database: Database, labels: pa.Table, columns: Sequence[s
 def _schema_of_features(join: Join) -> pa.Schema:
     columns = dict.fromkeys(output.column for output in join.outputs)
     return pa.schema(list(map(join.source.spec.schema.field, columns)))
+
+
+def _bytes_per_answer(join: Join) -> int:
+    """Return about how many bytes the features of a row have, with its place."""
+    source = join.source
+    schema = _schema_of_features(join)
+    total = _PLACE_BYTES + width_of_columns(schema, schema.names)
+    if source.bytes and source.rows and any(map(is_unbounded, schema.types)):
+        total += _COMPRESSION * source.bytes // source.rows
+    return total
 
 
 def _key_and_time(plan: FeaturePlan, join: Join) -> list[str]:

@@ -12,6 +12,8 @@ import pyarrow as pa
 from featurestore.storage import files
 from featurestore.storage.failures import writing
 
+_BUFFER_BYTES = 1 << 20
+
 
 class BatchFile:
     """Batches of one schema in a file that has no name any more once it is read, or closed.
@@ -26,8 +28,11 @@ class BatchFile:
         self._opened = ExitStack()
         with writing(directory):
             handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
-        self._opened.callback(self._unlink)
-        self._sink = self._opened.enter_context(os.fdopen(handle, "wb"))
+            os.close(handle)
+            self._opened.callback(self._unlink)
+            # Batches of many columns are many small writes.
+            sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
+        self._sink = self._opened.enter_context(sink)
         self._writer = pa.ipc.new_file(self._sink, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -254,6 +254,17 @@ def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
         if str(column.dtype) == "float64" and column.isna().all():
             blank[field.name] = None
     return df.assign(**blank) if blank else df
+
+
+def known_rows(df: object) -> int | None:
+    """Return how many rows a dataframe in memory has; None for what may be a stream.
+
+    >>> known_rows(pa.table({"x": [1, 2]})), known_rows(iter([]))
+    (2, None)
+    """
+    if library_of(df) in ("pandas", "polars", "pyarrow") and isinstance(df, Sized):
+        return len(df)
+    return None
 
 
 def library_of(df: object) -> str:

@@ -24,6 +24,7 @@ from featurestore.plugins.observers import Work, observed
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
+from featurestore.statistics import StatisticsState
 from featurestore.validation import audit, quarantine_schema, report_from_json, report_to_json
 from featurestore.validation.checks import DUPLICATE_KEYS
 
@@ -37,13 +38,15 @@ _NULL_KEYS = "no_null_keys"
 class AuditedRows:
     """Rows that may land.
 
-    ``unique``: no key occurs twice among them and none has nulls; None: not known.
+    ``unique``: no key occurs twice among them and none has nulls; None: not known. ``counted`` are
+    the statistics of the rows, where they were counted while the rows were staged.
     """
 
     relation: Relation
     report: ValidationReport | None = None
     quarantined: Relation | None = None
     unique: bool | None = None
+    counted: StatisticsState | None = None
 
     @property
     def outcome(self) -> str | None:

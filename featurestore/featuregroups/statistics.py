@@ -45,15 +45,30 @@ def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
             return
     elif not _is_whole_table(landed) and before > group.delta_version:
         return  # another writer came first: the table is not only this batch
-    written = _written(session, landed)
-    if written is None:
-        return
-    state = count_statistics(session.engine, written, spec, rows=rows)
+    state = landed.audited.counted
+    if state is None:
+        written = _written(session, landed)
+        if written is None:
+            return
+        state = count_statistics(session.engine, written, spec, rows=rows)
     # The result takes about as long as the write: it is made of the state when it is asked for.
     if is_whole:
         files.write(landed.delta_version, state)
     else:
         files.append(landed.delta_version, state, base=before, known=known)
+
+
+def are_counted(session: Session, group: OpenGroup | None, mode: str) -> bool:
+    """Tell whether statistics of rows that are about to be written are likely to be stored.
+
+    ``group`` is the one that they are for, None where it is created.
+    """
+    if group is None or mode == "overwrite":
+        return True
+    if mode != "append":
+        return False
+    before = commits.latest_data_version(group.path, group.delta_version)
+    return group.state.rows == 0 or before in _files(session, group.spec).known()
 
 
 def _is_whole_table(landed: LandedRows) -> bool:

@@ -36,19 +36,21 @@ from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
+from featurestore.featuregroups.statistics import are_counted
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
-from featurestore.ingest import handed_over, library_of
+from featurestore.ingest import handed_over, known_rows, library_of
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins import observers
-from featurestore.plugins.engine import TableWrite, TimeRange
+from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableWrite, TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, reports
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
+from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Write:
     rows lie in files of the engine already, which the caller removes. ``reads`` fills with what is
     read of registered sources while the rows come; None where they come from elsewhere. ``offsets``
     moves the numbers of a stream's partitions (``TableWrite``), ``stream`` says which records the
-    rows are. ``plan`` is that of the retrieval whose rows these are.
+    rows are. ``plan`` is that of the retrieval whose rows these are. ``rows`` is how many they are,
+    where that is known before they come.
     """
 
     mode: str = "append"
@@ -78,6 +81,7 @@ class Write:
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     stream: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
+    rows: int | None = None
 
 
 def insert(
@@ -122,9 +126,9 @@ def insert(
 
 
 def with_reads(write: Write, df: object) -> Write:
-    """Return a write that tells what its rows are made of, where they are a frame of the store."""
+    """Return a write that tells how many its rows are, or what a frame of the store is made of."""
     if not isinstance(df, FeatureFrame):
-        return write
+        return replace(write, rows=known_rows(df))
     if df.plan is not None:
         write = replace(write, plan=df.plan.to_json())
     if df.reads is None:
@@ -136,7 +140,7 @@ def commit(
     session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: InFlight
 ) -> Commit:
     """Stage, audit, commit and register conformed rows; the group's table exists."""
-    audited = prepare(session, conformed, write, run)
+    audited = prepare(session, conformed, write, run, group=group)
     if conformed.added:
         _announce_columns(session, group, conformed)
     unique = keys.claim(
@@ -169,10 +173,18 @@ def _is_marked(write: Write) -> bool:
     return write.transaction is not None or bool(write.offsets)
 
 
-def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
+def prepare(
+    session: Session,
+    conformed: Conformed,
+    write: Write,
+    run: InFlight,
+    *,
+    group: OpenGroup | None = None,
+) -> AuditedRows:
     """Return the rows that may be committed.
 
-    Staged and audited where there is something to check.
+    Staged and audited where there is something to check. ``group`` is the one that they are for,
+    None where it is created.
     """
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
     work = observers.current()
@@ -189,18 +201,42 @@ def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight)
     if write.on_duplicates == "last":
         # Before the rows are staged: files come back in another order on a cluster.
         relation = engine.last_per_key(relation, spec.upsert_key)
+    counted = None
     if not write.staged or conformed.unchecked or write.on_duplicates == "last":
-        relation = engine.stage(relation, run.rows)
+        relation, counted = _staged(session, relation, spec, run, write, group=group)
     partitions.check_staged(relation, spec, engine=engine)
     if checked:
         audited = audit_staged(
             session, relation, spec, validation=validation, run=run, mode=write.mode
         )
         warn_of_odd_times(audited, spec)
+        if audited.relation is relation:  # and no row was put aside
+            audited = replace(audited, counted=counted)
         return audited
     if write.mode == "upsert":
         keys.refuse_duplicates(relation, spec, engine=engine)
-    return AuditedRows(relation)
+    return AuditedRows(relation, counted=counted)
+
+
+def _staged(
+    session: Session,
+    relation: Relation,
+    spec: FeatureGroupSpec,
+    run: InFlight,
+    write: Write,
+    *,
+    group: OpenGroup | None,
+) -> tuple[Relation, StatisticsState | None]:
+    """Return staged rows, and their statistics where the engine counts them in the same pass."""
+    engine = session.engine
+    wanted = spec.statistics and are_counted(session, group, write.mode)
+    if not wanted or not isinstance(engine, AggregatesWhileStaging):
+        return engine.stage(relation, run.rows), None
+    accumulator = statistics_accumulator(spec, rows=write.rows)
+    staged, state = engine.stage_and_aggregate(relation, run.rows, accumulator)
+    if state is not None and is_sample_short(accumulator, state):
+        state = None
+    return staged, state
 
 
 def note(

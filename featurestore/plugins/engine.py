@@ -430,6 +430,20 @@ class HoldsRows(Protocol):
         ...
 
 
+@runtime_checkable
+class AggregatesWhileStaging(Protocol):
+    """What an engine has, too, that can look at rows while it stages them."""
+
+    def stage_and_aggregate(
+        self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
+    ) -> tuple[Relation, Result | None]:
+        """Stage rows as ``stage`` does, and return what an accumulator made of them meanwhile.
+
+        None where that would take another pass over them.
+        """
+        ...
+
+
 def find_engine(name: str, *, durability: str = "full") -> Engine:
     """Return a new engine by the name of its entry point: its class, called with ``durability=``.
 

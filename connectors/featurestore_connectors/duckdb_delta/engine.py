@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.cores import usable_cores
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import (
     Accumulator,
+    AggregatesWhileStaging,
     BatchFunction,
     Engine,
     HoldsRows,
@@ -198,6 +200,16 @@ class DuckDBEngine:
             files=tuple(written),
         )
 
+    def stage_and_aggregate(
+        self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
+    ) -> tuple[Relation, Result | None]:
+        once = held.stream_once(relation)
+        if once is None or usable_cores() == 1:
+            return self.stage(relation, directory), None
+        with streams.AggregateBeside(once, accumulator) as beside:
+            staged = self.stage(relation, directory)
+        return staged, beside.result()
+
     # -- tables -------------------------------------------------------------------------
 
     def create_table(
@@ -282,3 +294,4 @@ class DuckDBEngine:
 if TYPE_CHECKING:
     _contract: type[Engine] = DuckDBEngine
     _holds_rows: type[HoldsRows] = DuckDBEngine
+    _aggregates_while_staging: type[AggregatesWhileStaging] = DuckDBEngine

@@ -76,20 +76,21 @@ def held_batches(rows: Relation) -> Sequence[pa.RecordBatch] | None:
 
 def keep(database: Database, rows: Relation) -> None:
     """Let a stream keep its batches while DuckDB reads them."""
-    once = _stream_once(rows)
+    once = stream_once(rows)
     if once is not None and not database.limit_is_chosen:
         once.kept = []
 
 
 def kept(database: Database, rows: Relation) -> HeldBatches | None:
     """Return what a stream has kept, None where it is not all of its rows."""
-    once = _stream_once(rows)
+    once = stream_once(rows)
     if once is None or once.kept is None or not once.is_read:
         return None
     return HeldBatches(database, rows.schema, list(in_pieces(once.kept, rows.schema)))
 
 
-def _stream_once(rows: Relation) -> StreamOnce | None:
+def stream_once(rows: Relation) -> StreamOnce | None:
+    """Return the stream that a relation is, None where it is another one."""
     if isinstance(rows, MappedRelation) and isinstance(rows.source, StreamOnce):
         return rows.source
     return None

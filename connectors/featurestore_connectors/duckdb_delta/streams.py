@@ -5,11 +5,11 @@ Arrow streams with bounded batches, functions over them, mergeable aggregates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Queue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -30,6 +30,7 @@ State = TypeVar("State")
 Result = TypeVar("Result")
 
 BATCH_ROWS = 65_536
+_BATCHES_BEHIND = 4
 # DuckDB hands out rows in vectors of this many.
 _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
@@ -92,7 +93,7 @@ class StreamOnce(MappedStream):
     """The batches that a caller brought, which can be read once, here or by DuckDB.
 
     ``kept`` holds those that DuckDB has read, from when it is made a list until they are too many;
-    ``is_read`` says that these are all.
+    ``is_read`` says that these are all. ``watcher`` is given each before DuckDB is.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class StreamOnce(MappedStream):
     ) -> None:
         self.schema = schema
         self.kept: list[pa.RecordBatch] | None = None
+        self.watcher: Callable[[pa.RecordBatch], None] | None = None
         self.is_read = False
         self._database = database
         self._given = batches
@@ -117,6 +119,8 @@ class StreamOnce(MappedStream):
                 self.kept = None
             elif self.kept is not None:
                 self.kept.append(batch)
+            if self.watcher is not None:
+                self.watcher(batch)
             yield batch
         self.is_read = True
 
@@ -198,6 +202,41 @@ def aggregate(
         for state_of_thread in states[1:]:
             merged = accumulator.merge(merged, state_of_thread.result())
     return accumulator.finish(merged)
+
+
+class AggregateBeside(Generic[State, Result]):
+    """What an accumulator makes of a stream while DuckDB reads it, in a thread of its own.
+
+    DuckDB waits where the accumulator is a few batches behind.
+    """
+
+    def __init__(self, once: StreamOnce, accumulator: Accumulator[State, Result]) -> None:
+        self._once, self._accumulator = once, accumulator
+        self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_BATCHES_BEHIND)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="beside")
+
+    def __enter__(self) -> Self:
+        self._state = self._pool.submit(_accumulate_queue, self._accumulator, self._queue)
+        self._once.watcher = self._put
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._once.watcher = None
+        self._queue.put(None)
+        self._pool.shutdown()
+
+    def result(self) -> Result | None:
+        """Return the result, after the block; None where DuckDB did not read all, or it failed.
+
+        Who wants it then makes it anew, and gets the error where it belongs.
+        """
+        if not self._once.is_read or self._state.exception() is not None:
+            return None
+        return self._accumulator.finish(self._state.result())
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        for piece in in_pieces([batch], self._once.schema):
+            self._queue.put(piece)
 
 
 def _accumulate_queue(

@@ -17,9 +17,10 @@ _CACHED_VALUES = 1 << 19
 _FEWEST_ROWS, _MOST_ROWS = 1_024, 32_768
 # BLAS wakes its threads for products of more multiplications, and they spin afterwards.
 _ALONE = 1 << 18
-_FEWEST_MULTIPLIED = 128
 # Of more columns it is worth to compute one half of the symmetric product only.
 _FEW_COLUMNS = 40
+# More columns are multiplied in tiles of so many.
+_TILE = 60
 
 
 def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None = None) -> CoMoments:
@@ -43,8 +44,8 @@ def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None =
 
 def _rows_multiplied(columns: int) -> int:
     """Return how many rows BLAS multiplies at once, a power of two."""
-    alone = _ALONE // (columns * (columns + 1))
-    return 1 << max(alone, columns, _FEWEST_MULTIPLIED).bit_length() - 1
+    tile = min(columns, _TILE)
+    return 1 << (_ALONE // (tile * (tile + 1))).bit_length() - 1
 
 
 class _Sums:
@@ -89,7 +90,7 @@ class _Sums:
         columns = len(self._columns)
         deviations, with_ones = pieces[:, :columns], pieces[:, : columns + 1]
         if columns > _FEW_COLUMNS:
-            self._products += _product(deviations, deviations)
+            self._products += _product_with_itself(deviations)
             self._sums[:, 0] += deviations.sum(axis=(0, 2))
         else:
             # The product of two arrays, with the sums, is faster than that of one with itself.
@@ -126,4 +127,27 @@ class _Sums:
 
 def _product(left: Floats, right: Floats) -> Floats:
     """Return ``left @ right.T`` summed over pieces of rows."""
+    found = np.empty((left.shape[1], right.shape[1]))
+    for rows in _tiles(left.shape[1]):
+        for columns in _tiles(right.shape[1]):
+            found[rows, columns] = _tile_product(left[:, rows], right[:, columns])
+    return found
+
+
+def _product_with_itself(pieces: Floats) -> Floats:
+    """Return ``pieces @ pieces.T`` summed over pieces of rows."""
+    found = np.empty((pieces.shape[1], pieces.shape[1]))
+    tiles = _tiles(pieces.shape[1])
+    for number, rows in enumerate(tiles):
+        for columns in tiles[number:]:
+            found[rows, columns] = _tile_product(pieces[:, rows], pieces[:, columns])
+            found[columns, rows] = found[rows, columns].T
+    return found
+
+
+def _tile_product(left: Floats, right: Floats) -> Floats:
     return np.asarray((left @ right.transpose(0, 2, 1)).sum(axis=0))
+
+
+def _tiles(columns: int) -> list[slice]:
+    return [slice(start, start + _TILE) for start in range(0, columns, _TILE)]

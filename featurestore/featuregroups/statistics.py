@@ -58,19 +58,6 @@ def count_commit(session: Session, landed: LandedRows, *, rows: int) -> None:
         files.append(landed.delta_version, state, base=before, known=known)
 
 
-def are_counted(session: Session, group: OpenGroup | None, mode: str) -> bool:
-    """Tell whether statistics of rows that are about to be written are likely to be stored.
-
-    ``group`` is the one that they are for, None where it is created.
-    """
-    if group is None or mode == "overwrite":
-        return True
-    if mode != "append":
-        return False
-    before = commits.latest_data_version(group.path, group.delta_version)
-    return group.state.rows == 0 or before in _files(session, group.spec).known()
-
-
 def _is_whole_table(landed: LandedRows) -> bool:
     return landed.mode in ("create", "overwrite")
 

@@ -36,7 +36,6 @@ from featurestore.featuregroups.definition import check_policy
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.registration import register, write_rows
 from featurestore.featuregroups.repeats import warn_of_repeats
-from featurestore.featuregroups.statistics import are_counted
 from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.times import check_time_numbers, warn_of_odd_times
 from featurestore.ingest import handed_over, known_rows, library_of
@@ -140,7 +139,7 @@ def commit(
     session: Session, conformed: Conformed, group: OpenGroup, write: Write, run: InFlight
 ) -> Commit:
     """Stage, audit, commit and register conformed rows; the group's table exists."""
-    audited = prepare(session, conformed, write, run, group=group)
+    audited = prepare(session, conformed, write, run)
     if conformed.added:
         _announce_columns(session, group, conformed)
     unique = keys.claim(
@@ -173,18 +172,10 @@ def _is_marked(write: Write) -> bool:
     return write.transaction is not None or bool(write.offsets)
 
 
-def prepare(
-    session: Session,
-    conformed: Conformed,
-    write: Write,
-    run: InFlight,
-    *,
-    group: OpenGroup | None = None,
-) -> AuditedRows:
+def prepare(session: Session, conformed: Conformed, write: Write, run: InFlight) -> AuditedRows:
     """Return the rows that may be committed.
 
-    Staged and audited where there is something to check. ``group`` is the one that they are for,
-    None where it is created.
+    Staged and audited where there is something to check.
     """
     spec, relation, engine = conformed.spec, conformed.relation, session.engine
     work = observers.current()
@@ -203,7 +194,7 @@ def prepare(
         relation = engine.last_per_key(relation, spec.upsert_key)
     counted = None
     if not write.staged or conformed.unchecked or write.on_duplicates == "last":
-        relation, counted = _staged(session, relation, spec, run, write, group=group)
+        relation, counted = _staged(session, relation, spec, run, write)
     partitions.check_staged(relation, spec, engine=engine)
     if checked:
         audited = audit_staged(
@@ -224,12 +215,13 @@ def _staged(
     spec: FeatureGroupSpec,
     run: InFlight,
     write: Write,
-    *,
-    group: OpenGroup | None,
 ) -> tuple[Relation, StatisticsState | None]:
-    """Return staged rows, and their statistics where the engine counts them in the same pass."""
+    """Return staged rows, and their statistics where the engine counts them in the same pass.
+
+    Whether these can be merged with those stored is seen after the commit.
+    """
     engine = session.engine
-    wanted = spec.statistics and are_counted(session, group, write.mode)
+    wanted = spec.statistics and write.mode in ("create", "append", "overwrite")
     if not wanted or not isinstance(engine, AggregatesWhileStaging):
         return engine.stage(relation, run.rows), None
     accumulator = statistics_accumulator(spec, rows=write.rows)

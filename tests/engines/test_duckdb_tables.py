@@ -368,6 +368,27 @@ def test_a_transaction_that_raced_with_itself_lands_once(
 # -- full disks and damage ----------------------------------------------------------------------------------------
 
 
+def test_a_transaction_that_another_writer_lands_in_a_pause_lands_once(
+    engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = new_table(engine, tmp_path)
+    other = DuckDBEngine()
+    same = TableWrite("append", transaction=("etl", 1))
+    put, puts = commits._put, []
+
+    def outrun(*given: object) -> bool:
+        puts.append(given)
+        if len(puts) == 1:  # a commit that this write has to read the table again for
+            other.set_properties(path, {"a": "b"})
+        return put(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(commits, "_put", outrun)
+    monkeypatch.setattr(time, "sleep", lambda _: write(other, path, some(1), same))
+    assert write(engine, path, some(1), same) is None
+    assert ids(engine, path) == [1]
+    other.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 20 MB; only root can mount one."""

@@ -212,7 +212,7 @@ def test_lists_that_are_out_of_date_lose_and_double_nothing(
         added = rows(number * 10, 10)
         to.insert_into_featuregroup(added, "weather", transaction=(f"etl/{number}", 1))
 
-    with faulty(object_server.port, rate=0.5, kinds=(STALE,), seed=4) as (proxy, endpoint):
+    with faulty(object_server.port, rate=0.5, kinds=(STALE,), seed=2) as (proxy, endpoint):
         shaky = connect(storage_options=options_for(endpoint))
         for number in (1, 1, 2, 3, 3, 4, 5, 6, 6, 7):
             with suppress(FeatureStoreError):

@@ -116,10 +116,13 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
 
     Raises:
         LostRaceError: Commits came in between that this change does not know of.
-        RepeatedError: One of them was the same transaction.
+        RepeatedError: One of them, or of those before, was the same transaction.
         StreamOvertaken: An application that the change moves has another number by now.
     """
     version = state.version
+    # Not what was seen before the rows were read: another writer may have committed since.
+    if is_repeat(state, change.transaction):
+        raise RepeatedError
     check_offsets(state, change.offsets)
     actions = list(_actions(state, change))
     while True:
@@ -129,6 +132,15 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
                 _checkpoint(state, version, durable=publication.durable)
             return version
         _check_still_true(change, read_commit(commit_path(state.path, version)))
+
+
+def is_repeat(state: Snapshot, transaction: tuple[str, int] | None) -> bool:
+    """Tell whether a state of a table holds a transaction already."""
+    if transaction is None:
+        return False
+    app, number = transaction
+    last = state.transactions.get(app)
+    return last is not None and number <= last
 
 
 def retried(

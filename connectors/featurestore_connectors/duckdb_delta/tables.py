@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.delta.snapshot import Snapshot, read_snapshot, transaction_version
+from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.model.types import storage_schema
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
@@ -55,7 +55,7 @@ def write(database: Database, path: str, relation: Relation, how: TableWrite) ->
     """Write one commit; None when its transaction is a repeat."""
     state = read_snapshot(path)
     commits.check_writable(state)
-    if _is_repeat(path, how):
+    if commits.is_repeat(state, how.transaction):
         return None
     schema = _table_schema(state, relation, how)
     if how.mode in ("append", "overwrite"):
@@ -104,14 +104,6 @@ def set_properties(database: Database, path: str, properties: Mapping[str, str])
             return commits.commit(state, change, publication)
 
     commits.retried(path, attempt)
-
-
-def _is_repeat(path: str, how: TableWrite) -> bool:
-    if how.transaction is None:
-        return False
-    app, number = how.transaction
-    last = transaction_version(path, app)
-    return last is not None and number <= last
 
 
 def _table_schema(state: Snapshot, relation: Relation, how: TableWrite) -> pa.Schema:

@@ -23,8 +23,9 @@ def by_key(frame: Any, key: str, *, size: int | None) -> Any:
         key: A column.
         size: About how many bytes the rows have in memory; None where nobody knows.
     """
-    usual = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+    usual = frame.sparkSession.conf.get("spark.sql.shuffle.partitions")
     needed = min(-(-(size or 0) // _TASK_BYTES), _MOST_TASKS)
-    if needed <= usual:
+    # Some clusters have "auto" there, and decide by themselves.
+    if not usual.isdigit() or needed <= int(usual):
         return frame.repartition(column(key))
     return frame.repartition(needed, column(key))

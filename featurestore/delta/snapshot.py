@@ -68,6 +68,14 @@ class Snapshot:
     transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
     _bounds: dict[str, ColumnBounds] = field(default_factory=dict, repr=False, compare=False)
 
+    def holds(self, transaction: tuple[str, int] | None) -> bool:
+        """Tell whether an application has committed a transaction, or a later one."""
+        if transaction is None:
+            return False
+        app, number = transaction
+        last = self.transactions.get(app)
+        return last is not None and number <= last
+
     def bounds(self, column: str) -> ColumnBounds | None:
         """Return a column's bounds in each of ``files``, None for types without bounds."""
         index = self.schema.get_field_index(column)

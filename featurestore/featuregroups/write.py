@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.delta import commits
-from featurestore.delta.snapshot import read_snapshot, transaction_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -97,7 +97,7 @@ def insert(
     group = open_stored(session, name, version, to="write them")
     _check(write, group.spec)
     write = with_reads(write, df)
-    if write.transaction is not None and _is_repeat(group.path, write.transaction):
+    if write.transaction is not None and read_snapshot(group.path).holds(write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     with (
         in_flight(
@@ -318,11 +318,6 @@ def _check_transaction(transaction: object) -> None:
     raise InvalidArgument(
         f"transaction={transaction!r} is not (app, n).", hint="transaction=('nightly', 42)"
     )
-
-
-def _is_repeat(path: str, transaction: tuple[str, int]) -> bool:
-    last = transaction_version(path, transaction[0])
-    return last is not None and transaction[1] <= last
 
 
 def _announce_columns(session: Session, group: OpenGroup, conformed: Conformed) -> None:

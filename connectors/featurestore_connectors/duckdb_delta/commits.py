@@ -121,7 +121,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     """
     version = state.version
     # Not what was seen before the rows were read: another writer may have committed since.
-    if is_repeat(state, change.transaction):
+    if state.holds(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
     actions = list(_actions(state, change))
@@ -132,15 +132,6 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
                 _checkpoint(state, version, durable=publication.durable)
             return version
         _check_still_true(change, read_commit(commit_path(state.path, version)))
-
-
-def is_repeat(state: Snapshot, transaction: tuple[str, int] | None) -> bool:
-    """Tell whether a state of a table holds a transaction already."""
-    if transaction is None:
-        return False
-    app, number = transaction
-    last = state.transactions.get(app)
-    return last is not None and number <= last
 
 
 def retried(

@@ -55,7 +55,7 @@ def write(database: Database, path: str, relation: Relation, how: TableWrite) ->
     """Write one commit; None when its transaction is a repeat."""
     state = read_snapshot(path)
     commits.check_writable(state)
-    if commits.is_repeat(state, how.transaction):
+    if state.holds(how.transaction):
         return None
     schema = _table_schema(state, relation, how)
     if how.mode in ("append", "overwrite"):

@@ -17,7 +17,7 @@ from typing import Any
 
 from featurestore.delta.log import commit_info, commit_path, latest_version, read_commit
 from featurestore.delta.protocol import check_writable
-from featurestore.delta.snapshot import read_snapshot, transaction_version
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     RowsOutsideWindow,
     TableDamaged,
@@ -178,11 +178,7 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_repeat(path: str, transaction: tuple[str, int] | None) -> bool:
     """Tell whether a transaction was committed before."""
-    if transaction is None:
-        return False
-    app, number = transaction
-    last = transaction_version(path, app)
-    return last is not None and number <= last
+    return transaction is not None and read_snapshot(path).holds(transaction)
 
 
 def wait(attempt: int) -> None:

@@ -171,12 +171,19 @@ class Heartbeat:
 
 
 def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
-    """Return where each worker was when it last wrote; workers that never did are absent."""
+    """Return where each worker was when it last wrote.
+
+    Workers that never did are absent, and so are those whose files cannot be read: a report about
+    the others is better than none.
+    """
     found = {}
     for worker in range(workers):
         path = _step_file(directory, worker)
-        if files.exists(path):
-            found[worker] = WorkerStep(**files.read_json(path))
+        try:
+            if files.exists(path):
+                found[worker] = WorkerStep(**files.read_json(path))
+        except (StorageError, TypeError) as error:  # TypeError: not the fields of a step
+            _log.warning("The heartbeat of worker %d cannot be read: %s", worker, error)
     return found
 
 

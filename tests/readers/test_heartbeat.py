@@ -39,6 +39,24 @@ def test_the_report_names_the_worker_that_the_others_wait_for(tmp_path: Path) ->
     assert [line for line in lines if "the others wait for it" in line] == [lines[2]]
 
 
+@pytest.mark.parametrize("content", [b"{", b"[1, 2]", b'{"other": 1}', None])
+def test_a_step_that_cannot_be_read_hides_no_other(tmp_path: Path, content: bytes | None) -> None:
+    """What a watchdog cannot read must not end it: then nobody would report the stall."""
+    clock = Clock()
+    beat = Heartbeat(tmp_path, worker=0, workers=2, timeout=5, clock=clock)
+    beat.beat(3, 1)
+    beat.write()
+    unreadable = tmp_path / "worker-00001.json"
+    if content is None:
+        unreadable.mkdir()
+    else:
+        unreadable.write_bytes(content)
+    clock.now += 5
+    report = str(beat.stalled())
+    assert "worker 0: epoch 3, step 1" in report
+    assert "worker 1: no step yet" in report
+
+
 def test_a_worker_that_never_started_is_named(tmp_path: Path) -> None:
     clock = Clock()
     beat = Heartbeat(tmp_path, worker=0, workers=2, timeout=5, clock=clock)

@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 import tf_keras
 
-from featurestore.readers.heartbeat import Heartbeat
+from featurestore.readers.heartbeat import Heartbeat, read_steps
 from featurestore.training.dataset import TrainingDataset
 
 mode, dataset_path, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
@@ -42,7 +42,7 @@ def note(rows: Any, loss: Any) -> Any:
     if os.environ.get("SLEEP_AT") == str(
         len(journal.read_text().splitlines()) if journal.exists() else 0
     ):
-        while len(list(out.rglob("worker-0000?.json"))) < 2:
+        while len(read_steps(os.path.join(checkpoint.directory, "heartbeats"), workers=2)) < 2:
             time.sleep(0.01)
         asleep.touch()
         time.sleep(600)

@@ -377,6 +377,7 @@ class Engine(Protocol):
         shard_count: int,
         order: Sequence[str],
         shard_ascends: bool = False,
+        row_count: int | None = None,
         write: ShardFunction[Result],
     ) -> list[Result]:
         """Call ``write(shard number, batches)`` once for every shard where its rows are.
@@ -384,7 +385,8 @@ class Engine(Protocol):
         ``shard`` names an int32 column with the number of the shard of each row, which is below
         ``shard_count``; a shard without rows gives no call. The batches of a shard come sorted by
         the columns ``order`` (ascending) and still hold these columns. ``shard_ascends`` says that
-        sorting all rows by ``order`` sorts them by shard, too. Results come back by shard number.
+        sorting all rows by ``order`` sorts them by shard, too. ``row_count`` is about how many rows
+        there are, where that is known. Results come back by shard number.
         """
         ...
 

@@ -46,7 +46,7 @@ def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
     found = []
     # All fit in memory; some do, until there are too many; the user's limit is DuckDB's to keep.
     for memory, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
-        monkeypatch.setattr(shards, "_MEMORY_BYTES", memory)
+        monkeypatch.setattr(shards, "_most_memory", lambda _, memory=memory: memory)
         engine = DuckDBEngine(threads=2, memory_limit=limit)
         rows = table()
         given = engine.from_arrow(rows.to_reader(max_chunksize=3000))
@@ -83,11 +83,30 @@ def test_rows_in_memory_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch
     engine.close()
 
 
+def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "_load", None)
+    monkeypatch.setattr(shards, "_most_memory", lambda _: 100_000)
+    engine = DuckDBEngine()
+    narrow = table().select(["shard", "first", "second"])
+    written = engine.write_shards(
+        engine.from_arrow(narrow.to_reader()),
+        shard="shard",
+        shard_count=70_001,
+        order=["second"],
+        row_count=ROWS,
+        write=collect,
+    )
+    assert sum(part.num_rows for _, part in written) == ROWS
+    engine.close()
+
+
 @pytest.mark.parametrize("limit", [None, "32MiB"])
 def test_rows_of_many_bytes_are_sorted_in_little_memory(
     limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_MEMORY_BYTES", 4 << 20)
+    monkeypatch.setattr(shards, "_most_memory", lambda _: 4 << 20)
     monkeypatch.setattr(shards, "_SORT_BYTES", 32 << 20)
     monkeypatch.setattr(shards, "_SORT_BYTES_PER_THREAD", 8 << 20)
     count, size = 4500, 12_288

@@ -264,11 +264,18 @@ class DuckDBEngine:
         shard_count: int,
         order: Sequence[str],
         shard_ascends: bool = False,
+        row_count: int | None = None,
         write: ShardFunction[Result],
     ) -> list[Result]:
         threads = int(self.database.rows("SELECT current_setting('threads')")[0][0])
         return shards.write_shards(
-            self.database, relation, shard=shard, order=order, write=write, threads=min(threads, 8)
+            self.database,
+            relation,
+            shard=shard,
+            order=order,
+            row_count=row_count,
+            write=write,
+            threads=min(threads, 8),
         )
 
     # -- conversions --------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_rows import joined, rows_at, values_at
+from featurestore.model.widths import width_of
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
@@ -34,8 +35,10 @@ Result = TypeVar("Result")
 _RADIX_LIMIT = 2**16
 # Writers beyond the threads: one waits for the disk while the others work.
 _MORE_WRITERS = 1
-# What may be sorted here: each writer holds a shard of it once more.
+# What may be sorted here: each writer holds a shard of it once more. DuckDB takes longer to sort.
 _MEMORY_BYTES = 512 << 20
+# So much of the memory that DuckDB may take, where that is more.
+_SHARE_OF_MEMORY = 10
 # What may wait for writers, over all shards: the reader pauses beyond it.
 _WAITING_BYTES = 256 << 20
 # What the sort may take: more makes it hardly faster, and the process is the user's.
@@ -49,13 +52,13 @@ def write_shards(
     *,
     shard: str,
     order: Sequence[str],
+    row_count: int | None = None,
     write: ShardFunction[Result],
     threads: int,
 ) -> list[Result]:
     """Call ``write`` for each shard with its rows in order; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
-    sortable = all(pat.is_integer(rows.schema.field(name).type) for name in order)
-    memory = _MEMORY_BYTES if sortable and not database.limit_is_chosen else 0
+    memory = _memory(database, rows.schema, order, row_count)
     has_large = any(map(is_large, rows.schema.types))
     large = LargeColumns()
     try:
@@ -80,6 +83,28 @@ def write_shards(
             return _beside_each_other(runs, write, threads)
     finally:
         large.close()
+
+
+def _memory(
+    database: Database, schema: pa.Schema, order: Sequence[str], row_count: int | None
+) -> int:
+    """Return how many bytes of rows may be sorted here; 0 where they are more, or of other order.
+
+    A limit that the user chose is for DuckDB to keep.
+    """
+    if database.limit_is_chosen:
+        return 0
+    if not all(pat.is_integer(schema.field(name).type) for name in order):
+        return 0
+    memory = _most_memory(database)
+    small = [kind for kind in schema.types if not is_large(kind)]
+    if row_count is not None and row_count * sum(map(width_of, small)) > memory:
+        return 0
+    return memory
+
+
+def _most_memory(database: Database) -> int:
+    return max(_MEMORY_BYTES, database.memory_limit // _SHARE_OF_MEMORY)
 
 
 def _load(

@@ -255,6 +255,7 @@ class SparkEngine:
         shard_count: int,
         order: Sequence[str],
         shard_ascends: bool = False,
+        row_count: int | None = None,
         write: ShardFunction[Result],
     ) -> list[Result]:
         return shards.write_shards(

@@ -215,6 +215,7 @@ def write_shards(
                 shard_count=len(shards),
                 order=(HASH,),
                 shard_ascends=assigned.shard_ascends,
+                row_count=sum(plan.rows),
                 write=writer,
             )
         )

@@ -25,15 +25,16 @@ class BatchFile:
 
     def __init__(self, directory: str, schema: pa.Schema) -> None:
         files.make_directory(directory)
-        self._opened = ExitStack()
-        with writing(directory):
-            handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
-            os.close(handle)
-            self._opened.callback(self._unlink)
-            # Batches of many columns are many small writes.
-            sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
-        self._sink = self._opened.enter_context(sink)
-        self._writer = pa.ipc.new_file(self._sink, schema)
+        with ExitStack() as opened:
+            with writing(directory):
+                handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
+                os.close(handle)
+                opened.callback(self._unlink)
+                # Batches of many columns are many small writes.
+                sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
+            self._sink = opened.enter_context(sink)
+            self._writer = pa.ipc.new_file(self._sink, schema)
+            self._opened = opened.pop_all()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch."""

@@ -267,7 +267,7 @@ def _batches(
         native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
         if limit is not None:
             native = native.limit(limit)
-        if _unbounded(relation.schema) and rows > _VECTOR_ROWS:
+        if _has_long_values(relation.schema) and rows > _VECTOR_ROWS:
             # Put together from small ones, while the next one fits.
             most = rows - _VECTOR_ROWS + 1
             batches = joined_batches(_read(cursor, native, _VECTOR_ROWS), rows=most)
@@ -298,12 +298,12 @@ def _read(
             yield batch
 
 
-def _unbounded(schema: pa.Schema) -> bool:
-    """Tell whether a column has values of any length."""
-    return any(map(_is_unbounded, schema.types))
+def _has_long_values(schema: pa.Schema) -> bool:
+    """Tell whether a column has bytes, lists or structs of any length; texts count as short."""
+    return any(map(_may_be_long, schema.types))
 
 
-def _is_unbounded(kind: pa.DataType) -> bool:
+def _may_be_long(kind: pa.DataType) -> bool:
     return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
 
 

@@ -1,0 +1,40 @@
+"""Batches set aside come back as they were, and nothing of them stays on the disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from featurestore.storage.setaside import BatchFile
+
+BATCH = pa.RecordBatch.from_pydict({"a": [1, 2, None], "b": ["x", None, "z"]})
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_batches_come_back_without_a_file(tmp_path: Path, lazily: bool) -> None:
+    file = BatchFile(str(tmp_path / "new"), BATCH.schema)
+    file.write(BATCH)
+    file.write(BATCH.slice(1))
+    if lazily:
+        reader = file.reader()
+        found = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    else:
+        found = file.read()
+    assert found == [BATCH, BATCH.slice(1)]
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_a_file_that_is_closed_early_is_gone(tmp_path: Path) -> None:
+    file = BatchFile(str(tmp_path), BATCH.schema)
+    file.write(BATCH)
+    file.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_begun_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        BatchFile(str(tmp_path), None)
+    assert os.listdir(tmp_path) == []

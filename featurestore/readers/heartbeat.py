@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from featurestore.errors import StorageError, WorkerStalled
 from featurestore.storage import files
@@ -181,10 +181,22 @@ def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
         path = _step_file(directory, worker)
         try:
             if files.exists(path):
-                found[worker] = WorkerStep(**files.read_json(path))
-        except (StorageError, TypeError) as error:  # TypeError: not the fields of a step
-            _log.warning("The heartbeat of worker %d cannot be read: %s", worker, error)
+                found[worker] = _step_of(files.read_json(path))
+        except (StorageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            _log.warning("The heartbeat of worker %d cannot be read: %r", worker, error)
     return found
+
+
+def _step_of(told: Any) -> WorkerStep:
+    """Return what a worker told, whose numbers are numbers then."""
+    return WorkerStep(
+        worker=int(told["worker"]),
+        epoch=int(told["epoch"]),
+        step=int(told["step"]),
+        time=float(told["time"]),
+        host=str(told["host"]),
+        pid=int(told["pid"]),
+    )
 
 
 def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) -> str:

@@ -214,7 +214,8 @@ def test_a_worker_that_stops_is_reported_with_every_workers_step(
 ) -> None:
     run = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=2, sleepers={1: 5})
     try:
-        while run.processes[0].poll() is None:
+        end = time.monotonic() + 200
+        while run.processes[0].poll() is None and time.monotonic() < end:
             assert run.processes[1].poll() is None, (tmp_path / "log-1.txt").read_text()[-3000:]
             time.sleep(0.02)
         assert run.processes[0].returncode == EXIT_STALLED

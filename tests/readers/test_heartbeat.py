@@ -39,7 +39,19 @@ def test_the_report_names_the_worker_that_the_others_wait_for(tmp_path: Path) ->
     assert [line for line in lines if "the others wait for it" in line] == [lines[2]]
 
 
-@pytest.mark.parametrize("content", [b"{", b"[1, 2]", b'{"other": 1}', None])
+STEP = {"worker": 1, "epoch": 3, "step": 1, "time": 1000.0, "host": "a", "pid": 1}
+UNREADABLE = [
+    b"{",
+    b"[1, 2]",
+    b'{"other": 1}',
+    json.dumps({**STEP, "epoch": "third"}).encode(),
+    json.dumps({**STEP, "step": None}).encode(),
+    json.dumps({**STEP, "time": 10**400}).encode(),
+    None,  # a folder
+]
+
+
+@pytest.mark.parametrize("content", UNREADABLE)
 def test_a_step_that_cannot_be_read_hides_no_other(tmp_path: Path, content: bytes | None) -> None:
     """What a watchdog cannot read must not end it: then nobody would report the stall."""
     clock = Clock()

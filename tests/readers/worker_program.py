@@ -42,7 +42,7 @@ def note(rows: Any, loss: Any) -> Any:
     if os.environ.get("SLEEP_AT") == str(
         len(journal.read_text().splitlines()) if journal.exists() else 0
     ):
-        while len(read_steps(os.path.join(checkpoint.directory, "heartbeats"), workers=2)) < 2:
+        while len(read_steps(checkpoint.heartbeat().directory, workers=2)) < 2:
             time.sleep(0.01)
         asleep.touch()
         time.sleep(600)

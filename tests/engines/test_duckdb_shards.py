@@ -102,6 +102,29 @@ def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
     engine.close()
 
 
+def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
+    monkeypatch.setattr(shards, "_most_memory", lambda _: 24 * ROWS)
+    short = table().select(["shard", "second", "word"])
+    assert short.nbytes < 24 * ROWS
+    engine = DuckDBEngine()
+    given = engine.map_batches(
+        engine.from_arrow(short.to_reader()), lambda batch: batch, schema=short.schema
+    )
+    written = engine.write_shards(
+        given,
+        shard="shard",
+        shard_count=70_001,
+        order=["second"],
+        row_count=ROWS,
+        write=collect,
+    )
+    assert sum(part.num_rows for _, part in written) == ROWS
+    engine.close()
+
+
 @pytest.mark.parametrize("limit", [None, "32MiB"])
 def test_rows_of_many_bytes_are_sorted_in_little_memory(
     limit: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.model.arrow_rows import joined, rows_at, values_at
-from featurestore.model.widths import width_of
+from featurestore.model.widths import is_unbounded, width_of_columns
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
@@ -37,8 +37,8 @@ _RADIX_LIMIT = 2**16
 _MORE_WRITERS = 1
 # What may be sorted here: each writer holds a shard of it once more. DuckDB takes longer to sort.
 _MEMORY_BYTES = 512 << 20
-# So much of the memory that DuckDB may take, where that is more.
-_SHARE_OF_MEMORY = 10
+# Of what DuckDB may take, where that is more.
+_SHARE_OF_MEMORY = 0.1
 # What may wait for writers, over all shards: the reader pauses beyond it.
 _WAITING_BYTES = 256 << 20
 # What the sort may take: more makes it hardly faster, and the process is the user's.
@@ -88,23 +88,24 @@ def write_shards(
 def _memory(
     database: Database, schema: pa.Schema, order: Sequence[str], row_count: int | None
 ) -> int:
-    """Return how many bytes of rows may be sorted here; 0 where they are more, or of other order.
+    """Return how many bytes of rows may be sorted here; 0 where they are sure to be more.
 
-    A limit that the user chose is for DuckDB to keep.
+    0 also where the order is none of whole numbers. A limit that the user chose is DuckDB's to keep.
     """
     if database.limit_is_chosen:
         return 0
     if not all(pat.is_integer(schema.field(name).type) for name in order):
         return 0
     memory = _most_memory(database)
-    small = [kind for kind in schema.types if not is_large(kind)]
-    if row_count is not None and row_count * sum(map(width_of, small)) > memory:
-        return 0
-    return memory
+    if row_count is None:
+        return memory
+    # What has to be there at least: texts may be short, and large columns wait in a file.
+    sure = [each.name for each in schema if not (is_large(each.type) or is_unbounded(each.type))]
+    return memory if row_count * width_of_columns(schema, sure) <= memory else 0
 
 
 def _most_memory(database: Database) -> int:
-    return max(_MEMORY_BYTES, database.memory_limit // _SHARE_OF_MEMORY)
+    return max(_MEMORY_BYTES, int(database.memory_limit * _SHARE_OF_MEMORY))
 
 
 def _load(

@@ -365,9 +365,6 @@ def test_a_transaction_that_raced_with_itself_lands_once(
         commits.commit(stale, Change("WRITE", transaction=("app", 1)), Publication())
 
 
-# -- full disks and damage ----------------------------------------------------------------------------------------
-
-
 def test_a_transaction_that_another_writer_lands_in_a_pause_lands_once(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +384,9 @@ def test_a_transaction_that_another_writer_lands_in_a_pause_lands_once(
     assert write(engine, path, some(1), same) is None
     assert ids(engine, path) == [1]
     other.close()
+
+
+# -- full disks and damage ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

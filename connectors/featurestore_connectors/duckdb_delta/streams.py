@@ -129,8 +129,13 @@ def in_pieces(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[
     """Yield the rows of batches in batches that are not too large."""
     rows = min(BATCH_ROWS, _rows_that_fit(schema))
     for batch in batches:
-        for start in range(0, batch.num_rows, rows):
-            yield batch.slice(start, rows)
+        yield from _cut(batch, rows)
+
+
+def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch in batches of at most so many."""
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
 
 
 def _pieces_of(
@@ -143,8 +148,8 @@ def _pieces_of(
         if left is not None:
             batch = batch.slice(0, left)
             left -= batch.num_rows
-        for start in range(0, batch.num_rows, rows):
-            yield cast_batch(batch.slice(start, rows), schema)
+        for piece in _cut(batch, rows):
+            yield cast_batch(piece, schema)
         if left == 0:
             return
 
@@ -236,8 +241,8 @@ class AggregateBeside(Generic[State, Result]):
 
     def _put(self, batch: pa.RecordBatch) -> None:
         # However wide: what is in memory already is counted fastest at once.
-        for start in range(0, batch.num_rows, BATCH_ROWS):
-            self._queue.put(batch.slice(start, BATCH_ROWS))
+        for piece in _cut(batch, BATCH_ROWS):
+            self._queue.put(piece)
 
 
 def _accumulate_queue(
@@ -274,8 +279,8 @@ def _batches(
         else:
             batches = _read(cursor, native, rows)
         for batch in batches:
-            for start in range(0, batch.num_rows, rows):
-                yield cast_batch(batch.slice(start, rows), relation.schema)
+            for piece in _cut(batch, rows):
+                yield cast_batch(piece, relation.schema)
 
 
 def _read(

@@ -41,9 +41,9 @@ def datasets_of(work: Work, *, ended: bool) -> tuple[list[InputDataset], list[Ou
     """Return what a piece of work read and wrote, as far as it is known by now."""
     paths = StorePaths(work.location)
     if work.kind == "validate":
-        return [_validated(work, paths, ended=ended)], []
+        return [_validated(work, paths)], []
     if work.kind == "job":
-        return _inputs(work.inputs, paths, _found(work) if ended else {}), []
+        return _inputs(work.inputs, paths, _found(work)), []
     if work.kind in _DROPS:
         return [], [_dropped(work, paths)] if ended and work.error is None else []
     if not ended or work.landed is None:
@@ -214,14 +214,9 @@ def _inputs(
     return list(found.values())
 
 
-def _validated(work: Work, paths: StorePaths, *, ended: bool) -> InputDataset:
-    """Return what was validated, at the end with what was expected of it.
-
-    Events are made on a thread of their own: a fast audit may be done before its beginning is told.
-    """
-    report = None
-    if ended:
-        report = work.report or getattr(work.error, "report", None)
+def _validated(work: Work, paths: StorePaths) -> InputDataset:
+    """Return what was validated, at the end with what was expected of it."""
+    report = work.report or getattr(work.error, "report", None)
     told: Facets = {}
     expected: Facets = {}
     path = _path(work, paths)

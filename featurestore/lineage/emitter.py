@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class Emitter:
         self._started()
         try:
             self._pending += 1
-            self._queue.put_nowait((work, at, ended))
+            self._queue.put_nowait((_as_it_is(work), at, ended))
         except queue.Full:
             self._pending -= 1
             self._warn("more events wait than can be sent")
@@ -115,6 +116,19 @@ class Emitter:
         if not self._down:
             self._down = True
             _log.warning("lineage events are dropped: %s", reason)
+
+
+def _as_it_is(work: Work) -> Work:
+    """Return work, and what it is part of, as known now: its event is made later, while it goes on.
+
+    >>> run = Work("job", "daily", "", "")
+    >>> told = _as_it_is(run)
+    >>> run.landed = 3
+    >>> told.landed is None
+    True
+    """
+    parent = None if work.parent is None else _as_it_is(work.parent)
+    return replace(work, parent=parent)
 
 
 def _configured_client() -> Send:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openlineage.client.generated.base import EventType
 
 import featurestore
 from featurestore.errors import JobFailed, ValidationFailed
 from featurestore.lineage import settings
-from featurestore.lineage.datasets import datasets_of
 from featurestore.lineage.emitter import Emitter
-from featurestore.plugins.observers import Work, observed
+from featurestore.lineage.events import event_of
+from featurestore.plugins.observers import Work, add_observer, observed, remove_observer
 from featurestore.store import FeatureStore
 from tests.lineage.conftest import FLIGHTS, WEATHER, Lineage
 from tests.lineage.schemas import check_event
@@ -103,13 +104,46 @@ def test_a_validation_is_part_of_its_write_and_tells_every_expectation(
     assert begun["inputs"][0]["name"] == checked["name"]
 
 
-def test_a_beginning_that_is_told_late_says_nothing_of_the_end(store: FeatureStore) -> None:
-    fill(store)
-    work = Work("validate", "weather", uuid.uuid4().hex, store.location, 1)
-    work.report = store.validate_featuregroup("weather")
-    for ended in (False, True):
-        ((checked,), _) = datasets_of(work, ended=ended)
-        assert bool(checked.inputFacets) is ended
+def test_a_beginning_that_is_sent_late_says_what_was_known_when_the_work_began(
+    tmp_path: Path,
+) -> None:
+    all_done = threading.Event()
+    sent: list[Any] = []
+
+    def send(event: Any) -> None:
+        assert all_done.wait(60)
+        sent.append(event)
+
+    class Emits(Emitter):
+        """Makes each beginning's event at once, too."""
+
+        def began(self, work: Work) -> None:
+            at_once.append(event_of(work, work.begun, ended=False))
+            super().began(work)
+
+    at_once: list[Any] = []
+    emitter = Emits(send)
+    add_observer(emitter)
+    try:
+        with featurestore.connect(tmp_path / "store", engine="duckdb") as store:
+            fill(store)
+            store.insert_into_featuregroup(WEATHER.slice(0, 1), "weather", mode="upsert")
+            store.validate_featuregroup("weather")
+            (tmp_path / "jobs.py").write_text(JOBS)
+            store.register_jobs(tmp_path / "jobs.py")
+            store.run_job("daily", window="2023-11-14T00:00Z")
+            frame = store.get_features(["weather.temp"], labels="flights")
+            made = store.create_training_dataset(frame, "late", label="late", progress=False)
+            store.delete_training_dataset("late", version=made.version)
+            store.delete_featuregroup("daily", version=1)
+    finally:
+        remove_observer(emitter)
+        all_done.set()
+        emitter.close(30)
+    begun = [each for each in sent if each.eventType == EventType.START]
+    assert begun == at_once
+    kinds = {each.job.name.partition(".")[0] for each in begun}
+    assert kinds == {"create", "write", "validate", "daily", "export", "remove", "delete"}
 
 
 def test_an_export_tells_its_sources_and_where_every_column_comes_from(

@@ -7,7 +7,7 @@ constant) is None here and in JSON, never 0.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -125,12 +125,14 @@ class ColumnStatistics:
 class Correlations:
     """A symmetric matrix over ``columns``.
 
-    None where a pair has no correlation (constant, or fewer than two rows).
+    None where a pair has no correlation (constant, or fewer than two rows). ``sampled``: they are
+    over the rows of the sample, and these are not all rows.
     """
 
     method: Literal["pearson", "spearman"]
     columns: tuple[str, ...]
     matrix: tuple[tuple[float | None, ...], ...] = field(repr=False)
+    sampled: bool = False
 
     def value(self, left: str, right: str) -> float | None:
         """Return the correlation of two columns.
@@ -162,8 +164,9 @@ class Correlations:
 class Statistics:
     """Statistics of one table.
 
-    ``pearson`` is over all rows, each pair over the rows where both values are finite. ``spearman``
-    is the Pearson correlation of ranks within the sample, each column ranked over its own values.
+    ``pearson`` is over all rows, each pair over the rows where both values are finite; of more than
+    64 columns it is over the sample. ``spearman`` is the Pearson correlation of ranks within the
+    sample, each column ranked over its own values.
     ``sample_rows`` counts the rows that the sample stands for; ``exact`` says that these are all
     rows. Otherwise the sample holds the ``sample_distinct`` smallest row hashes, a uniform draw of
     distinct rows: a fraction p of rows is off by about ``error`` = 1 / sqrt(sample_distinct) at
@@ -316,12 +319,18 @@ def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | No
     return {
         "columns": list(correlations.columns),
         "matrix": list(map(list, correlations.matrix)),
+        "sampled": correlations.sampled,
     }
 
 
 def _correlations_from(
-    method: Literal["pearson", "spearman"], data: Mapping[str, Sequence[Any]] | None
+    method: Literal["pearson", "spearman"], data: Mapping[str, Any] | None
 ) -> Correlations | None:
     if data is None:
         return None
-    return Correlations(method, tuple(data["columns"]), tuple(map(tuple, data["matrix"])))
+    return Correlations(
+        method,
+        tuple(data["columns"]),
+        tuple(map(tuple, data["matrix"])),
+        data.get("sampled", False),
+    )

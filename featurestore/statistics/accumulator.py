@@ -15,7 +15,7 @@ from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import ColumnCounts, count_measured, count_values
 from featurestore.statistics.dictionaries import with_dictionaries
 from featurestore.statistics.draw import upper_halves, with_lower_halves, within
-from featurestore.statistics.kinds import CountedColumn, correlated_columns, counted_columns
+from featurestore.statistics.kinds import CountedColumn, counted_columns, paired_columns
 from featurestore.statistics.moments import CoMoments, moments_of
 from featurestore.statistics.pairwise import co_moments
 from featurestore.statistics.sample import (
@@ -109,9 +109,7 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         counted: Mapping[str, ColumnCounts],
     ) -> None:
         """Count the moments of columns, alone and pairwise."""
-        pairwise = [column.name for column in correlated_columns(self.columns)]
-        if len(pairwise) < 2:
-            pairwise = []
+        pairwise = [column.name for column in paired_columns(self.columns)]
         for name, values in measured.items():
             if name not in pairwise:
                 counted[name].moments = moments_of(values)
@@ -214,7 +212,7 @@ def empty_state(
         seed,
         sample,
         counts={each.name: ColumnCounts() for each in columns},
-        co_moments=CoMoments.empty(len(correlated_columns(columns))),
+        co_moments=CoMoments.empty(len(paired_columns(columns))),
     )
 
 

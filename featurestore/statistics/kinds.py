@@ -12,8 +12,10 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import MODEL_ROLES, Role
 from featurestore.model.statistics import Kind
 
-# Co-moments grow with the square of the columns: a thousand need 60 MB of state.
 MOST_CORRELATED = 1000
+# Pairs grow with the square of the columns: of 300, the products of all rows took as long as all
+# else that is counted, and of a thousand they were 60 MB of state.
+_MOST_PAIRED = 64
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColum
         if column.role in MODEL_ROLES and column.kind in ("number", "boolean"):
             numeric.append(column)
     return tuple(numeric[:MOST_CORRELATED])
+
+
+def paired_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
+    """Return the columns whose pairs are counted over all rows; none where pairs are too many.
+
+    Correlations come of the sample then.
+    """
+    correlated = correlated_columns(columns)
+    if 2 <= len(correlated) <= _MOST_PAIRED:
+        return correlated
+    return ()
 
 
 def kind_of(kind: pa.DataType) -> Kind:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from featurestore.model.cores import usable_cores
 from featurestore.model.statistics import (
     ColumnStatistics,
     Correlations,
@@ -29,7 +27,7 @@ from featurestore.statistics.distribution import (
     distribution_of_numbers,
     distribution_of_texts,
 )
-from featurestore.statistics.kinds import CountedColumn, correlated_columns
+from featurestore.statistics.kinds import CountedColumn, correlated_columns, paired_columns
 from featurestore.statistics.moments import CoMoments, Moments, weighted_moments
 from featurestore.statistics.pairwise import co_moments
 from featurestore.statistics.times import time_text, within_calendar
@@ -110,16 +108,24 @@ def _both_correlations(
     distributions: Mapping[str, Distribution],
     weights: NDArray[np.int64],
 ) -> tuple[Correlations | None, Correlations | None]:
-    """Return Pearson's and Spearman's correlations."""
+    """Return Pearson's and Spearman's correlations.
+
+    Pearson's are over all rows where their pairs were counted, else over the sample.
+    """
     names = tuple(each.name for each in correlated_columns(state.columns))
     if len(names) < 2:
         return None, None
+    is_cut = state.sample.cut
+    is_counted = is_cut and bool(paired_columns(state.columns))
     linear = state.co_moments
-    if not state.sample.cut:
+    if not is_counted:
         linear = co_moments([sampled[name] for name in names], weights=weights)
     ranks = [distributions[name].ranks for name in names]
     ranked = co_moments([each for each in ranks if each is not None], weights=weights)
-    return _correlations("pearson", names, linear), _correlations("spearman", names, ranked)
+    return (
+        _correlations("pearson", names, linear, sampled=is_cut and not is_counted),
+        _correlations("spearman", names, ranked, sampled=is_cut),
+    )
 
 
 def _distributions(
@@ -127,19 +133,17 @@ def _distributions(
 ) -> dict[str, Distribution]:
     """Return the distribution of each column whose values the sample holds."""
     rows = state.sample.rows()
-
-    def distribution(column: CountedColumn) -> Distribution:
+    found = {}
+    # Not by threads: most of a column's time is calls that hold the GIL.
+    for column in state.columns:
         counts = state.counts[column.name]
-        with np.errstate(over="ignore", invalid="ignore"):
-            if column.measured:
-                return distribution_of_numbers(column, sampled[column.name], weights, counts)
-            return distribution_of_texts(rows.column(column.name), weights, counts)
-
-    told = [column for column in state.columns if column.measured or column.kind == "text"]
-    # Sorting releases the GIL; more columns at a time than cores would only need more memory.
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        found = list(pool.map(distribution, told))
-    return {column.name: each for column, each in zip(told, found, strict=True)}
+        if column.measured:
+            found[column.name] = distribution_of_numbers(
+                column, sampled[column.name], weights, counts
+            )
+        elif column.kind == "text":
+            found[column.name] = distribution_of_texts(rows.column(column.name), weights, counts)
+    return found
 
 
 def _column(
@@ -212,10 +216,16 @@ def _all_computed(
 
 
 def _correlations(
-    method: Literal["pearson", "spearman"], names: tuple[str, ...], moments: CoMoments
+    method: Literal["pearson", "spearman"],
+    names: tuple[str, ...],
+    moments: CoMoments,
+    *,
+    sampled: bool,
 ) -> Correlations:
-    rows = tuple(tuple(map(_finite, row)) for row in moments.correlations().tolist())
-    return Correlations(method, names, rows)
+    found = moments.correlations()
+    values = found.astype(object)
+    values[np.isnan(found)] = None
+    return Correlations(method, names, tuple(map(tuple, values.tolist())), sampled)
 
 
 def _sum(counts: ColumnCounts) -> int | float | None:

@@ -133,7 +133,8 @@ class InsightCalls(Connected):
             figsize: Inches.
             cmap: A diverging color map of matplotlib.
             annot: Write the numbers into the cells; None: where they are readable.
-            method: "pearson" (all rows) or "spearman" (ranks within the sample).
+            method: "pearson" (all rows; of more than 64 features the sample) or "spearman" (ranks
+                within the sample).
 
         >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
         >>> figure.savefig("correlations.png")

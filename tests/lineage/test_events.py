@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 

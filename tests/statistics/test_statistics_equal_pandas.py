@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from datetime import datetime
 from importlib.resources import files
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from featurestore.errors import FeatureNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import PROBABILITIES, Statistics
-from featurestore.statistics import finish, statistics_accumulator
+from featurestore.statistics import finish, merge, statistics_accumulator
 from tests.statistics.tables import count, statistics_of, varied_table
 
 ROWS = 3_000
@@ -243,6 +244,32 @@ def test_pairs_of_holed_and_complete_columns_are_those_of_pandas(columns: int, r
         assert found is not None
         actual = np.array(found.matrix, dtype=float)
         np.testing.assert_allclose(actual, frame.corr(min_periods=2), atol=1e-12)
+
+
+@pytest.mark.parametrize("columns", [64, 65])
+def test_of_more_than_64_columns_pearson_is_over_the_rows_of_the_sample(columns: int) -> None:
+    random = np.random.default_rng(columns)
+    data = random.normal(size=(columns, 2_000)) + random.normal(size=2_000)
+    data[0, random.random(2_000) < 0.3] = np.nan
+    frame = pd.DataFrame(data.T).rename(columns=str)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    accumulator = statistics_accumulator(table.schema, limit=500)
+    parts = [count(accumulator, table.slice(start, 700).to_batches()) for start in (0, 700, 1_400)]
+    state = merge(merge(parts[0], pickle.loads(pickle.dumps(parts[1]))), parts[2])
+    found = finish(state)
+    assert found.pearson is not None
+    assert found.spearman is not None
+    assert not found.exact
+    assert (found.pearson.sampled, found.spearman.sampled) == (columns > 64, True)
+    if columns > 64:
+        frame = state.sample.rows().to_pandas()
+        assert len(frame) == 500
+    actual = np.array(found.pearson.matrix, dtype=float)
+    np.testing.assert_allclose(actual, frame.corr(), atol=1e-12)
+    assert Statistics.from_json(json.loads(found.to_bytes())) == found
+    whole = finish(count(statistics_accumulator(table.schema), table.to_batches()))
+    assert whole.pearson is not None
+    assert not whole.pearson.sampled
 
 
 def test_more_than_fifty_columns_are_correlated() -> None:

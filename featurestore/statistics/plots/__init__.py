@@ -144,9 +144,12 @@ def correlations(
         ratios.append(4.2)
     with _new_figure(figsize, default=(sum(widths), side)) as figure:
         axes = np.atleast_1d(figure.subplots(1, len(ratios), width_ratios=ratios))
-        for axis, matrix, table in zip(axes, matrices, tables, strict=False):
+        for axis, matrix, table, each in zip(axes, matrices, tables, found, strict=False):
             draw_heatmap(axis, matrix[np.ix_(order, order)], labels, cmap=cmap, annot=annot)
-            axis.set_title(title_of(table, f"{method.capitalize()} correlation"))
+            subject = f"{method.capitalize()} correlation"
+            if each.sampled:
+                subject += f" (sample of {table.sample_rows:,} rows)"
+            axis.set_title(title_of(table, subject))
         if listed:
             list_pairs(axes[-1], found[0])
     return figure

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from io import FileIO
 from typing import TYPE_CHECKING, Any
 
 from featurestore.plugins.format import WrittenFile
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 _PREFIX_DIGITS = 8
+# The disk is told of so many new bytes at a time.
+_WRITEBACK_BYTES = 4 << 20
 _TEMPORARY = ".tmp"
 
 
@@ -132,6 +136,37 @@ class ShardFile:
         self._opened.__exit__(kind, error, trace)
 
 
+class _EarlyWriteback:
+    """A local file whose bytes go to the disk while it grows, so that the sync waits for the last.
+
+    Else all of a shard waits until then, and the processors with it.
+    """
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._size = self._begun = 0
+
+    def write(self, data: memoryview) -> int:
+        """Append what the system takes of bytes; return their number."""
+        written = self._file.write(data)
+        self._size += written
+        if self._size - self._begun >= _WRITEBACK_BYTES:
+            self._begin()
+        return written
+
+    def _begin(self) -> None:
+        """Let the system write the newest bytes.
+
+        Linux begins that where it is told that they are not needed; what is not on the disk yet
+        stays in its cache. An advice that is not taken fails nothing.
+        """
+        with contextlib.suppress(AttributeError, OSError):  # not on every system
+            os.posix_fadvise(
+                self._file.fileno(), self._begun, self._size - self._begun, os.POSIX_FADV_DONTNEED
+            )
+        self._begun = self._size
+
+
 @contextmanager
 def _until_whole(path: str) -> Iterator[Any]:
     """Give a file to write to that gets its name where the block ends, and is gone on an error."""
@@ -147,7 +182,7 @@ def _until_whole(path: str) -> Iterator[Any]:
             with failures.writing(path):
                 make_directory(folder)
                 file = opened.enter_context(open(temporary, "wb", buffering=0))
-            yield file
+            yield _EarlyWriteback(file)
             with failures.writing(path):
                 os.fsync(file.fileno())
         with failures.writing(path):

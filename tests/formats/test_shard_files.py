@@ -1,0 +1,42 @@
+"""Files of shards as they are written: what is given is what is there, whatever the pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from featurestore.storage.shardfile import ShardFile, digest_of
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("piece", [MIB // 3, 3 * MIB, 11 * MIB])
+def test_a_file_that_goes_to_the_disk_while_it_grows_is_what_was_written(
+    tmp_path: Path, piece: int
+) -> None:
+    data = os.urandom(10 * MIB + 7)
+    with ShardFile(str(tmp_path), "train/part") as file:
+        for start in range(0, len(data), piece):
+            file.write(data[start : start + piece])
+        assert os.listdir(tmp_path / "train") != ["part"]
+    assert (tmp_path / "train/part").read_bytes() == data
+    written = file.written
+    assert (written.path, written.bytes) == ("train/part", len(data))
+    assert written.sha256 == hashlib.sha256(data).hexdigest()
+    assert list(written.prefixes) == digest_of(str(tmp_path / "train/part")).prefixes
+    assert os.listdir(tmp_path / "train") == ["part"]
+
+
+def _fail(file: ShardFile) -> None:
+    with file:
+        file.write(bytes(5 * MIB))
+        raise ValueError("no more")
+
+
+def test_a_file_whose_writing_fails_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no more"):
+        _fail(ShardFile(str(tmp_path), "part"))
+    assert os.listdir(tmp_path) == []

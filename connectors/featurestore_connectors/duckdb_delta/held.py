@@ -7,10 +7,12 @@ from itertools import chain
 
 import pyarrow as pa
 
+from featurestore.model.arrow_rows import joined_batches
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta.relations import check_columns, from_arrow
 from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.streams import (
+    BATCH_ROWS,
     MOST_HELD_BYTES,
     MappedRelation,
     MappedStream,
@@ -51,7 +53,10 @@ def hold(database: Database, rows: Relation) -> Relation:
 
 
 def selected(database: Database, rows: Relation, columns: Mapping[str, str]) -> Relation | None:
-    """Return columns of held rows under new names, None where the rows are not held."""
+    """Return columns of held rows under new names, None where the rows are not held.
+
+    Batches that are small without the other columns are joined: each costs calls to look at.
+    """
     held = held_batches(rows)
     if held is None:
         return None
@@ -64,7 +69,8 @@ def selected(database: Database, rows: Relation, columns: Mapping[str, str]) -> 
     for batch in held:
         chosen = batch.select(list(columns.values()))
         batches.append(pa.RecordBatch.from_arrays(chosen.columns, schema=schema))
-    return mapped(database, HeldBatches(database, schema, batches), single_use=False)
+    whole = list(joined_batches(batches, rows=BATCH_ROWS))
+    return mapped(database, HeldBatches(database, schema, whole), single_use=False)
 
 
 def held_batches(rows: Relation) -> Sequence[pa.RecordBatch] | None:

@@ -45,11 +45,15 @@ class ShardStarts:
     def shard_range(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return the first and last shard (within the split) that may hold each hash."""
         first = np.searchsorted(self.hashes, hashes, side="left")
-        last = np.searchsorted(self.hashes, hashes, side="right")
+        last = first.copy()
+        if not len(self.hashes):
+            return first, last
+        nearest = self.hashes[np.minimum(first, len(self.hashes) - 1)]
+        equal = np.flatnonzero(nearest == hashes)
+        last[equal] = np.searchsorted(self.hashes, hashes[equal], side="right")
         # Where a shard begins with the first row of a hash, the shard before it holds none of that
         # hash.
-        on_boundary = first < last
-        first[on_boundary] += self.offsets[first[on_boundary]] == 0
+        first[equal] += self.offsets[first[equal]] == 0
         return first, last
 
 

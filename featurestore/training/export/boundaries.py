@@ -47,10 +47,11 @@ class HistogramAccumulator(Accumulator[Histograms, Histograms]):
         """Count the rows of a batch."""
         groups, hashes = groups_and_hashes(batch)
         bins = (hashes >> np.uint64(HASH_BITS - self.bits)).astype(np.int64)
-        counted = {}
         for group in np.unique(groups).tolist():
-            counted[group] = np.bincount(bins[groups == group], minlength=1 << self.bits)
-        return self.merge(state, counted)
+            if group not in state:
+                state[group] = np.zeros(1 << self.bits, dtype=np.int64)
+            np.add.at(state[group], bins[groups == group], 1)
+        return state
 
     def merge(self, left: Histograms, right: Histograms) -> Histograms:
         """Add the counts of two states."""

@@ -38,6 +38,25 @@ def collect(number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Tab
     return number, pa.Table.from_batches(list(batches)).combine_chunks()
 
 
+def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> None:
+    """Write rows, mapped once as an export's are, in three shards; none is lost."""
+    engine = DuckDBEngine()
+    given = engine.map_batches(
+        engine.from_arrow(rows.to_reader()), lambda batch: batch, schema=rows.schema
+    )
+    written = engine.write_shards(
+        given,
+        shard="shard",
+        shard_count=70_001,
+        order=["second"],
+        row_count=row_count,
+        write=collect,
+    )
+    assert len(written) == 3
+    assert sum(part.num_rows for _, part in written) == ROWS
+    engine.close()
+
+
 @pytest.mark.parametrize("order", [["second"], ["first", "second"]])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
@@ -72,15 +91,7 @@ def test_writers_see_the_same_rows_whether_they_are_sorted_here_or_by_duckdb(
 
 def test_rows_in_memory_never_reach_duckdb_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
-    engine = DuckDBEngine()
-    given = engine.map_batches(
-        engine.from_arrow(table().to_reader()), lambda batch: batch, schema=table().schema
-    )
-    written = engine.write_shards(
-        given, shard="shard", shard_count=70_001, order=["second"], write=collect
-    )
-    assert len(written) == 3
-    engine.close()
+    check_all_are_written(table())
 
 
 def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
@@ -88,18 +99,7 @@ def test_rows_that_are_known_to_be_too_many_are_not_loaded_first(
 ) -> None:
     monkeypatch.setattr(shards, "_load", None)
     monkeypatch.setattr(shards, "_most_memory", lambda _: 100_000)
-    engine = DuckDBEngine()
-    narrow = table().select(["shard", "first", "second"])
-    written = engine.write_shards(
-        engine.from_arrow(narrow.to_reader()),
-        shard="shard",
-        shard_count=70_001,
-        order=["second"],
-        row_count=ROWS,
-        write=collect,
-    )
-    assert sum(part.num_rows for _, part in written) == ROWS
-    engine.close()
+    check_all_are_written(table().select(["shard", "first", "second"]), row_count=ROWS)
 
 
 def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
@@ -109,20 +109,7 @@ def test_texts_may_be_short_so_how_many_rows_there_are_does_not_decide(
     monkeypatch.setattr(shards, "_most_memory", lambda _: 24 * ROWS)
     short = table().select(["shard", "second", "word"])
     assert short.nbytes < 24 * ROWS
-    engine = DuckDBEngine()
-    given = engine.map_batches(
-        engine.from_arrow(short.to_reader()), lambda batch: batch, schema=short.schema
-    )
-    written = engine.write_shards(
-        given,
-        shard="shard",
-        shard_count=70_001,
-        order=["second"],
-        row_count=ROWS,
-        write=collect,
-    )
-    assert sum(part.num_rows for _, part in written) == ROWS
-    engine.close()
+    check_all_are_written(short, row_count=ROWS)
 
 
 @pytest.mark.parametrize("limit", [None, "32MiB"])

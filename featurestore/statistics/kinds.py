@@ -12,6 +12,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.roles import MODEL_ROLES, Role
 from featurestore.model.statistics import Kind
 
+# A picture of more cannot be read, and both matrices stand in the result, a number a pair.
 MOST_CORRELATED = 1000
 # Pairs grow with the square of the columns: of 300, the products of all rows took as long as all
 # else that is counted, and of a thousand they were 60 MB of state.

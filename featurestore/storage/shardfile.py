@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from typing import TYPE_CHECKING, Any
 
@@ -160,11 +159,11 @@ class _EarlyWriteback:
         Linux begins that where it is told that they are not needed; what is not on the disk yet
         stays in its cache. An advice that is not taken fails nothing.
         """
-        with contextlib.suppress(AttributeError, OSError):  # not on every system
-            os.posix_fadvise(
-                self._file.fileno(), self._begun, self._size - self._begun, os.POSIX_FADV_DONTNEED
-            )
-        self._begun = self._size
+        begun, self._begun = self._begun, self._size
+        if not hasattr(os, "posix_fadvise"):  # macOS has none
+            return
+        with suppress(OSError):
+            os.posix_fadvise(self._file.fileno(), begun, self._size - begun, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager
